@@ -12,27 +12,26 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM, LlamaConfig, LlamaFo
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.wirings import _random
+from tsfm_lens.models.wirings._common import Matrices, attention_row, fused, mlp_row, projections, spread_weights
 
 VOCABULARY, LAYERS, HEADS, WIDTH, HIDDEN = 50, 3, 4, 24, 40
-HIDDEN_AXES = "batch pos d_mlp"
 
 
 def llama() -> Any:
     """Root-mean-square norms, a gated MLP, grouped queries, no biases."""
     sizes = {"hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS}
     config = LlamaConfig(vocab_size=VOCABULARY, num_attention_heads=HEADS, num_key_value_heads=2, **sizes)
-    return _random.spread_weights(LlamaForCausalLM(config).eval(), {}, std=1.0)
+    return spread_weights(LlamaForCausalLM(config).eval(), {}, std=1.0)
 
 
 def neox() -> Any:
     """LayerNorms, a fused projection, biases everywhere."""
     sizes = {"hidden_size": WIDTH, "intermediate_size": HIDDEN, "num_hidden_layers": LAYERS}
     config = GPTNeoXConfig(vocab_size=VOCABULARY, num_attention_heads=HEADS, use_parallel_residual=False, **sizes)
-    model = _random.spread_weights(GPTNeoXForCausalLM(config).eval(), {}, std=1.0)
+    model = spread_weights(GPTNeoXForCausalLM(config).eval(), {}, std=1.0)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim == 1:
@@ -40,27 +39,22 @@ def neox() -> Any:
     return model
 
 
-def _llama_rows() -> tuple[Attention, Mlp]:
-    q, k, v, o = (Projection(f"self_attn.{letter}_proj") for letter in "qkvo")
+def _rows(matrices: Matrices, at: str, out: str, into: str, act: str, gate: str = "") -> tuple[Any, ...]:
     norms = ("input_layernorm", "post_attention_layernorm")
-    reads = (Site("", "in"), Site(norms[1], "in"))
-    attention = Attention("attn", "self_attn", Site("self_attn"), reads[0], q, k, v, o, norm=norms[0], n_kv_heads=2)
-    pre, post = Site("mlp.gate_proj", layout=HIDDEN_AXES), Site("mlp.down_proj", "in", layout=HIDDEN_AXES)
-    inner, gate = Projection("mlp.gate_proj", "d_mlp"), Projection("mlp.up_proj", "d_mlp")
-    out = "mlp.down_proj"
-    return attention, Mlp(Site("mlp"), reads[1], pre, post, out, inner, gate, norm=norms[1], aside=True, act="silu")
+    shared = {"n_kv_heads": 2} if gate else {}
+    attention = attention_row("attn", at, matrices, norm=norms[0], **shared)
+    others: dict[str, Any] = {"gate": Projection(gate, "d_mlp") if gate else None, "norm": norms[1], "aside": True}
+    return attention, mlp_row("mlp", norms[1], (into, out), act, **others)
 
 
-def _neox_rows() -> tuple[Attention, Mlp]:
-    q, k, v = (Projection("attention.query_key_value", "(head part d_head)", part, 3) for part in range(3))
-    norms = ("input_layernorm", "post_attention_layernorm")
-    reads = (Site("", "in"), Site(norms[1], "in"))
-    o = Projection("attention.dense")
-    attention = Attention("attn", "attention", Site("attention"), reads[0], q, k, v, o, norm=norms[0])
-    pre = Site("mlp.dense_h_to_4h", layout=HIDDEN_AXES)
-    post = Site("mlp.dense_4h_to_h", "in", layout=HIDDEN_AXES)
-    inner, out = Projection("mlp.dense_h_to_4h", "d_mlp"), "mlp.dense_4h_to_h"
-    return attention, Mlp(Site("mlp"), reads[1], pre, post, out, inner, norm=norms[1], aside=True, act="gelu")
+def llama_rows() -> tuple[Any, ...]:
+    matrices = projections("self_attn.{}_proj", "q k v o")
+    return _rows(matrices, "self_attn", "mlp.down_proj", "mlp.gate_proj", "silu", "mlp.up_proj")
+
+
+def neox_rows() -> tuple[Any, ...]:
+    matrices = fused("attention.query_key_value", "(head part d_head)", Projection("attention.dense"))
+    return _rows(matrices, "attention", "mlp.dense_4h_to_h", "mlp.dense_h_to_4h", "gelu")
 
 
 class LanguageModel(Adapter):
@@ -76,21 +70,15 @@ class LanguageModel(Adapter):
         self.architecture = type(native).__name__
         llama = self.architecture == "LlamaForCausalLM"
         root, embed, head, last, rows = (
-            ("model", "model.embed_tokens", "lm_head", "norm", _llama_rows())
+            ("model", "model.embed_tokens", "lm_head", "norm", llama_rows())
             if llama
-            else ("gpt_neox", "gpt_neox.embed_in", "lm_head", "final_layer_norm", _neox_rows())
+            else ("gpt_neox", "gpt_neox.embed_in", "lm_head", "final_layer_norm", neox_rows())
         )
         sizes = (LAYERS, HEADS, WIDTH, WIDTH // HEADS, HIDDEN)
         stack = Stack("", f"{root}.layers", *sizes, rows, ln_final=f"{root}.{last}", upstream=(embed,))
         self.wiring = Wiring(self.architecture, (stack,), Site(head, layout="batch pos d_vocab"), embed, 1)
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
-        horizon: int | None = None,
-    ) -> Encoded:
+    def encode(self, batch: SeriesBatch, horizon: int | None = None, **_: Any) -> Encoded:
         """Token ids of one length."""
         ids = torch.stack([torch.tensor(series).long() for series in batch.values])
         spans = {"": TokenSpans.patches(-ids.shape[1], ids.shape[1], 1)}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -11,10 +13,12 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.wirings._common import attention_row, fused, mlp_row
 from tsfm_lens.testing import ORACLES, check_wiring
 
 PATCH, CONTEXT, HORIZON, WIDTH, HEADS, LAYERS = 4, 64, 8, 12, 3, 2
@@ -51,16 +55,18 @@ class Block(nn.Module):
 class Forecaster(nn.Module):
     """Patches in, quantiles of the next steps out, from the last token; missing values are 0."""
 
-    def __init__(self) -> None:
+    def __init__(self, blocks: nn.Module | None = None, *, width: int = WIDTH, pos_first: bool = False) -> None:
         super().__init__()
-        self.embed = nn.Linear(PATCH, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS))
-        self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, len(LEVELS) * HORIZON)
+        self.embed, self.pos_first = nn.Linear(PATCH, width), pos_first
+        self.blocks = nn.ModuleList(Block() for _ in range(LAYERS)) if blocks is None else blocks
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, len(LEVELS) * HORIZON)
 
     def forward(self, context: Tensor) -> Tensor:
         x = self.embed(torch.nan_to_num(context / 10).unflatten(1, (-1, PATCH)))
-        for block in self.blocks:
+        x = x.transpose(0, 1) if self.pos_first else x
+        for block in self.blocks if isinstance(self.blocks, nn.ModuleList) else [self.blocks]:
             x = block(x)
+        x = x.transpose(0, 1) if self.pos_first else x
         return 10 * self.head(self.norm(x))[:, -1].unflatten(1, (len(LEVELS), HORIZON))
 
 
@@ -72,24 +78,15 @@ class Wired(Adapter):
 
     def __init__(self, native: Forecaster) -> None:
         self.native = self.model = native
-        q, k, v = (Projection("attn.qkv", "(part head d_head)", part, 3) for part in range(3))
-        attention = Attention(
-            "attn", "attn", Site("attn"), Site("", "in"), q, k, v, Projection("attn.out"), norm="norm1"
-        )
-        hidden = "batch pos d_mlp"
-        mlp = Mlp(
-            Site("mlp"),
-            Site("norm2", "in"),
-            Site("mlp.0", layout=hidden),
-            Site("mlp.2", "in", layout=hidden),
-            "mlp.2",
-            Projection("mlp.0", "d_mlp"),
-            norm="norm2",
-            aside=True,
-        )
-        sizes = (LAYERS, HEADS, WIDTH, WIDTH // HEADS, 2 * WIDTH)
-        stack = Stack("", "blocks", *sizes, (attention, mlp), ln_final="norm", upstream=("embed",))
+        stack = replace(self.stack(), ln_final="norm", final_layout="batch pos d_model", upstream=("embed",))
         self.wiring = Wiring("own", (stack,), Site("head", layout="batch pos d_out"), "embed", HORIZON)
+
+    def stack(self) -> Stack:
+        """The table of the blocks."""
+        matrices = fused("attn.qkv", "(part head d_head)", Projection("attn.out"))
+        attention = attention_row("attn", "attn", matrices, norm="norm1")
+        mlp = mlp_row("mlp", "norm2", ("mlp.0", "mlp.2"), "", norm="norm2", aside=True)
+        return Stack("", "blocks", LAYERS, HEADS, WIDTH, WIDTH // HEADS, 2 * WIDTH, (attention, mlp))
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         length = -(-self.longest(batch) // PATCH) * PATCH
@@ -104,14 +101,31 @@ class Wired(Adapter):
         return self.model(**inputs)
 
 
-def drawn() -> Forecaster:
+def with_fields(wiring: type[Wired], place: str, **fields: Any) -> Callable[[Forecaster], Wired]:
+    """The wiring with other fields in one place: "attn", "mlp", "stack" or "wiring"."""
+
+    def adapt(native: Forecaster) -> Wired:
+        adapter = wiring(native)
+        (stack,) = adapter.wiring.stacks
+        if place == "stack":
+            stack = replace(stack, **fields)
+        elif place != "wiring":
+            rows = tuple(replace(row, **fields) if row.kind == place else row for row in stack.writers)
+            stack = replace(stack, writers=rows)
+        adapter.wiring = replace(adapter.wiring, stacks=(stack,), **(fields if place == "wiring" else {}))
+        return adapter
+
+    return adapt
+
+
+def drawn(native: Forecaster | None = None, gain: float = 1.0) -> Forecaster:
     """Random weights so large that every head moves the forecast."""
     torch.manual_seed(0)
-    native = Forecaster()
+    native = Forecaster() if native is None else native
     with torch.no_grad():
         for name, weight in native.named_parameters():
             if weight.ndim > 1:
-                weight.normal_(std=weight.shape[1] ** -0.5)
+                weight.normal_(std=gain * weight.shape[1] ** -0.5)
             elif "norm" in name:
                 weight.add_(0.2 * torch.randn_like(weight))
             else:
@@ -124,3 +138,13 @@ def failed(wiring: Callable[[Any], Any], model: Forecaster) -> set[int]:
     results = check_wiring(wiring, model, quiet=True)
     assert len(results) == len(ORACLES)
     return {int(result.oracle.split()[0]) for result in results if not result.passed}
+
+
+def assert_rejected(wiring: Callable[[Any], Any], model: Forecaster, expected: str) -> None:
+    """By an oracle, or as it is opened, in words that match."""
+    try:
+        said = " ".join(result.oracle for result in check_wiring(wiring, model, quiet=True) if not result.passed)
+    except WiringError as error:
+        said = str(error)
+    assert said
+    assert re.search(expected, said), said

@@ -16,20 +16,17 @@ from torch.utils._pytree import tree_map
 
 from tiny_lenses import tiny
 from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks import attention_capture, edit, interventions
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Writer
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Writer
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.extras import status
 from tsfm_lens.testing import ORACLES, Case, example_case, oracles, oracles_attention, oracles_runs
 
 ARCHITECTURES = sorted(architectures())
-# two stacks, cross-attention, plain sums: the wirings that most of what follows spoils
-CHRONOS = ["chronos", "chronos-bolt"]
 
 
-@cache
-def tiny_case(name: str) -> Case:
-    return example_case(load(tiny(name)))
+tiny_case = cache(lambda name: example_case(load(tiny(name))))
 
 
 @pytest.mark.parametrize("oracle", ORACLES, ids=lambda oracle: oracle.__name__)
@@ -98,80 +95,24 @@ def test_oracles_hold_at_published_size(name: str, size: str, tmp_path: Path) ->
 # --- each oracle rejects what it is there to reject ---------------------------------------------------------
 
 
-def rewired(name: str, change: Callable[[Stack], Stack]) -> Case:
-    """A fresh tiny model whose output stack's rows were changed."""
+def rewired(name: str, change: Callable[[Writer], Writer], stack: int = -1) -> Case:
+    """A fresh tiny model every row of whose stack was changed, those of exceptional layers too."""
     adapter = architectures()[name].adapt(tiny(name))
-    *others, last = adapter.wiring.stacks
-    adapter.wiring = replace(adapter.wiring, stacks=(*others, change(last)))
+    stacks = list(adapter.wiring.stacks)
+    exceptions = {layer: tuple(map(change, rows)) for layer, rows in stacks[stack].exceptions.items()}
+    writers = tuple(map(change, stacks[stack].writers))
+    stacks[stack] = replace(stacks[stack], writers=writers, exceptions=exceptions)
+    adapter.wiring = replace(adapter.wiring, stacks=tuple(stacks))
     return example_case(Lens(adapter, f"wrong {name}"))
 
 
-def with_attention(**changes: Any) -> Callable[[Stack], Stack]:
-    """Change the last attention row of a stack."""
-
-    def change(stack: Stack) -> Stack:
-        last = [writer for writer in stack.writers if isinstance(writer, Attention)][-1]
-        rows = tuple(replace(w, **changes) if w is last else w for w in stack.writers)
-        return replace(stack, writers=rows)
-
-    return change
-
-
-SWAPPED = "(d_head head)"
-
-
-@pytest.mark.parametrize("name", CHRONOS)
-@pytest.mark.parametrize(
-    ("oracle", "change"),
-    [
-        (oracles.accounting, with_attention(write=Site("layer.1"))),
-        (oracles.accounting, lambda stack: replace(stack, writers=stack.writers[:-1], d_mlp=0)),
-        (oracles.zero_ablation, with_attention(z_layout="batch pos (d_head head)")),
-        (
-            oracles_attention.head_order,
-            with_attention(z_layout="batch pos (d_head head)", o=Projection("layer.1.EncDecAttention.o", SWAPPED)),
-        ),
-        (oracles_attention.head_order, with_attention(v=Projection("layer.1.EncDecAttention.v", SWAPPED))),
-        (
-            oracles_runs.fan_out_equals_alone,
-            lambda stack: replace(stack, writers=(replace(stack.writers[0], keys_from="encoder"), *stack.writers[1:])),
-        ),
-    ],
-    ids=["write-includes-stream", "writer-forgotten", "z-layout", "z-and-o-layout", "v-layout", "wrong-replay"],
-)
-def test_wrong_wiring_is_rejected(name: str, oracle: Callable, change: Callable[[Stack], Stack]) -> None:
-    result = oracle(rewired(name, change))
-    assert not result.passed, result
-
-
-def each(change: Callable[[Writer], Writer]) -> Callable[[Stack], Stack]:
-    """Change every row of a stack, those of exceptional layers too."""
-
-    def changed(stack: Stack) -> Stack:
-        exceptions = {layer: tuple(map(change, rows)) for layer, rows in stack.exceptions.items()}
-        return replace(stack, writers=tuple(map(change, stack.writers)), exceptions=exceptions)
-
-    return changed
+def with_fields(kind: str, **fields: Any) -> Callable[[Writer], Writer]:
+    """Change the rows of one kind, or of "attention"."""
+    return lambda row: replace(row, **fields) if kind in (row.kind, type(row).__name__.lower()) else row
 
 
 def head_major_values(row: Writer) -> Writer:
     return replace(row, v=replace(row.v, layout="(part head d_head)")) if isinstance(row, Attention) else row
-
-
-def heads_straight_to_the_stream(row: Writer) -> Writer:
-    return replace(row, post_norm="") if isinstance(row, Attention) else row
-
-
-def plain_sum(row: Writer) -> Writer:
-    return replace(row, mix=None)
-
-
-def mlp_reads_the_stream_itself(row: Writer) -> Writer:
-    return replace(row, aside=False) if isinstance(row, Mlp) else row
-
-
-def attention_reads_the_stream_itself(row: Writer) -> Writer:
-    return replace(row, aside=False) if isinstance(row, Attention) else row
 
 
 def groups_like_time(row: Writer) -> Writer:
@@ -183,24 +124,32 @@ def groups_like_time(row: Writer) -> Writer:
     return replace(row, write=write, **layouts)
 
 
-TIMESFM = ["timesfm-2.5", "timesfm-2.5-transformers", "timesfm-3"]
-ASIDE = ["moirai-1.1", "moirai-2", "timesfm-2.5", "timesfm-2.5-transformers", "timesfm-3", "toto-1", "toto-2"]
+# two stacks, cross-attention, plain sums
+CHRONOS = ("chronos", "chronos-bolt")
+TIMESFM = ("timesfm-2.5", "timesfm-2.5-transformers", "timesfm-3")
+ASIDE = ("moirai-1.1", "moirai-2", *TIMESFM, "toto-1", "toto-2")
+SWAPPED, MIXED = "(d_head head)", {"z_layout": "batch pos (d_head head)"}
+OUT, V = (Projection(f"layer.1.EncDecAttention.{letter}", SWAPPED) for letter in "ov")
+HEADS = oracles_attention.head_order
+WRONG: list[tuple[tuple[str, ...], str, Callable, Callable[[Writer], Writer]]] = [
+    (CHRONOS, "write includes the stream", oracles.accounting, with_fields("cross_attn", write=Site("layer.1"))),
+    (CHRONOS, "z layout", oracles.zero_ablation, with_fields("cross_attn", **MIXED)),
+    (CHRONOS, "z and o layout", HEADS, with_fields("cross_attn", **MIXED, o=OUT)),
+    (CHRONOS, "v layout", HEADS, with_fields("cross_attn", v=V)),
+    (CHRONOS, "replay", oracles_runs.fan_out_equals_alone, with_fields("self_attn", keys_from="encoder")),
+    (("toto-1",), "head-major values", HEADS, head_major_values),
+    (TIMESFM, "no norm after heads", oracles.accounting, with_fields("attention", post_norm="")),
+    (("toto-2",), "plain sum", oracles.accounting, lambda row: replace(row, mix=None)),
+    (ASIDE, "MLP reads the stream itself", oracles.patching, with_fields("mlp", aside=False)),
+    (("timesfm-3",), "attention reads the stream itself", oracles.patching, with_fields("attention", aside=False)),
+    (("chronos-2",), "groups like time", oracles.accounting, groups_like_time),
+]
+CASES = [(name, what, oracle, change) for names, what, oracle, change in WRONG for name in names]
 
 
-@pytest.mark.parametrize(
-    ("name", "oracle", "change"),
-    [
-        ("toto-1", oracles_attention.head_order, head_major_values),
-        *((name, oracles.accounting, heads_straight_to_the_stream) for name in TIMESFM),
-        ("toto-2", oracles.accounting, plain_sum),
-        *((name, oracles.patching, mlp_reads_the_stream_itself) for name in ASIDE),
-        ("timesfm-3", oracles.patching, attention_reads_the_stream_itself),
-        ("chronos-2", oracles.accounting, groups_like_time),
-    ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
-)
-def test_a_wrong_row_is_rejected(name: str, oracle: Callable, change: Callable[[Writer], Writer]) -> None:
-    case = rewired(name, each(change))
+@pytest.mark.parametrize(("name", "what", "oracle", "change"), CASES, ids=[f"{case[0]}-{case[1]}" for case in CASES])
+def test_a_wrong_row_is_rejected(name: str, what: str, oracle: Callable, change: Callable[[Writer], Writer]) -> None:
+    case = rewired(name, change)
     try:
         result = oracle(case)
     except RuntimeError as error:
@@ -210,45 +159,60 @@ def test_a_wrong_row_is_rejected(name: str, oracle: Callable, change: Callable[[
         assert not result.passed, result
 
 
+@pytest.mark.parametrize("name", CHRONOS)
+def test_a_forgotten_writer_is_rejected(name: str) -> None:
+    adapter = architectures()[name].adapt(tiny(name))
+    *others, last = adapter.wiring.stacks
+    adapter.wiring = replace(adapter.wiring, stacks=(*others, replace(last, writers=last.writers[:-1], d_mlp=0)))
+    assert not oracles.accounting(example_case(Lens(adapter, "one too few"))).passed
+
+
 @pytest.mark.parametrize("place", [0, 1], ids=["encoder", "decoder"])
 def test_an_edit_that_reaches_the_stream_twice_is_rejected_in_every_stack(place: int) -> None:
     """A decoder of Chronos-Bolt starts from a constant, so that no other series gives it another stream."""
-    adapter = architectures()["chronos-bolt"].adapt(tiny("chronos-bolt"))
-    stacks = list(adapter.wiring.stacks)
-    stacks[place] = each(lambda row: replace(row, aside=isinstance(row, Mlp)))(stacks[place])
-    adapter.wiring = replace(adapter.wiring, stacks=tuple(stacks))
-    result = oracles.patching(example_case(Lens(adapter, "edits twice")))
-    assert not result.passed, result
+    case = rewired("chronos-bolt", lambda row: replace(row, aside=isinstance(row, Mlp)), place)
+    assert not oracles.patching(case).passed
 
 
 def fresh(name: str) -> Case:
     return example_case(load(tiny(name), check=False))
 
 
+def wrong_softmax(right: Callable) -> Callable:
+    return lambda scores: right(scores) ** 1.01
+
+
+def wrong_patch(right: Callable) -> Callable:
+    return lambda *args: right(*args).flip(0)
+
+
+def wrong_rows(right: Callable) -> Callable:
+    return lambda *args: None if (rows := right(*args)) is None else rows.flip(0).roll(1)
+
+
+FAULTS = [
+    (attention_capture, "softmax_rows", wrong_softmax, (oracles.reading_changes_nothing, oracles_attention.patterns)),
+    (interventions, "rows_in_place", wrong_patch, (oracles.patching,)),
+    (edit, "_row_index", wrong_rows, (oracles_runs.fan_out_equals_alone,)),
+]
+
+
+@pytest.mark.parametrize(("module", "function", "wrong", "rejecting"), FAULTS, ids=[fault[1] for fault in FAULTS])
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_a_fault_of_the_hooks_is_noticed(
+    name: str, module: Any, function: str, wrong: Callable, rejecting: tuple, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, function, wrong(getattr(module, function)))
+    case = fresh(name)
+    assert not any(oracle(case).passed for oracle in rejecting)
+
+
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_forgotten_hook_is_noticed(name: str) -> None:
     case = fresh(name)
-    prefix = case.lens.wiring.output_stack.prefix
-    case.lens.add_hook(f"{prefix}.0.mlp.hook_out", lambda value, hook: 0 * value)
+    case.lens.add_hook(f"{case.lens.wiring.output_stack.prefix}.0.mlp.hook_out", lambda value, hook: 0 * value)
     assert not oracles.same_forecast(case).passed
     assert not oracles_runs.leaves_no_trace(case).passed
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_wrong_softmax_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = attention_capture.softmax_rows
-    monkeypatch.setattr(attention_capture, "softmax_rows", lambda scores: right(scores) ** 1.01)
-    case = fresh(name)
-    assert not oracles.reading_changes_nothing(case).passed
-    assert not oracles_attention.patterns(case).passed
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_a_wrong_patch_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = interventions.rows_in_place
-    wrong = lambda *args: right(*args).flip(0)  # noqa: E731
-    monkeypatch.setattr("tsfm_lens.hooks.interventions.rows_in_place", wrong)
-    assert not oracles.patching(fresh(name)).passed
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
@@ -271,18 +235,7 @@ def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
     assert not oracles_runs.rollout_equals_forward(case).passed
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_variants_on_the_wrong_rows_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = edit._row_index
-    monkeypatch.setattr(
-        edit, "_row_index", lambda *args: None if (rows := right(*args)) is None else rows.flip(0).roll(1)
-    )
-    assert not oracles_runs.fan_out_equals_alone(fresh(name)).passed
-
-
 def test_loading_refuses_a_model_that_is_not_as_wired() -> None:
-    from tsfm_lens.errors import WiringError
-
     entry = architectures()["chronos"]
     model = entry.tiny()
     original = model.decoder.final_layer_norm.forward

@@ -10,7 +10,7 @@ import tsfm_lens
 from tsfm_lens import explain
 from tsfm_lens.models import Lens, Run, architectures
 from tsfm_lens.models.extras import status
-from tsfm_lens.models.wirings._timesfm_prefixes import pieces
+from tsfm_lens.models.wirings.timesfm_2p5 import pieces
 from tsfm_lens.testing import assert_close, rounding
 
 pytest.importorskip("timesfm")

@@ -10,9 +10,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tiny_lenses import lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens
 
 GAPS = ("none", "none", "some", "first", "last", "all but one")
 HORIZON = 12
@@ -20,7 +21,7 @@ HORIZON = 12
 
 @pytest.fixture(scope="module")
 def lens() -> Lens:
-    return load(architectures()["chronos-2"].tiny(), check=False)
+    return lens_of("chronos-2")
 
 
 def gapped(values: np.ndarray, gaps: str, rng: np.random.Generator) -> np.ndarray:

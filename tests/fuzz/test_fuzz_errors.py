@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -11,19 +10,19 @@ import pandas as pd
 import pytest
 import torch
 
+from tiny_lenses import lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import Lens, architectures
+from tsfm_lens.models import architectures
 
 ARCHITECTURES = sorted(architectures())
 NAN = float("nan")
 BAD_HORIZONS = (0, -1, 2.5, 3.0, "3", True, NAN, np.float32(2.0), [1], 10**30)
-Opened = Callable[[str], Lens]
 
 
 @pytest.mark.parametrize("data", [None, [[1.0], []], np.array([1.0, NAN, np.inf]), pd.DataFrame(), "no file"], ids=repr)
-def test_a_lens_refuses_what_is_no_series(opened: Opened, data: Any) -> None:
-    lens = opened("chronos-bolt")
+def test_a_lens_refuses_what_is_no_series(data: Any) -> None:
+    lens = lens_of("chronos-bolt")
     with pytest.raises(InputError) as expected:
         as_series(data)
     for call in (lens.forecast, lens.forward, lens.run_with_cache):
@@ -31,9 +30,9 @@ def test_a_lens_refuses_what_is_no_series(opened: Opened, data: Any) -> None:
             call(data)
 
 
-def test_odd_numbers_are_numbers(opened: Opened, natively: Callable) -> None:
+def test_odd_numbers_are_numbers() -> None:
     """Whatever holds the same values gives the same forecast."""
-    lens = opened("chronos-bolt")
+    lens = lens_of("chronos-bolt")
     expected = lens.forecast(np.array([1.0, NAN, 3.0, 0.0])).quantiles
     for data in (
         [1, None, 3, 0],
@@ -50,9 +49,9 @@ def test_odd_numbers_are_numbers(opened: Opened, natively: Callable) -> None:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_bad_horizons_are_named(opened: Opened, name: str) -> None:
+def test_bad_horizons_are_named(name: str) -> None:
     for horizon in BAD_HORIZONS:
-        for call in (opened(name).forecast, opened(name).forward):
+        for call in (lens_of(name).forecast, lens_of(name).forward):
             with pytest.raises(InputError, match=re.escape(f"horizon {horizon!r} ")):
                 call(np.arange(9), horizon=horizon)
 
@@ -70,10 +69,10 @@ def test_bad_horizons_are_named(opened: Opened, name: str) -> None:
     ],
     ids=str,
 )
-def test_bad_arguments_are_named(opened: Opened, arguments: dict, said: str) -> None:
+def test_bad_arguments_are_named(arguments: dict, said: str) -> None:
     for name in ("chronos", "chronos-bolt"):
         with pytest.raises(InputError) as caught:
-            opened(name).forecast(np.arange(9.0), 2, **arguments)
+            lens_of(name).forecast(np.arange(9.0), 2, **arguments)
         assert said in str(caught.value)
 
 
@@ -91,22 +90,22 @@ def test_bad_arguments_are_named(opened: Opened, arguments: dict, said: str) -> 
     ],
     ids=str,
 )
-def test_a_future_that_is_none_is_named(opened: Opened, given: dict, said: str) -> None:
+def test_a_future_that_is_none_is_named(given: dict, said: str) -> None:
     with pytest.raises(InputError) as caught:
-        opened("chronos").forward(np.arange(9.0), **given)
+        lens_of("chronos").forward(np.arange(9.0), **given)
     assert said in str(caught.value)
 
 
-def test_tokens_are_taken_in_any_form(opened: Opened) -> None:
-    forward = opened("chronos").forward
+def test_tokens_are_taken_in_any_form() -> None:
+    forward = lens_of("chronos").forward
     expected = forward(np.arange(9.0), tokens=torch.tensor([[4, 60, 7]]))
     for tokens in ([[4, 60, 7]], np.array([[4, 60, 7]], dtype=np.int32), torch.tensor([[4.0, 60.0, 7.0]])):
         assert torch.equal(forward(np.arange(9.0), tokens=tokens), expected)
 
 
-def test_a_forecast_of_no_number_is_refused(opened: Opened) -> None:
+def test_a_forecast_of_no_number_is_refused() -> None:
     """Whoever makes it: here a hook, in the second of two series."""
-    lens = opened("chronos-bolt")
+    lens = lens_of("chronos-bolt")
 
     def spoil(value: torch.Tensor, hook: Any) -> torch.Tensor:
         return value * torch.tensor([1.0, NAN])[:, None, None]

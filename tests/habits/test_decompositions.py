@@ -21,7 +21,7 @@ from tsfm_lens.hooks import Activations, by_row
 from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.wiring import Stack, Writer
 from tsfm_lens.models import Lens, Run, architectures, load
-from tsfm_lens.models.hooked import Hooked
+from tsfm_lens.models.base import LensBase
 from tsfm_lens.probes import attribute
 from tsfm_lens.testing import assert_close, example_case, rounding
 
@@ -276,7 +276,15 @@ def test_what_has_no_counterpart_says_what_to_use() -> None:
         acts.apply_ln_to_stack(torch.zeros(1, 4, 5, 7))
 
 
-@pytest.mark.parametrize("offered", [Decomposed, Hooked])
+def test_what_users_reach_for_is_offered() -> None:
+    lens, _, acts = recorded("chronos")
+    assert {"cfg", "hooks", "run_with_cache", "run_with_hooks", "forecast"} <= set(dir(lens))
+    assert {"decompose_resid", "stack_head_results", "remove_batch_dim"} <= set(dir(acts))
+    assert acts._ipython_key_completions_() == list(acts)
+    assert lens.cfg.stacks["encoder"].n_layers == 2
+
+
+@pytest.mark.parametrize("offered", [Decomposed, LensBase])
 def test_the_examples_are_true(offered: type) -> None:
     lens = load("chronos-nano")
     known = {"lens": lens, "run": lens.run(bundled("co2"), 12, num_samples=4), "torch": torch}

@@ -5,51 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.extras import status
 from tsfm_lens.zoo import checkpoint_path
-
-
-def require(name: str) -> None:
-    """Skip where the library of an architecture is not installed."""
-    extra = architectures()[name].extra
-    if extra and not status()[extra].importable:
-        pytest.skip(f"the extra {extra} is not installed")
-
-
-@cache
-def tiny(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
-
-
-@pytest.fixture(scope="session")
-def opened() -> Callable[[str], Lens]:
-    """Name of an architecture to its tiny lens, built once."""
-
-    def lens(name: str) -> Lens:
-        require(name)
-        return tiny(name)
-
-    return lens
-
-
-@pytest.fixture(scope="session")
-def fresh() -> Callable[[str], Lens]:
-    """Name of an architecture to a tiny lens that a test may spoil."""
-
-    def lens(name: str) -> Lens:
-        require(name)
-        return load(architectures()[name].tiny(), check=False)
-
-    return lens
 
 
 @pytest.fixture
@@ -91,15 +53,3 @@ def multivariate() -> list[np.ndarray]:
     first[1, 20] = np.nan
     second[1, 11:15] = np.nan
     return [first, second]
-
-
-@pytest.fixture
-def seeded_call() -> Callable[..., object]:
-    """Call a sampling library under a seed, as ``lens.forecast`` does."""
-
-    def call(function: Callable[[], object], seed: int) -> object:
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            return function()
-
-    return call

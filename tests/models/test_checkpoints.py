@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 
+from tiny_lenses import lens_of
 from tsfm_lens.errors import CheckpointError, UnknownNameError, WiringError
-from tsfm_lens.models import Lens, architectures, load, opening
+from tsfm_lens.models import architectures, load, opening
 from tsfm_lens.models.checkpoint import expected_of, module_of
 from tsfm_lens.zoo import checkpoint_path
 
@@ -61,65 +63,71 @@ def marking(path: Path) -> Path:
 # --- complete ----------------------------------------------------------------------------------------------------
 
 
+WI = "decoder.block.1.layer.2.DenseReluDense.wi.weight"
+
+
 def without_a_layer(tensors: dict[str, torch.Tensor]) -> None:
     for name in [name for name in tensors if name.startswith("decoder.block.2.")]:
         del tensors[name]
 
 
-def with_another(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["decoder.block.3.extra.weight"] = torch.zeros(2)
+def replaced(name: str, change: Callable[[torch.Tensor], torch.Tensor], *, at: str = "") -> Edit:
+    """Put a changed copy of a tensor into its place, or under another name."""
+
+    def edit(tensors: dict[str, torch.Tensor]) -> None:
+        tensors[at or name] = change(tensors[name].clone())
+
+    return edit
 
 
-def transposed(tensors: dict[str, torch.Tensor]) -> None:
-    name = "decoder.block.1.layer.2.DenseReluDense.wi.weight"
-    tensors[name] = tensors[name].T.contiguous()
+NORM = "decoder.final_layer_norm.weight"
+NAN, HUGE = torch.tensor([float("nan")] * 2), torch.tensor(1e6)
+SPOILED: dict[str, tuple[Edit, str, str]] = {
+    "no layer": (without_a_layer, r"13 missing \(decoder.block.2.layer.0.SelfAttention.k.weight, .*…\)", "float32"),
+    "another": (
+        replaced("shared.weight", lambda x: x[:1, :2], at="decoder.block.3.extra.weight"),
+        r"1 unknown to the model \(decoder.block.3.extra.weight\)",
+        "float32",
+    ),
+    "transposed": (
+        replaced(WI, lambda x: x.T.contiguous()),
+        rf"1 of another form \({WI} is \[96, 384\] and not",
+        "float32",
+    ),
+    "integers": (replaced("shared.weight", Tensor.int), r"shared.weight is \[2048, 96\] of I32 and not", "float32"),
+    "no numbers": (
+        replaced(NORM, lambda x: x.index_copy(0, torch.tensor([5, 6]), NAN)),
+        rf"{NORM} has 2 of 96 weights .* not finite",
+        "float32",
+    ),
+    "beyond the type": (
+        replaced("shared.weight", lambda x: x.index_put((torch.tensor(0), torch.tensor(0)), HUGE)),
+        r"1 of 196608 weights that are not finite in torch\.float16",
+        "float16",
+    ),
+}
 
 
-def counted(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["shared.weight"] = tensors["shared.weight"].int()
-
-
-@pytest.mark.parametrize(
-    ("edit", "said"),
-    [
-        (without_a_layer, r"13 missing \(decoder.block.2.layer.0.SelfAttention.k.weight, .*…\)"),
-        (with_another, r"1 unknown to the model \(decoder.block.3.extra.weight\)"),
-        (transposed, r"1 of another form \(decoder.block.1.layer.2.DenseReluDense.wi.weight is \[96, 384\] and not"),
-        (counted, r"shared.weight is \[2048, 96\] of I32 and not"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_what_does_not_fit_is_named(nano: Path, edit: Edit, said: str) -> None:
+@pytest.mark.parametrize(("edit", "said", "dtype"), SPOILED.values(), ids=SPOILED)
+def test_what_does_not_fit_is_named(nano: Path, edit: Edit, said: str, dtype: str) -> None:
     with pytest.raises(CheckpointError, match=said):
-        load(rewritten(nano, edit))
-
-
-def test_tied_weights_are_counted_once(nano: Path) -> None:
-    whole = sum(weight.numel() for weight in load(nano, check=False).model.parameters())
-    missing: list[int] = []
-
-    def without_biases(tensors: dict[str, torch.Tensor]) -> None:
-        missing.append(tensors.pop("encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight").numel())
-
-    with pytest.raises(CheckpointError) as caught:
-        load(rewritten(nano, without_biases))
-    assert f"describes {whole:,} numbers, the files hold {whole - missing[0]:,}." in str(caught.value)
+        load(rewritten(nano, edit), dtype=dtype, check=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_library_declares_what_it_loads(name: str, opened: Callable[[str], Lens]) -> None:
+def test_the_library_declares_what_it_loads(name: str) -> None:
     """Tensors that share memory, and they alone, count as one."""
-    full = module_of(opened(name).native)
-    expected = expected_of(full)
-    assert expected.shapes == {key: tuple(value.shape) for key, value in full.state_dict().items()}
+    full = module_of(lens_of(name).native)
+    state, tied = expected_of(full)
+    assert {key: value.shape for key, value in state.items()} == {k: v.shape for k, v in full.state_dict().items()}
     storage = {key: value.data_ptr() for key, value in full.state_dict().items() if value.numel()}
     for one in storage:
         for two in storage:
-            assert (two in expected.tied[one]) == (storage[one] == storage[two])
+            assert (two in tied[one]) == (storage[one] == storage[two])
 
 
-def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(opened: Callable[[str], Lens], tmp_path: Path) -> None:
-    native = opened("toto-1").native
+def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(tmp_path: Path) -> None:
+    native = lens_of("toto-1").native
     name = "model.transformer.rotary_emb.freqs"
     own = dict(native.named_buffers())[name]
     for change, said in ((0.0, ""), (0.01, "did not load model.transformer.rotary_emb.freqs as the file has it")):
@@ -132,34 +140,25 @@ def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(opened: Callable
             load(rewritten(tmp_path, add), check=False)
 
 
-def test_more_layers_than_the_files_have(configured: Callable[..., Path]) -> None:
-    with pytest.raises(CheckpointError, match=r"13 missing \(decoder.block.3.* describes .* numbers, the files hold"):
-        load(configured(num_decoder_layers=4))
+BEYOND: list[tuple[dict[str, int], str]] = [
+    ({"num_decoder_layers": 4}, r"13 missing \(decoder.block.3.* describes .* numbers, the files hold"),
+    *(({key: 2**31}, r"of another form .* numbers, the files hold") for key in ("d_ff", "vocab_size")),
+    ({"d_model": 2**30}, r"of another form .* numbers, the files hold"),
+    ({"num_layers": 100_000}, r"num_layers=100000, but the files hold 68 tensors"),
+]
 
 
-def test_sizes_beyond_the_files_are_refused_before_anything_is_built(
-    configured: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("sizes", "said"), BEYOND, ids=lambda value: str(value) if isinstance(value, dict) else "")
+def test_sizes_beyond_the_files_take_neither_time_nor_memory(
+    configured: Callable[..., Path], sizes: dict[str, int], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(opening, "architecture_of", lambda *_args: unbuildable())
-    with pytest.raises(CheckpointError, match=r"num_layers=100000, but the files hold 68 tensors"):
-        load(configured(num_layers=100_000))
+    monkeypatch.setattr(torch.nn.Module, "load_state_dict", lambda *_args, **_kw: pytest.fail("weights were loaded"))
+    with pytest.raises(CheckpointError, match=said):
+        load(configured(**sizes))
 
 
-def unbuildable() -> Any:
-    def refuse(*_args: object) -> None:
-        raise AssertionError("a model was built")
-
-    return dataclasses.replace(architectures()["chronos"], blank=refuse, open=refuse)
-
-
-@pytest.mark.parametrize("wide", [{"d_model": 2**30}, {"d_ff": 2**31}, {"vocab_size": 2**31}])
-def test_widths_beyond_the_files_take_no_memory(configured: Callable[..., Path], wide: dict[str, int]) -> None:
-    with pytest.raises(CheckpointError, match=r"of another form .* numbers, the files hold"):
-        load(configured(**wide))
-
-
-def test_tables_that_no_memory_holds_are_refused(opened: Callable[[str], Lens], tmp_path: Path) -> None:
-    opened("moirai-2").native.save_pretrained(tmp_path)
+def test_tables_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
+    lens_of("moirai-2").native.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_seq_len": 2**24}))
     with pytest.raises(CheckpointError, match=r"a length in config\.json is far too large"):
@@ -180,22 +179,6 @@ def test_a_loader_that_loads_something_else_is_seen(monkeypatch: pytest.MonkeyPa
         load("chronos-nano")
 
 
-def test_weights_that_are_no_numbers_are_refused(nano: Path) -> None:
-    def spoil(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["decoder.final_layer_norm.weight"][5:7] = float("nan")
-
-    with pytest.raises(CheckpointError, match=r"decoder\.final_layer_norm\.weight has 2 of 96 weights .* not finite"):
-        load(rewritten(nano, spoil))
-
-
-def test_weights_that_a_type_cannot_hold_are_refused(nano: Path) -> None:
-    def enlarge(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["shared.weight"][0, 0] = 1e6
-
-    with pytest.raises(CheckpointError, match=r"1 of 196608 weights that are not finite in torch\.float16"):
-        load(rewritten(nano, enlarge), dtype="float16", check=False)
-
-
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 def test_other_types_hold_the_rounded_weights(dtype: str) -> None:
     kind = getattr(torch, dtype)
@@ -206,13 +189,8 @@ def test_other_types_hold_the_rounded_weights(dtype: str) -> None:
 
 
 def test_tied_tensors_that_are_written_twice_are_both_as_written(nano: Path) -> None:
-    def again(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["lm_head.weight"] = tensors["shared.weight"].clone()
-
-    def other(tensors: dict[str, torch.Tensor]) -> None:
-        tensors["encoder.embed_tokens.weight"] = tensors["shared.weight"] + 1.0
-
-    load(rewritten(nano, again), check=False)
+    load(rewritten(nano, replaced("shared.weight", lambda x: x, at="lm_head.weight")), check=False)
+    other = replaced("shared.weight", lambda x: x + 1.0, at="encoder.embed_tokens.weight")
     # transformers unties what differs, so that both are as the file has them
     kept = load(rewritten(nano, other), check=False).adapter.model.state_dict()
     for name, tensor in load_file(nano / "model.safetensors").items():
@@ -220,13 +198,6 @@ def test_tied_tensors_that_are_written_twice_are_both_as_written(nano: Path) -> 
 
 
 # --- inside the folder, and safetensors only -----------------------------------------------------------------------
-
-
-def test_shards_are_one_checkpoint(nano: Path) -> None:
-    expected = load("chronos-nano", check=False).adapter.model.state_dict()
-    sharded(nano)
-    found = load(nano, check=False).adapter.model.state_dict()
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @pytest.mark.parametrize(
@@ -260,17 +231,21 @@ def test_an_index_says_what_the_files_hold(nano: Path) -> None:
         with pytest.raises(CheckpointError, match=said):
             load(nano)
     indexed(nano, place)
+    whole, kept = (load(source, check=False).adapter.model.state_dict() for source in ("chronos-nano", nano))
+    assert all(torch.equal(kept[key], whole[key]) for key in whole)
     shutil.copy(nano / "part-0.safetensors", nano / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"holds both model\.safetensors and model\.safetensors\.index\.json"):
         load(nano)
 
 
-def test_a_decoy_does_not_make_a_pickle_readable(nano: Path) -> None:
+def test_a_decoy_does_not_make_a_pickle_readable(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     read = marking(nano / "pytorch_model.bin")
     (nano / "model.safetensors").rename(nano / "decoy.safetensors")
     with pytest.raises(CheckpointError, match=r"only as pickle \(pytorch_model.bin\)"):
         load(nano)
     (nano / "pytorch_model.bin").unlink()
+    with pytest.raises(CheckpointError, match=r"no \*\.safetensors file \(found: nothing\)"):
+        load(tmp_path_factory.mktemp("empty"))
     with pytest.raises(CheckpointError, match=r"has no model.safetensors .* but decoy.safetensors; rename"):
         load(nano)
     assert not read.exists()
@@ -290,21 +265,6 @@ def test_a_library_is_shown_nothing_but_the_files_that_were_judged(nano: Path, m
     lens = load(nano, check=False)
     assert [path.name for path in seen] == ["config.json", "generation_config.json", "model.safetensors"]
     assert lens.adapter.model.config._name_or_path == str(nano)
-
-
-def test_a_hub_snapshot_links_into_its_blobs(nano: Path) -> None:
-    root = nano.parent / "models--x--y"
-    snapshot = root / "snapshots" / ("0" * 40)
-    (root / "blobs").mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    for file in nano.iterdir():
-        shutil.copy(file, root / "blobs" / f"hash-of-{file.name}")
-        (snapshot / file.name).symlink_to(f"../../blobs/hash-of-{file.name}")
-    load(snapshot, check=False)
-    (snapshot / "model.safetensors").unlink()
-    (snapshot / "model.safetensors").symlink_to("nowhere")
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a regular file"):
-        load(snapshot)
 
 
 @pytest.mark.parametrize("source", ["~nosuchuser/model", "./" + "a" * 5000, "./a\0b"])
@@ -333,11 +293,14 @@ def test_settings_that_no_wiring_describes(
         load(configured(**settings))
 
 
-def test_only_distributions_of_the_library_are_made(opened: Callable[[str], Lens], tmp_path: Path) -> None:
-    opened("moirai-1.1").native.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    wrong = [
+def test_only_distributions_of_the_library_are_made(tmp_path: Path) -> None:
+    lens_of("moirai-1.1").native.save_pretrained(tmp_path)
+    config, trace = json.loads((tmp_path / "config.json").read_text()), tmp_path / "called"
+    own: dict[str, Any] = {"_target_": "pathlib.Path.touch", "_args_": [str(trace)]}
+    wrong: list[tuple[Any, str]] = [
         ({"_target_": "os.system"}, "'os.system'} as output distribution"),
+        (own, "pathlib.Path.touch"),
+        ({**config["distr_output"], "components": [own]}, "pathlib.Path.touch"),
         ({"_target_": "uni2ts.distribution._base.torch.hub.load"}, "expected a class of uni2ts.distribution"),
         ({"_target_": "uni2ts.distribution.StudentTOutput", "_args_": ["x"]}, "distr_output._args_="),
         ({"_target_": "uni2ts.distribution.NormalFixedScaleOutput", "scale": "${oc.env:HOME}"}, "distr_output.scale="),
@@ -348,13 +311,16 @@ def test_only_distributions_of_the_library_are_made(opened: Callable[[str], Lens
         with pytest.raises((CheckpointError, WiringError)) as caught:
             load(tmp_path)
         assert said in str(caught.value)
+    assert not trace.exists()
 
 
-@pytest.mark.parametrize("text", ["[" * 100_000, '{"d_model": ' + "9" * 5000 + "}", "\ufeff{}", ""])
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"d_model": ' + "9" * 5000 + "}", "\ufeff{}", "", "[]"])
 def test_settings_that_are_no_json(nano: Path, text: str) -> None:
     (nano / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match=r"config\.json is not valid JSON"):
+    with pytest.raises(CheckpointError, match="holds a list" if text == "[]" else r"config\.json is not valid JSON"):
         load(nano)
+    with pytest.raises(CheckpointError, match="is a file"):
+        load(nano / "config.json")
 
 
 def test_a_generation_config_cannot_change_how_is_sampled(nano: Path) -> None:

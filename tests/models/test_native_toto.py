@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from tsfm_lens.models import Lens
+from tiny_lenses import lens_of
 from tsfm_lens.testing import assert_close
 
-Opened = Callable[[str], Lens]
 LEVELS = tuple(level / 10 for level in range(1, 10))
 KINDS = pytest.mark.parametrize("kind", ["univariate", "multivariate"])
 
@@ -34,27 +32,8 @@ def shown(series: list[np.ndarray]) -> Any:
 
 
 @KINDS
-@pytest.mark.parametrize("horizon", [5, 19], ids=["one-pass", "rollout"])
-def test_the_samples_are_totos(
-    opened: Opened, seeded_call: Callable, kind: str, horizon: int, request: pytest.FixtureRequest
-) -> None:
-    lens, series = opened("toto-1"), request.getfixturevalue(kind)
-    from toto.inference.forecaster import TotoForecaster
-
-    forecaster = TotoForecaster(lens.native.model)
-    sizes = {"prediction_length": horizon, "num_samples": 6, "samples_per_batch": 6}
-    theirs = seeded_call(lambda: forecaster.forecast(shown(series), **sizes), 5)
-    ours = lens.forecast(series, horizon, num_samples=6, seed=5)
-    np.testing.assert_array_equal(ours.samples, theirs.samples.flatten(0, 1).transpose(1, 2))
-    for level in (0.1, 0.5, 0.9):
-        np.testing.assert_array_equal(ours.quantile(level), theirs.quantile(level).flatten(0, 1))
-    assert_close(ours.mean, theirs.mean.flatten(0, 1), depth=100, dtype=np.float32)
-    assert not np.array_equal(lens.forecast(series, horizon, num_samples=6, seed=6).samples, ours.samples)
-
-
-@KINDS
-def test_the_mean_and_the_distribution_are_totos(opened: Opened, kind: str, request: pytest.FixtureRequest) -> None:
-    lens, series = opened("toto-1"), request.getfixturevalue(kind)
+def test_the_mean_and_the_distribution_are_totos(kind: str, request: pytest.FixtureRequest) -> None:
+    lens, series = lens_of("toto-1"), request.getfixturevalue(kind)
     from toto.data.util.dataset import pad_array
     from toto.inference.forecaster import TotoForecaster
 
@@ -78,16 +57,11 @@ def test_the_mean_and_the_distribution_are_totos(opened: Opened, kind: str, requ
 
 
 @KINDS
-@pytest.mark.parametrize(("horizon", "block"), [(5, None), (40, None), (40, 8), (40, 16)])
-def test_the_forecast_is_toto_2s(
-    opened: Opened,
-    kind: str,
-    horizon: int,
-    block: int | None,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("block", [8, 16])
+def test_the_blocks_are_toto_2s(
+    kind: str, block: int, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lens, series = opened("toto-2"), request.getfixturevalue(kind)
+    lens, series = lens_of("toto-2"), request.getfixturevalue(kind)
     from toto2.model import linear_imputation
 
     values, mask = values_and_mask(series, 56)
@@ -95,18 +69,15 @@ def test_the_forecast_is_toto_2s(
     filled = torch.stack([torch.tensor(linear_imputation(item.numpy())) for item in values])
     inputs = {"target": filled, "target_mask": mask, "series_ids": torch.zeros(values.shape[:2], dtype=torch.long)}
     with torch.no_grad():
-        emitted = lens.native.forecast(inputs, horizon=horizon, decode_block_size=block)
+        emitted = lens.native.forecast(inputs, horizon=40, decode_block_size=block)
     expected = emitted.flatten(1, 2).transpose(0, 1)
     monkeypatch.setattr(lens.adapter, "decode_block_size", block)
-    np.testing.assert_array_equal(lens.forecast(series, horizon).quantiles, expected)
-    if block is None:
-        whole = lens.forward(series, horizon=horizon).detach()
-        assert_close(whole[..., :horizon], expected, depth=1000)
+    np.testing.assert_array_equal(lens.forecast(series, 40).quantiles, expected)
 
 
-def test_a_gap_at_the_end_is_carried_forward(opened: Opened, multivariate: list[np.ndarray]) -> None:
+def test_a_gap_at_the_end_is_carried_forward(multivariate: list[np.ndarray]) -> None:
     """As the library's own predictor does: its model takes the last patch as observed, whatever its mask."""
-    lens = opened("toto-2")
+    lens = lens_of("toto-2")
     from gluonts.dataset.common import ListDataset
     from toto2 import Toto2GluonTSModel
     from toto2.configuration import Toto2GluonTSModelConfig

@@ -13,7 +13,7 @@ from own_models import LAYERS, Block, Forecaster, Wired, drawn, failed
 from tsfm_lens import probes
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, WiringError
-from tsfm_lens.hooks.wiring import Site
+from tsfm_lens.hooks.wiring import Site, Stack
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import ORACLES, assert_close, check_wiring, rounding
 
@@ -41,8 +41,7 @@ class AttentionFreeBlock(Block):
 
 def rebuilt(model: Forecaster, block: type[Block]) -> Forecaster:
     """The same weights in blocks of another kind."""
-    native = Forecaster()
-    native.blocks = nn.ModuleList(block() for _ in range(LAYERS))
+    native = Forecaster(nn.ModuleList(block() for _ in range(LAYERS)))
     native.load_state_dict(model.state_dict())
     return native.eval()
 
@@ -50,12 +49,11 @@ def rebuilt(model: Forecaster, block: type[Block]) -> Forecaster:
 class PostNorm(Wired):
     """A table of plain sums, as one would write it for a model with norms after them."""
 
-    def __init__(self, native: Forecaster) -> None:
-        super().__init__(native)
-        (stack,) = self.wiring.stacks
+    def stack(self) -> Stack:
+        stack = super().stack()
         attention, mlp = stack.writers
         rows = (replace(attention, norm=""), replace(mlp, norm="", reads=Site("mlp", "in"), aside=False))
-        self.wiring = replace(self.wiring, stacks=(replace(stack, writers=rows),))
+        return replace(stack, writers=rows)
 
 
 class AttentionFree(Wired):
@@ -63,11 +61,9 @@ class AttentionFree(Wired):
 
     sizes = 0
 
-    def __init__(self, native: Forecaster) -> None:
-        super().__init__(native)
-        (stack,) = self.wiring.stacks
-        stack = replace(stack, writers=stack.writers[1:], n_heads=self.sizes, d_head=self.sizes)
-        self.wiring = replace(self.wiring, stacks=(stack,))
+    def stack(self) -> Stack:
+        stack = super().stack()
+        return replace(stack, writers=stack.writers[1:], n_heads=self.sizes, d_head=self.sizes)
 
 
 SUMS: dict[str, Callable[[Lens, SeriesBatch], object]] = {

@@ -5,24 +5,17 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tiny_lenses import lens_of
 from tsfm_lens.ablation import Variant, forecast_variants
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.extras import status
+from tsfm_lens.models import architectures
 
 SERIES = np.sin(np.arange(64) / 3)
 
 
-def opened(name: str) -> Lens:
-    extra = architectures()[name].extra
-    if extra and not status()[extra].importable:
-        pytest.skip(f"the extra {extra} is not installed")
-    return load(architectures()[name].tiny(), check=False)
-
-
 @pytest.mark.parametrize("name", [name for name, each in architectures().items() if each.readout == "quantile"])
 def test_levels_outside_are_refused_wherever_they_are_asked_for(name: str) -> None:
-    lens = opened(name)
+    lens = lens_of(name)
     low, high = lens.adapter.levels[0], lens.adapter.levels[-1]  # type: ignore[attr-defined]
     for level in (low / 2, (1 + high) / 2):
         with pytest.raises(InputError, match=f"quantile {level} was asked for"):

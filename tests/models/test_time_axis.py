@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -11,15 +10,11 @@ import pandas as pd
 import pytest
 import torch
 
+from tiny_lenses import lens_of
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.models import Lens, architectures, load
 
 NAMES = sorted(architectures())
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def context(lens: Lens, length: int = 48) -> object:

@@ -14,8 +14,8 @@ from torch import Tensor
 from tsfm_lens.compress.matrices import matrices_by_name
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.replay import seen_inputs
+from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
 
 __all__ = ["output_sensitivity", "second_moments"]

@@ -7,23 +7,21 @@ from typing import Any
 
 import torch
 
+from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, Resample, Rows, Zero
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import LensBase
+from tsfm_lens.models.recording import Capture, names_of
 
 KINDS = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
 _WITH_REFERENCE = ("mean", "resample")
 
 
 def checked_how(how: str) -> bool:
-    """Return whether a knock-out takes its values from other activations.
-
-    Raises:
-        InputError: there is no such ``how``.
-    """
+    """Return whether a knock-out takes its values from other activations."""
     if how not in KINDS:
         raise InputError(f"how={how!r} is not known, choose one of {', '.join(KINDS)}")
     return how in _WITH_REFERENCE
@@ -39,12 +37,7 @@ def knock_outs(
     horizon: int | None = None,
     **options: Any,
 ) -> list[Intervention]:
-    """Make one intervention per component; arguments as :meth:`Lens.ablate` takes them.
-
-    Raises:
-        UnknownNameError: no such component.
-        InputError: no such ``how``, or it needs a reference and none is given.
-    """
+    """Make one intervention per component; arguments as :meth:`Lens.ablate` takes them."""
     needs_reference = checked_how(how)
     targets = select_components(lens.wiring, *components)
     if needs_reference:
@@ -61,35 +54,21 @@ def ablated_variants(
     horizon: int | None = None,
     seed: int = 0,
 ) -> list[tuple[Intervention, ...]]:
-    """Make the interventions that knock out each component by itself, with one reference for all.
-
-    Args:
-        lens: the model.
-        components: to knock out, one by one.
-        how, reference: see :meth:`Lens.ablate`.
-        horizon: of the forecasts along which reference series are recorded.
-        seed: of resample and noise.
-
-    Raises:
-        InputError: no such ``how``, or it needs a reference and none is given.
-    """
+    """Make the interventions that knock out each component by itself, with one reference for all."""
     activations = reference_activations(lens, how, reference, horizon) if how in _WITH_REFERENCE else None
     options = {"seed": seed} if how in ("resample", "noise") else {}
     return [tuple(knock_outs(lens, [component], how, activations, **options)) for component in components]
 
 
 def reference_activations(lens: LensBase, how: str, reference: Any, horizon: int | None = None) -> Activations:
-    """Return activations; of series, those along their forecasts, so that every position has a mean.
-
-    Raises:
-        InputError: there is no reference.
-    """
+    """Return activations; of series, those along their forecasts, so that every position has a mean."""
     if reference is None:
         raise InputError(f"how={how!r} needs reference=…: activations, or series to record them on")
     if isinstance(reference, Activations):
         return reference
-    along = not isinstance(reference, Encoded)
+    names = names_of(lens, ["**.hook_z", "**.hook_out"], None)
     with torch.no_grad():
-        run: dict[str, Any] = {"horizon": horizon} if along and horizon is not None else {}
-        _, acts = lens.run_with_cache(reference, names_filter=["**.hook_z", "**.hook_out"], rollout=along, **run)
-    return acts
+        if isinstance(reference, Encoded):
+            return Capture(lens, reference.batch, names).forward(reference)[1]
+        capture = Capture(lens, as_series(reference), names, rollout=True)
+        return capture.roll_out(**({} if horizon is None else {"horizon": horizon}))[1]

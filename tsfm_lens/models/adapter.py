@@ -190,11 +190,7 @@ class Adapter(ABC):
 
 
 def refuse_request(adapter: Adapter, horizon: int, num_samples: int | None) -> None:
-    """Refuse a forecast that a model cannot make.
-
-    Raises:
-        InputError: a number of sample paths of a model that draws none, or more than one pass of one without a rollout.
-    """
+    """Refuse a forecast that a model cannot make."""
     if num_samples is not None and adapter.readout == "quantile":
         raise InputError(f"{adapter.architecture} emits quantiles and draws no samples; leave num_samples out")
     if horizon > adapter.longest_pass and adapter.rollout == "single":
@@ -212,11 +208,7 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
 
 
 def refuse_covariates(adapter: Adapter, batch: SeriesBatch) -> None:
-    """Refuse covariates that a model does not take.
-
-    Raises:
-        InputError: names the first, and the models that take it.
-    """
+    """Refuse covariates that a model does not take."""
     for name, role, categories in zip(batch.ids, batch.roles, batch.categories, strict=True):
         for kind in (role, *(("categories",) if categories else ())):
             if kind != "target" and kind not in adapter.covariates:
@@ -234,21 +226,13 @@ def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:
-    """Return the horizon of a forward: of covariates as far as they are known, if none is given.
-
-    Raises:
-        InputError: the model does not take the covariates.
-    """
+    """Return the horizon of a forward: of covariates as far as they are known, if none is given."""
     refuse_covariates(adapter, batch)
     return default_horizon(adapter, batch) if horizon is None and batch.has_covariates else horizon
 
 
 def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
-    """Refuse levels beyond those that a model emits; its library may give the nearest in their place.
-
-    Raises:
-        InputError: names the level and the nearest one that the model emits.
-    """
+    """Refuse levels beyond those that a model emits; its library may give the nearest in their place."""
     low, high = levels[0], levels[-1]
     for level in requested:
         if not low - 1e-9 <= level <= high + 1e-9:
@@ -259,16 +243,7 @@ def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
 
 
 def at_levels(values: Tensor, levels: Sequence[float], requested: Sequence[float]) -> Tensor:
-    """Interpolate quantiles at other levels linearly between the neighbouring ones.
-
-    Args:
-        values: (…, quantile) at ``levels``.
-        levels: ascending.
-        requested: levels between the lowest and the highest of ``levels``.
-
-    Raises:
-        InputError: a level lies outside; quantiles are not extrapolated.
-    """
+    """Interpolate quantiles at other levels linearly between the neighbouring ones."""
     refuse_tails(levels, requested)
     if tuple(requested) == tuple(levels):
         return values
@@ -284,15 +259,20 @@ def at_levels(values: Tensor, levels: Sequence[float], requested: Sequence[float
 
 
 def refuse_dtype(adapter: Adapter, *values: Any) -> None:
-    """Refuse precisions that the library does not run in; other values pass.
-
-    Raises:
-        InputError: names those in which it runs.
-    """
+    """Refuse precisions that the library does not run in; other values pass."""
     for value in values:
         name = str(value).removeprefix("torch.")
         if isinstance(value, torch.dtype) and name not in adapter.dtypes:
             raise InputError(f"{adapter.architecture} does not run in {name}; choose {' or '.join(adapter.dtypes)}")
+
+
+def refuse_gradients(wiring: Wiring) -> None:
+    """Refuse gradients that are not derivatives."""
+    if not wiring.true_gradients:
+        raise InputError(
+            f"{wiring.architecture} rescales its backward pass (unit scaling), so its gradients are not the "
+            "derivatives; use finite differences, or attribution by lens difference"
+        )
 
 
 def default_levels(adapter: Adapter) -> tuple[float, ...]:

@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
@@ -18,7 +19,6 @@ from torch.distributions import Distribution
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.models.time_axis import token_table
 
 Levels = tuple[float, ...]
 """Quantile levels, ascending."""
@@ -72,11 +72,7 @@ class Encoded:
         return special | (torch.tensor(spans.stop) > starts_at[:, None])
 
     def part(self, start: int, stop: int) -> Encoded:
-        """Return series ``start`` to ``stop``, whole items, with the padding and the spans of the whole batch.
-
-        Raises:
-            InputError: an input belongs neither to items nor to series, so that it cannot be cut.
-        """
+        """Return series ``start`` to ``stop``, whole items, with the padding and the spans of the whole batch."""
         count = len(self.rows) if self.items is None else self.items
         series_per_item = len(self.batch) // count
         cuts = {count: slice(start // series_per_item, stop // series_per_item), len(self.batch): slice(start, stop)}
@@ -102,14 +98,21 @@ class Encoded:
             place=(first + before, len(self.rows) if whole is None else whole),
         )
 
-    def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
-        """Tabulate the tokens: the steps of each, and their timestamps; see ``time_axis.token_table``.
+    def in_data_units(self, normalized: Tensor) -> Tensor:
+        """Return normalised quantiles (…, batch, quantile, step) in data units."""
+        return in_data_units(normalized, self.loc, self.scale)
 
-        Args:
-            series: whose timestamps.
-            stack: of the tokens; the first one if None.
-        """
-        return token_table(self.spans[next(iter(self.spans)) if stack is None else stack], self.batch, series)
+    def token_table(self, series: int = 0, stack: str | None = None) -> pd.DataFrame:
+        """Tabulate the tokens of a stack, the first if None: steps from the forecast start, and times of one series."""
+        spans = self.spans[next(iter(self.spans)) if stack is None else stack]
+        parts = {name: getattr(spans, name) for name in ("start", "stop", "special")}
+        table = pd.DataFrame({"token": np.arange(len(spans)), **parts, "variate": spans.variate or 0})
+        stamps = self.batch.timestamps(series)
+        if stamps is not None:
+            step = pd.tseries.frequencies.to_offset(self.batch.freqs[series])
+            for column in ("start", "stop"):
+                table[f"{column}_time"] = [stamps[-1] + (count + 1) * step for count in table[column]]
+        return table
 
     def repeated(self, copies: int) -> dict[str, Any]:
         """Repeat all series of the inputs, copy-major."""
@@ -123,6 +126,11 @@ class Encoded:
             return tiled
         shift = torch.arange(copies, device=value.device).repeat_interleave(len(value)) * (value.max() + 1)
         return tiled + shift.reshape(-1, *[1] * (value.ndim - 1)).to(value.dtype)
+
+
+def in_data_units(normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
+    """Return normalised quantiles (…, batch, quantile, step) in data units, by the means and scales of the series."""
+    return normalized * scale.to(normalized)[:, None, None] + loc.to(normalized)[:, None, None]
 
 
 def rows_of(batch: SeriesBatch, packed: bool) -> tuple[str, ...]:
@@ -152,16 +160,9 @@ Predict = TypeVar("Predict", bound=Callable[..., Prediction])
 def rows_apart(predict: Predict) -> Predict:
     """Declare that an adapter's ``predict`` may run several variants of a model as rows of one batch.
 
-    By this its author states:
-
-    - the forecast of a series depends on that series alone (with the other variates of its group), so that copies of
-      the batch that follow one another give the same forecasts once more, in the same order. A number computed
-      over the whole batch (a clamp if all of it is positive, a common scale) depends on the series given, and is the
-      same for one copy and for several;
-    - up to ``longest_pass`` steps, the model's input depends on the series alone, not on its forecast.
-
-    It is a statement about this very function: one that overrides or wraps it has to make its own, and without one
-    variants run one by one.
+    By this its author states that copies of a batch that follow one another have the forecasts of the batch, in the
+    same order, and that up to ``longest_pass`` steps the model's input does not depend on its forecast. A function that
+    overrides or wraps it has to state so itself; without it variants run one by one.
     """
     predict.rows_apart = predict  # type: ignore[attr-defined]
     return predict
@@ -183,10 +184,9 @@ class Architecture:
         published: size -> hub id.
         adapter: class of its adapters.
         claims: whether a checkpoint's config.json belongs to this architecture.
-        claims_object: whether an object is one of its native models or pipelines.
+        classes: names of the classes of its native models and pipelines.
         open: local folder, dtype and device -> native object, through the library's own loader.
-        blank: config.json -> the torch module that a checkpoint's tensors belong to, as the library builds it. It is
-            called on the meta device, for names and shapes.
+        blank: config.json -> the torch module that a checkpoint's tensors belong to, called on the meta device.
         tiny: builds a small random native object for the conformance suite.
         build: size -> native object of published size with random weights.
         keys: keys of config.json that the wiring understands; None where none is read.
@@ -198,6 +198,7 @@ class Architecture:
         extra: name of the optional dependency that it needs, "" if none.
         renamed: parts of tensor names in checkpoints -> their names in the library.
         computed: parts of the names of tensors that the library computes and does not read from a checkpoint.
+        among: whether an object of a class that architectures share is one of its own.
         claims_tensors: whether names of tensors belong to it, for checkpoints whose config.json does not tell.
     """
 
@@ -206,7 +207,7 @@ class Architecture:
     published: Mapping[str, str]
     adapter: Any
     claims: Callable[[Mapping[str, Any]], bool]
-    claims_object: Callable[[object], bool]
+    classes: tuple[str, ...]
     open: Callable[[Path, torch.dtype, str], Any]
     blank: Callable[[Mapping[str, Any]], Any]
     tiny: Callable[[], Any]
@@ -220,6 +221,7 @@ class Architecture:
     extra: str = ""
     renamed: Mapping[str, str] = field(default_factory=dict)
     computed: tuple[str, ...] = ()
+    among: Callable[[Any], bool] = lambda native: True
     claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
 
     @property
@@ -231,6 +233,10 @@ class Architecture:
     def covariates(self) -> tuple[str, ...]:
         """Kinds of covariates that its library takes."""
         return self.adapter.covariates
+
+    def claims_object(self, native: object) -> bool:
+        """Return whether an object is one of its native models or pipelines."""
+        return any(base.__name__ in self.classes for base in type(native).__mro__) and self.among(native)
 
     def adapt(self, native: Any) -> Any:
         """Make the adapter of a native object."""

@@ -1,35 +1,71 @@
-"""Base of a lens: the opened model, its hook points, and its properties."""
+"""Base of a lens: the opened model, its properties, its hook points, and single forwards."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from difflib import get_close_matches
+from types import SimpleNamespace
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import LensHandle
 
-from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.data import as_series
+from tsfm_lens.data.floats import to_floats
+from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
-from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.edit import edited
+from tsfm_lens.hooks.interventions import Intervention
+from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.registry import HookRegistry, HookScope, attach_point, resolve_hooks
+from tsfm_lens.hooks.stopping import stream_into
+from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS
 from tsfm_lens.hooks.weights import Weights
-from tsfm_lens.hooks.wiring import Wiring
-from tsfm_lens.models.adapter import Adapter, versions
+from tsfm_lens.hooks.wiring import Mlp, Wiring
+from tsfm_lens.models.adapter import Adapter, covered, refuse_dtype, refuse_gradients, versions
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.forecast import is_count, refuse_overflow
+
+HookList = Iterable[tuple[Any, Callable[..., Any]]]
+"""(name, glob, predicate on names, or (short name, layer, …); function of an activation and ``hook=``)."""
+
+_OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
+_OF_A_FORECAST = ("batch_size", "horizon", "memory", "num_samples", "quantiles", "seed")
+Lasting = list[tuple[str, str, LensHandle]]
+
+
+class Config(SimpleNamespace):
+    """Sizes and kinds of a model; of the stack that is read out, where it has several.
+
+    Attributes:
+        model_name: of the loaded model.
+        architecture: name of the wiring.
+        n_layers, n_heads, d_model, d_head, d_mlp: sizes of the stack that is read out.
+        n_key_value_heads: heads of keys and values; as many as heads but for grouped queries.
+        n_ctx: the most steps of context that the model reads (tokens may cover several steps each).
+        d_vocab: size of the head's vocabulary; None for models that emit numbers.
+        act_fn: activation function of the MLPs, "" where the wiring does not say or there is none.
+        gated_mlp: whether half of the MLP's hidden layer multiplies the other.
+        attn_only: whether there are no MLPs.
+        normalization_type: "LN" or "RMS", as TransformerLens has them; None without norms.
+        dtype, device: of the weights.
+        n_params: number of weights.
+        stacks: sizes of every stack by name, "" where there is one: ``cfg.stacks["encoder"].n_layers``.
+    """
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        hint = "hook_result and the other hook points are computed whenever they are asked for"
+        raise InputError(f"cfg.{name} cannot be set: nothing of the native model is changed, and {hint}")
 
 
 class TokenModel(Protocol):
-    """Interface of a model that reads and emits tokens, for probes of tokens.
-
-    Attributes:
-        model: the torch module.
-        native: the library's own object, with its tokenizer.
-        settings: of the tokenizer, special tokens among them.
-        first_value_token: id of the lowest value bin; all lower ids are special.
-    """
+    """Interface of a model that reads and emits tokens, with the settings of its tokenizer, for probes of tokens."""
 
     model: Any
     native: Any
@@ -37,47 +73,72 @@ class TokenModel(Protocol):
 
     @property
     def first_value_token(self) -> int:
-        """Id of the lowest value bin."""
+        """Id of the lowest value bin; all lower ids are special."""
 
     def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
         """Encode token ids (sequence, position) of encoder and decoder as native input."""
 
 
-class LensBase:
-    """State of a lens and facts of its model: sizes, inputs, outputs.
+def _of_adapter(name: str, doc: str) -> Any:
+    """Return a property that every adapter has."""
+    return property(lambda lens: getattr(lens.adapter, name), doc=doc)
 
-    :class:`tsfm_lens.models.Lens` adds runs, forecasts, hooks and interventions. The modules of a lens take this
-    class, so that no module imports the one that imports it.
-    """
+
+class LensBase(HookedRootModule):
+    """Lens without whole forecasts, which the modules that add them take; see :class:`tsfm_lens.models.Lens`."""
 
     adapter: Adapter
     registry: HookRegistry
-    model_id: str
-    revision: str | None
+    native = _of_adapter("native", "Pipeline of the model's own library.")
+    model = _of_adapter("model", "Torch module in the library's own pipeline.")
+    wiring: Wiring = _of_adapter("wiring", "Table of the model's modules.")
+    device: torch.device = _of_adapter("device", "Device of the native model.")
+    emits = _of_adapter("readout", 'Kind of the head\'s output: "token" logits, a "quantile", or a "distribution".')
+    levels = _of_adapter("levels", "Quantile levels that the head gives, (0.5,) for a mean; none of token models.")
+    context_length = _of_adapter("context_length", "Most steps of context that the model reads.")
+    prediction_length = _of_adapter("prediction_length", "Default horizon.")
+    longest_pass = _of_adapter("longest_pass", "Longest horizon of a single forward.")
+    takes_ids = _of_adapter("integers", "True if series are token ids, not measurements.")
 
-    if TYPE_CHECKING:
-        # members of Lens, for the modules that it is made of
-        encode: Callable[..., Encoded]
-        forward: Callable[..., Tensor]
-        forecast: Callable[..., Any]
-        run: Callable[..., Any]
-        ablate: Callable[..., Block[Any]]
-        edit: Callable[..., Block[Any]]
-        patch: Callable[..., Block[Any]]
-        hooks: Callable[..., Block[Any]]
-        run_with_cache: Callable[..., tuple[Any, Activations]]
-        run_with_hooks: Callable[..., Any]
-        quick_check: Callable[..., Any]
+    def __init__(self, adapter: Adapter, model_id: str, revision: str | None = None) -> None:
+        super().__init__()
+        # kept out of torch's module registry: TransformerLens's setup() writes a name onto every submodule
+        self.__dict__["adapter"] = adapter
+        self.model_id = model_id
+        self.revision = revision
+        self.__dict__["registry"] = HookRegistry(adapter.model, adapter.wiring)
+        for name, point in self.registry.hooked.items():
+            attach_point(self, name, point)
+        self.setup()
+        self.adapter.model.eval()
 
-    @property
-    def native(self) -> Any:
-        """Pipeline of the model's own library."""
-        return self.adapter.native
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (type(self), self.adapter, self.model_id, self.revision, self._lasting_hooks())
 
-    @property
-    def wiring(self) -> Wiring:
-        """Table of the model's modules."""
-        return self.adapter.wiring
+    def __deepcopy__(self, memo: dict[int, Any]) -> LensBase:
+        hooks = self._lasting_hooks()
+        for module in self.adapter.model.modules():
+            # some libraries keep functions as attributes in a wrapping that cannot be copied, and need not be
+            memo |= {id(value): value for value in vars(module).values() if isinstance(value, staticmethod)}
+        return _rebuilt(type(self), copy.deepcopy(self.adapter, memo), self.model_id, self.revision, hooks)
+
+    def _lasting_hooks(self) -> Lasting:
+        """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd", handle)."""
+        if self.registry.busy:
+            raise HookError("a context is open on this lens, and its hooks would stay on a copy; leave it first")
+        points = self.registry.hooked.items()
+        forward = [(name, "fwd", handle) for name, point in points for handle in point.fwd_hooks]
+        return forward + [(name, "bwd", handle) for name, point in points for handle in point.bwd_hooks]
+
+    def __repr__(self) -> str:
+        stacks = ", ".join(f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks)
+        return f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model {self.d_model})"
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the native model; InputError for a precision that the library does not run in."""
+        refuse_dtype(self.adapter, *args, *kwargs.values())
+        self.adapter.model.to(*args, **kwargs)
+        return self
 
     @property
     def weights(self) -> Weights:
@@ -89,11 +150,6 @@ class LensBase:
         """Width of the residual stream that is read out."""
         return self.wiring.output_stack.d_model
 
-    @property
-    def device(self) -> torch.device:
-        """Device of the native model."""
-        return next(self.adapter.model.parameters()).device
-
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
         """Iterate over the parameters of the native model."""
         return self.adapter.model.parameters(recurse)
@@ -103,11 +159,7 @@ class LensBase:
         return [(name, " ".join(point.axes)) for name, point in self.registry.points.items()]
 
     def components(self, *patterns: str | Component) -> list[Component]:
-        """Return components by name or glob; all of them if no pattern is given.
-
-        Raises:
-            UnknownNameError: a pattern matches nothing.
-        """
+        """Return components by name or glob, all if none is given; UnknownNameError for one that matches nothing."""
         return select_components(self.wiring, *patterns) if patterns else list(all_components(self.wiring))
 
     def provenance(self) -> dict[str, object]:
@@ -127,61 +179,22 @@ class LensBase:
         """Apply the native head to any residual stream: the logit lens.
 
         Args:
-            resid: (…, series, pos, d_model) of the stack that is read out.
+            resid: (…, series, pos, d_model) of the stack that is read out; InputError for another width.
             encoded: the batch it belongs to.
             like: freeze the final norm's scale to that of this stream (same shape up to broadcasting).
 
         Returns:
-            Token models: logits (…, series, step, vocabulary). Patch models: quantiles in data units
-            (…, series, quantile, step).
-
-        Raises:
-            InputError: the stream has another width.
+            Logits (…, series, step, vocabulary), or quantiles in data units (…, series, quantile, step).
         """
         if resid.shape[-1] != self.d_model:
             raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
         return self.adapter.head(self.adapter.final_norm(resid, like), encoded)
 
     @property
-    def model(self) -> Any:
-        """Torch module in the library's own pipeline."""
-        return self.adapter.model
-
-    @property
-    def emits(self) -> Literal["token", "quantile", "distribution"]:
-        """Kind of the head's output: logits of a "token", a "quantile", or a "distribution", read by its mean."""
-        return self.adapter.readout
-
-    @property
-    def levels(self) -> tuple[float, ...]:
-        """Quantile levels that the head gives, (0.5,) for the mean of a distribution; none of token models."""
-        return tuple(self.adapter.levels)
-
-    @property
-    def context_length(self) -> int:
-        """Most steps of context that the model reads."""
-        return self.adapter.context_length
-
-    @property
-    def prediction_length(self) -> int:
-        """Default horizon."""
-        return self.adapter.prediction_length
-
-    @property
-    def longest_pass(self) -> int:
-        """Longest horizon of a single forward."""
-        return self.adapter.longest_pass
-
-    @property
     def rereads(self) -> bool:
         """True if a rollout encodes its longer context anew beyond one pass."""
         adapter = self.adapter
         return adapter.rollout == "refeed" or (adapter.rollout == "tokens" and adapter.restarts)
-
-    @property
-    def takes_ids(self) -> bool:
-        """True if series are token ids, not measurements."""
-        return self.adapter.integers
 
     @property
     def example_ids(self) -> np.ndarray:
@@ -206,3 +219,195 @@ class LensBase:
     def final_norm(self, resid: Tensor) -> Tensor:
         """Apply the norm before the head to any stream (…, d_model)."""
         return self.adapter.final_norm(resid)
+
+    def encode(
+        self, series: Any, *, future: Any = None, tokens: Tensor | None = None, horizon: int | None = None
+    ) -> Encoded:
+        """Encode series as the native model takes them.
+
+        Args:
+            series: anything that :func:`tsfm_lens.data.as_series` takes.
+            future: (series, step) values after the context, to teacher-force a token model's decoder.
+            tokens: (series, step) token ids for the same purpose.
+            horizon: forecast steps of the one forward; the model's own if None. Models whose pass always
+                yields the same number of steps yield them all.
+
+        Raises:
+            InputError: the future has another shape, one pass cannot yield the horizon, or a scale overflows.
+        """
+        horizon = covered(self.adapter, batch := as_series(series), horizon)
+        values = None if future is None else torch.as_tensor(to_floats(future, "the future"))
+        ids = None if tokens is None else torch.as_tensor(to_floats(tokens, "the array of tokens"))
+        if values is not None and ids is not None:
+            raise InputError("give either future values or decoder tokens, not both")
+        for array in (values, ids):
+            if array is not None and self.adapter.readout != "token":
+                raise InputError(
+                    f"{self.wiring.architecture} takes no future values in a single forward; leave `future` out"
+                )
+            if array is not None and (array.ndim != 2 or len(array) != len(batch)):
+                raise InputError(
+                    f"future values have shape {tuple(array.shape)}, expected (series, step) with {len(batch)} series"
+                )
+        if horizon is not None and not (is_count(horizon) and horizon <= self.adapter.longest_pass):
+            raise InputError(
+                f"horizon {horizon!r} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
+                f"{self.adapter.longest_pass} steps, lens.forecast goes on beyond"
+            )
+        options = {"future": values, "tokens": ids} if self.adapter.readout == "token" else {}
+        encoded = self.adapter.encode(batch, horizon=None if horizon is None else int(horizon), **options)
+        refuse_overflow(encoded)
+        return encoded
+
+    def forward(
+        self,
+        series: Any,
+        *,
+        future: Any = None,
+        tokens: Tensor | None = None,
+        horizon: int | None = None,
+        stop_at_layer: int | str | Component | None = None,
+    ) -> Tensor:
+        """Run one differentiable forward.
+
+        Args:
+            series: see :meth:`encode`; an :class:`Encoded` batch is taken as it is.
+            future, tokens, horizon: see :meth:`encode`.
+            stop_at_layer: do not run this layer and later ones: an index in the stack that is read out, from
+                its end if below 0, or a layer by name ("encoder.1").
+
+        Returns:
+            Token models: logits (series, step, vocabulary). Patch models: quantiles in data units
+            (series, quantile, step); models with a distribution head: its mean, with a single quantile entry.
+            With ``stop_at_layer`` the stream that enters it, (row, pos, d_model).
+
+        Raises:
+            UnknownNameError: no such layer.
+        """
+        if not isinstance(series, Encoded):
+            series = self.encode(series, future=future, tokens=tokens, horizon=horizon)
+        with self.running(len(series.rows), series.place), self.registry.attach():
+            if stop_at_layer is not None:
+                return stream_into(self.registry, stop_at_layer, lambda: self.adapter.run(series.inputs))
+            return self.adapter.run(series.inputs)
+
+    def edit(self, *interventions: Intervention) -> Block[Self]:
+        """Apply interventions, in order, to everything that runs inside the block; UnknownNameError for a target."""
+        return edited(self.registry, interventions, self)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            instead = LENS.get(name) or _in_stacks(self, name)
+            if not instead:
+                raise
+        raise AttributeError(f"a lens has no {name!r}: {instead}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one forward; InputError for an argument of TransformerLens's that has no counterpart."""
+        refuse_unknown({name: value for name, value in kwargs.items() if name != "series"}, rollout=False)
+        return super().__call__(*args, **kwargs)
+
+    @property
+    def cfg(self) -> Config:
+        """Sizes and kinds of the model, as TransformerLens names them.
+
+        Example:
+            >>> lens.cfg.n_layers, lens.cfg.n_heads, lens.cfg.d_model, lens.cfg.act_fn
+            (3, 4, 96, 'relu')
+        """
+        wiring, model = self.wiring, self.adapter.model
+        stack = wiring.output_stack
+        rows = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]
+        mlp = next((row for row in rows if isinstance(row, Mlp)), None)
+        attention = next((row for row in rows if not isinstance(row, Mlp)), None)
+        weights = list(model.parameters())
+        norm = next((f"{stack.block(0)}.{row.norm}" for row in stack.rows(0) if row.norm), stack.ln_final)
+        kind = ("LN" if isinstance(model.get_submodule(norm), nn.LayerNorm) else "RMS") if norm else None
+        return Config(
+            model_name=self.model_id,
+            architecture=wiring.architecture,
+            **{name: getattr(stack, name) for name in ("n_layers", "n_heads", "d_model", "d_head", "d_mlp")},
+            n_key_value_heads=stack.n_heads if attention is None else attention.heads_of("k", stack.n_heads),
+            n_ctx=self.context_length,
+            d_vocab=self.weights.W_U.shape[1] if self.emits == "token" else None,
+            act_fn="" if mlp is None else mlp.act,
+            gated_mlp=mlp is not None and mlp.gate is not None,
+            attn_only=mlp is None,
+            normalization_type=kind,
+            dtype=weights[0].dtype,
+            device=self.device,
+            n_params=sum(weight.numel() for weight in weights),
+            stacks={each.name: each for each in wiring.stacks},
+        )
+
+    def hooks(
+        self,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Block[Self]:
+        """Set hooks as TransformerLens's ``hooks`` does, with globs as names; all names are resolved first.
+
+        Raises:
+            UnknownNameError: a name matches no hook point.
+            WiringError: compiled or replaced modules would pass a hook by.
+            HookError: on leaving, the model ran and a hook point was never passed, or no gradient came to any backward
+                hook.
+        """
+        points = self.registry.points
+        forward, backward = resolve_hooks(points, fwd_hooks, "fwd"), resolve_hooks(points, bwd_hooks, "bwd")
+        if backward:
+            refuse_gradients(self.wiring)
+        hooks = [*forward, *backward]
+        if not reset_hooks_end:
+            for name, hook, direction in hooks:
+                self.registry.hooked[name].add_hook(hook, dir=direction)
+            hooks = []
+        return Block(HookScope(self.registry, self, hooks, after=self.clear_contexts if clear_contexts else None))
+
+    def clear_contexts(self) -> None:
+        """Clear contexts as TransformerLens's ``clear_contexts``; may be broken off and called again."""
+        for point in self.registry.hooked.values():
+            point.ctx = {}
+
+    def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
+        """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays until ``reset_hooks()``."""
+        if "bwd" in (*args, kwargs.get("dir")):
+            refuse_gradients(self.wiring)
+        if callable(name):
+            super().add_hook(name, hook, *args, **kwargs)
+            return
+        for point in select(self.registry.points, name):
+            super().add_hook(point, hook, *args, **kwargs)
+
+
+def _rebuilt(kind: type[LensBase], adapter: Adapter, model_id: str, revision: str | None, hooks: Lasting) -> LensBase:
+    """Build a lens around a copied or unpickled model, with hooks of its own points."""
+    lens = kind(adapter, model_id, revision)
+    for name, direction, handle in hooks:
+        lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent)
+    return lens
+
+
+def _in_stacks(lens: LensBase, name: str) -> str:
+    """Point to the stacks of a model that hold a name of TransformerLens's: "decoder_blocks" for "blocks"."""
+    if "_modules" not in lens.__dict__:
+        return ""
+    paths = [other for other in lens._modules if other.endswith(f"_{name}")]
+    paths += [f"{other}.{name}" for other, module in lens._modules.items() if module and name in module._modules]
+    return f"this model has {' and '.join(sorted(paths))}" if paths else ""
+
+
+def refuse_unknown(arguments: Mapping[str, Any], rollout: bool) -> None:
+    """Refuse arguments that a forward, or a rollout, does not take."""
+    allowed = _OF_A_FORECAST if rollout else _OF_A_FORWARD
+    for name in arguments:
+        if name in allowed:
+            continue
+        near = get_close_matches(name, allowed, n=1, cutoff=0.4)
+        nearest = f"did you mean {near[0]}?" if near else f"it takes {', '.join(allowed)}"
+        what = "forecast" if rollout else "forward"
+        raise InputError(f"a {what} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")

@@ -1,8 +1,4 @@
-"""Forecasts of a batch in parts: as many series at once as the memory allows, with the draws of the whole batch.
-
-Parts are padded as the whole batch is, so that they differ from it by rounding alone. Sample paths are defined by
-blocks of at most ``DRAWN`` series, each one native call under a seed of its own, whatever the memory.
-"""
+"""Forecasts of a batch in parts: as many series at once as the memory allows, with the draws of the whole batch."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ import numpy as np
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.adapter import Adapter, default_horizon, default_levels, refuse_covariates, refuse_request
+from tsfm_lens.models.adapter import default_horizon, default_levels, refuse_covariates, refuse_request
 from tsfm_lens.models.architecture import rows_of
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.draws import BlockDraws, Piece, block_seed, seeded
@@ -51,8 +47,11 @@ class ForecastRequest:
 
     @property
     def paths(self) -> int:
-        """Rows that a series has in the widest pass of the forecast."""
-        return paths_of(self.lens.adapter, self.horizon, self.num_samples)
+        """Rows of a series in the widest pass: sample paths, or quantile paths beyond one pass."""
+        adapter = self.lens.adapter
+        if self.draws:
+            return self.num_samples or adapter.samples
+        return len(adapter.levels) or 1 if self.horizon > adapter.longest_pass else 1
 
     @cached_property
     def per_item(self) -> int:
@@ -95,9 +94,8 @@ class ForecastRequest:
     def lengths(self) -> dict[str, int]:
         """Count the tokens that the longest item has in the widest pass, by stack."""
         adapter, longest = self.lens.adapter, int(np.argmax(self.batch.lengths))
-        item = self.batch.select(
-            [row for row, group in enumerate(self.batch.groups) if group == self.batch.groups[longest]]
-        )
+        group = self.batch.group_index
+        item = self.batch.select(np.flatnonzero(np.asarray(group) == group[longest]).tolist())
         ahead = min(self.horizon, adapter.longest_pass)
         context = min(max(item.lengths), adapter.context_length)
         growth = 1 + (self.horizon - ahead) / context
@@ -109,9 +107,8 @@ class ForecastRequest:
     def need(self, items: int) -> int:
         """Guess from above the bytes that one item needs: every step a token, or closer where so many need much."""
         context = min(max(self.batch.lengths), self.lens.adapter.context_length)
-        steps = dict.fromkeys(
-            (stack.name for stack in self.lens.wiring.stacks), (context + self.horizon + 8) * self.per_item
-        )
+        most = (context + self.horizon + 8) * self.per_item
+        steps = {stack.name: most for stack in self.lens.wiring.stacks}
         need = need_of(self.lens, steps, self.paths, self.per_item)
         if need * items <= LITTLE and not is_given(self.memory):
             return need
@@ -140,13 +137,6 @@ def request_of(
     return ForecastRequest(lens, batch, steps, levels, num_samples, int(seed), batch_size, memory)
 
 
-def paths_of(adapter: Adapter, horizon: int, num_samples: int | None) -> int:
-    """Count the rows of a series in the widest pass of a rollout: sample paths, or quantile paths beyond one pass."""
-    if adapter.readout != "quantile":
-        return num_samples or adapter.samples
-    return len(adapter.levels) or 1 if horizon > adapter.longest_pass else 1
-
-
 def cut(batch: SeriesBatch, most: int) -> list[Range]:
     """Cut a batch into ranges of at most so many series; the variates of an item stay together."""
     group = batch.group_index
@@ -160,13 +150,7 @@ def cut(batch: SeriesBatch, most: int) -> list[Range]:
 
 
 def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> list[Range]:
-    """Plan the parts of a forecast.
-
-    Args:
-        request: the forecast.
-        whole: names of hook points for whose sake the batch must not be cut, if any.
-        kept: bytes of one item's activations that are kept beside.
-    """
+    """Plan the parts of a forecast."""
     if whole:
         return [(0, len(request.batch))]
     at_once = max(stop - start for start, stop in request.blocks)
@@ -189,17 +173,7 @@ def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> 
 
 
 def halved(run: Callable[[int, int], T], batch: SeriesBatch, ranges: Iterable[Range], uncut: str = "") -> list[T]:
-    """Run ranges of a batch one after the other; one that runs out of memory again as two halves.
-
-    Args:
-        run: (start, stop) -> result.
-        batch: the series.
-        ranges: of it.
-        uncut: why no range may be cut, "" if they may.
-
-    Raises:
-        InputError: a range that cannot be cut runs out of memory.
-    """
+    """Run ranges of a batch one after the other; one that runs out of memory again as two halves."""
     results, queue = [], list(ranges)
     while queue:
         start, stop = queue.pop(0)
@@ -232,13 +206,7 @@ def by_row_hint(whole: Sequence[str]) -> str:
 
 
 def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: BlockDraws | None = None) -> Forecast:
-    """Run the library's own forecast of some series of a batch, with all hooks that are set.
-
-    Args:
-        request: the forecast of the batch.
-        start, stop: of the series.
-        drawing: mode under which it draws; that of the blocks the series belong to if None.
-    """
+    """Run the library's own forecast of some series of a batch, with all hooks that are set."""
     lens, adapter = request.lens, request.lens.adapter
     whole = stop - start == len(request.batch)
     batch = request.batch if whole else request.batch.select(range(start, stop))
@@ -252,13 +220,8 @@ def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: B
         drawing = request.drawing(pieces)
     seed = pieces[0].seed if drawing is None else drawing.seed
     rows = len(rows_of(batch, adapter.packed))
-    with (
-        seeded(seed, lens.device),
-        lens.running(rows, place),
-        padding,
-        lens.registry.attach(),
-        drawing or nullcontext(),
-    ):
+    running, draw = lens.running(rows, place), drawing or nullcontext()
+    with seeded(seed, lens.device), running, padding, lens.registry.attach(), draw:
         prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
     attrs = {**lens.provenance(), "seed": request.seed}
     return Forecast.of(prediction, request.levels, batch, attrs)

@@ -1,8 +1,4 @@
-"""Files of a checkpoint, and the refusal of files that are not the model of their configuration, whole and as loaded.
-
-The library opens a folder that holds these files and nothing else (:meth:`Checkpoint.staged`), so that no loader
-finds a pickle.
-"""
+"""Files of a checkpoint, and refusal of those that are not the model of their configuration, whole and as loaded."""
 
 from __future__ import annotations
 
@@ -15,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
@@ -25,12 +22,8 @@ from torch import Tensor, nn
 from tsfm_lens.errors import CheckpointError, LensError
 from tsfm_lens.registry import extensible
 
-WEIGHTS, INDEX, CONFIG, GENERATION = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "config.json",
-    "generation_config.json",
-)
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CONFIG, GENERATION = "config.json", "generation_config.json"
 COMPRESSION = "compression.json"
 """Beside weights some of which are factors of the model's matrices; see ``tsfm_lens.compress``."""
 SUFFIX, COMPRESSED = ".safetensors", ".compressed"
@@ -49,20 +42,14 @@ class Stored(NamedTuple):
     dtype: str
     shape: tuple[int, ...]
 
+    def __str__(self) -> str:
+        return f"{list(self.shape)}{'' if self.dtype in FLOATS else f' of {self.dtype}'}"
+
 
 @extensible
 @dataclass(frozen=True)
 class Checkpoint:
-    """Files of a checkpoint.
-
-    Attributes:
-        folder: of the files.
-        files: name that the library looks for -> resolved path of config.json, generation_config.json, the index and
-            the weights, as far as there.
-        config: the settings in config.json, empty without one.
-        generation: those in generation_config.json.
-        tensors: by the name that the files give them.
-    """
+    """Files of a checkpoint."""
 
     folder: Path
     files: Mapping[str, Path]
@@ -124,12 +111,7 @@ def shortened(text: str, limit: int = 300) -> str:
 
 
 def read_checkpoint(folder: Path) -> Checkpoint:
-    """Read the files of a checkpoint and their headers; no weight is read.
-
-    Raises:
-        CheckpointError: there is no safetensors file under the name that loaders look for, a file is damaged, or the
-            index is not that of the files.
-    """
+    """Read the files of a checkpoint and their headers; no weight is read."""
     with in_our_words(f"{folder} cannot be read"):
         files = {name: _file(folder, name) for name in (CONFIG, GENERATION) if os.path.lexists(folder / name)}
         config, generation = (read_settings(files[name]) if name in files else {} for name in (CONFIG, GENERATION))
@@ -140,11 +122,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """Read a JSON file of settings.
-
-    Raises:
-        CheckpointError: it is no JSON object.
-    """
+    """Read a JSON file of settings."""
     try:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -249,24 +227,8 @@ def module_of(native: Any) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else native.model
 
 
-class Expected(NamedTuple):
-    """Tensors that a model takes from a checkpoint.
-
-    Attributes:
-        shapes: name -> shape.
-        floating: names of tensors of real numbers.
-        tied: name -> all names of the same tensor, of which one in the files is enough.
-        unread: patterns of names that the library declares it leaves aside.
-    """
-
-    shapes: Mapping[str, tuple[int, ...]]
-    floating: frozenset[str]
-    tied: Mapping[str, frozenset[str]]
-    unread: tuple[str, ...]
-
-
-def expected_of(blank: nn.Module) -> Expected:
-    """Return the tensors that a model takes from a checkpoint, by an empty model on the meta device."""
+def expected_of(blank: nn.Module) -> tuple[dict[str, Tensor], dict[str, frozenset[str]]]:
+    """Return the tensors that a model takes from a checkpoint, and by name all names of the same tensor."""
     tie = getattr(blank, "tie_weights", None)
     if callable(tie):
         # transformers ties when it initialises weights, which an empty model never does
@@ -275,19 +237,12 @@ def expected_of(blank: nn.Module) -> Expected:
     groups: dict[int, set[str]] = {}
     for name, tensor in state.items():
         groups.setdefault(id(tensor), set()).add(name)
-    return Expected(
-        {name: tuple(tensor.shape) for name, tensor in state.items()},
-        frozenset(name for name, tensor in state.items() if tensor.is_floating_point()),
-        {name: frozenset(groups[id(tensor)]) for name, tensor in state.items()},
-        tuple(getattr(blank, "_keys_to_ignore_on_load_unexpected", None) or ()),
-    )
+    return state, {name: frozenset(groups[id(tensor)]) for name, tensor in state.items()}
 
 
 def name_in_model(name: str, renamed: Mapping[str, str]) -> str:
     """Translate a name in a file into the model's, by the parts of names that a library renames."""
-    for old, new in renamed.items():
-        name = name.replace(old, new)
-    return name
+    return reduce(lambda translated, pair: translated.replace(*pair), renamed.items(), name)
 
 
 def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str, str]:
@@ -303,13 +258,7 @@ def _model_names(checkpoint: Checkpoint, renamed: Mapping[str, str]) -> dict[str
 
 
 def refuse_layers(checkpoint: Checkpoint) -> None:
-    """Refuse a configuration with more layers than the files have tensors, before it is built.
-
-    Widths are compared by :func:`refuse_misfit`, without memory; only layers cost time there.
-
-    Raises:
-        CheckpointError: names the key.
-    """
+    """Refuse a configuration with more layers than the files have tensors, before it is built."""
     nodes: list[Mapping[str, Any]] = [checkpoint.config]
     for node in nodes:
         nodes += [value for value in node.values() if isinstance(value, Mapping)]
@@ -324,39 +273,29 @@ def refuse_layers(checkpoint: Checkpoint) -> None:
 def refuse_misfit(
     checkpoint: Checkpoint, blank: nn.Module, renamed: Mapping[str, str], computed: tuple[str, ...]
 ) -> None:
-    """Refuse files that lack a tensor of the model, hold another one, or hold one of another shape or type.
-
-    Args:
-        checkpoint: the files.
-        blank: an empty model of the configuration, on the meta device.
-        renamed: parts of names in the files -> those in the model.
-        computed: parts of the names of tensors that the library computes and does not read.
-
-    Raises:
-        CheckpointError: names the tensors, or says how much larger the configuration is than the files.
-    """
-    expected = expected_of(blank)
+    """Refuse files that lack a tensor of the model, hold another one, or hold one of another shape or type."""
+    state, tied = expected_of(blank)
     names = _model_names(checkpoint, renamed)
     have = set(names.values())
-    unread = re.compile("|".join((*expected.unread, *map(re.escape, computed))) or r"(?!)")
-    missing = sorted(name for name in expected.shapes if not (expected.tied[name] & have or _among(name, computed)))
-    unknown = sorted(name for name in have - set(expected.shapes) if not unread.search(name))
+    ignored = getattr(blank, "_keys_to_ignore_on_load_unexpected", None) or ()
+    unread = re.compile("|".join((*ignored, *map(re.escape, computed))) or r"(?!)")
+    missing = sorted(name for name in state if not (tied[name] & have or _among(name, computed)))
+    unknown = sorted(name for name in have - set(state) if not unread.search(name))
     wrong = [
-        f"{name} is {_describe(tensor)} and not {list(expected.shapes[model])}"
-        for name, model in names.items()
-        if model in expected.shapes
-        for tensor in [checkpoint.tensors[name]]
-        if tensor.shape != expected.shapes[model] or (tensor.dtype in FLOATS) != (model in expected.floating)
+        f"{name} is {tensor} and not {list(state[names[name]].shape)}"
+        for name, tensor in checkpoint.tensors.items()
+        if (own := state.get(names[name])) is not None
+        and (tensor.shape != tuple(own.shape) or (tensor.dtype in FLOATS) != own.is_floating_point())
     ]
     kinds = {"missing": missing, "unknown to the model": unknown, "of another form": wrong}
     if any(kinds.values()):
         complaint = "; ".join(
-            f"{len(names_of_kind)} {kind} ({_few(names_of_kind)})"
-            for kind, names_of_kind in kinds.items()
-            if names_of_kind
+            f"{len(few)} {kind} ({', '.join([shortened(name, 100) for name in few[:3]] + ['…'] * (len(few) > 3))})"
+            for kind, few in kinds.items()
+            if few
         )
         # names of one tensor count once
-        numbers = {tied: math.prod(expected.shapes[name]) for name, tied in expected.tied.items()}
+        numbers = {tied[name]: tensor.numel() for name, tensor in state.items()}
         raise CheckpointError(
             f"{checkpoint.folder} is not a complete checkpoint of the {type(blank).__name__} that its configuration "
             f"describes: {complaint}. The configuration describes {sum(numbers.values()):,} "
@@ -371,34 +310,16 @@ def refuse_misfit(
         )
 
 
-def _describe(tensor: Stored) -> str:
-    return f"{list(tensor.shape)}{'' if tensor.dtype in FLOATS else f' of {tensor.dtype}'}"
-
-
-def _few(names: list[str]) -> str:
-    text = ", ".join(shortened(name, 100) for name in names[:3])
-    return f"{text}, …" if len(names) > 3 else text
-
-
 def refuse_difference(
     checkpoint: Checkpoint, loaded: nn.Module, renamed: Mapping[str, str], computed: tuple[str, ...]
 ) -> None:
-    """Refuse a loaded model whose weights are not those of the files, in the type it was loaded in, or not numbers.
-
-    Reads every file once more; about 1 s for a GB that is in the page cache.
-
-    Raises:
-        CheckpointError: names the first tensor that differs.
-    """
+    """Refuse a loaded model whose weights are not those of the files, in the type it was loaded in, or not numbers."""
     names = _model_names(checkpoint, renamed)
     # tensors that a library computes need not be in its state
     state = {**dict(loaded.named_buffers()), **loaded.state_dict()}
-    by_file: dict[str, list[str]] = {}
-    for name, tensor in checkpoint.tensors.items():
-        by_file.setdefault(tensor.file, []).append(name)
-    for file, names_of_file in by_file.items():
+    for file in dict.fromkeys(tensor.file for tensor in checkpoint.tensors.values()):
         with safe_open(checkpoint.files[file], framework="pt") as weights:
-            for name in names_of_file:
+            for name in (name for name, tensor in checkpoint.tensors.items() if tensor.file == file):
                 if names[name] in state:
                     values = weights.get_tensor(name)
                     _refuse_other(checkpoint.folder, name, values, state[names[name]], _among(name, computed))
@@ -417,10 +338,8 @@ def _refuse_other(folder: Path, name: str, stored: Tensor, loaded: Tensor, close
             f"{folder}: {name} has {bad} of {param.numel()} weights that are not finite in {param.dtype}; the file is "
             "damaged, or its values do not fit that type"
         )
-    same = param.shape == stored.shape and (
-        torch.allclose(param, stored.to(param.dtype)) if close else torch.equal(param, stored.to(param.dtype))
-    )
-    if not same:
+    equal = torch.allclose if close else torch.equal
+    if param.shape != stored.shape or not equal(param, stored.to(param.dtype)):
         raise CheckpointError(
             f"{folder}: the library did not load {name} as the file has it; is another tensor of the file tied to it?"
         )

@@ -49,10 +49,7 @@ class _Seed:
 
 
 def seeded(seed: int, device: torch.device) -> Block[None]:
-    """Seed torch's generators of the CPU and of a device while the block runs; their state is left as it was.
-
-    Such blocks of several threads run one after the other. Draws that other code makes meanwhile are not held back.
-    """
+    """Seed torch's generators of the CPU and of a device while the block runs; their state is left as it was."""
     return Block(_Seed(seed, device))
 
 
@@ -65,14 +62,7 @@ def block_seed(seed: int, block: int) -> int:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive units (series, items or variants) of a run that belong to one block.
-
-    Attributes:
-        seed: of the block.
-        count: units of the run.
-        first: place of the first of them in the block.
-        size: units of the whole block.
-    """
+    """Consecutive units (series, items or variants) of a run that belong to one block."""
 
     seed: int
     count: int
@@ -90,22 +80,7 @@ class Unsplittable(HookError):
 
 
 class BlockDraws(TorchDispatchMode):
-    """Dispatch mode under which every block of rows draws what a native call on it alone draws.
-
-    Args:
-        pieces: of the run, in order.
-        axis: of elementwise draws, along which rows are counted; draws of indices (multinomial) count along the first.
-        outer: how often the units repeat along that axis (sample paths that stand outside the units).
-        guarded: replace probabilities that are no numbers, at which a CPU raises and a GPU is lost to its process.
-
-    Attributes:
-        seed: of the first block, under which the run begins.
-        failures: indices of the pieces where probabilities were replaced; their draws mean nothing.
-
-    Raises:
-        Unsplittable: from a draw whose rows are no multiple of the units, or of a part of a block where the numbers of
-            one row depend on the rows before it.
-    """
+    """Dispatch mode under which every block of rows draws what a native call on it alone draws."""
 
     def __init__(self, pieces: Sequence[Piece], *, axis: int = 0, outer: int = 1, guarded: bool = False) -> None:
         super().__init__()

@@ -14,18 +14,7 @@ from tsfm_lens.errors import MissingExtraError, unknown_name
 
 @dataclass(frozen=True)
 class Extra:
-    """One optional model library.
-
-    Attributes:
-        name: of the extra, as in ``pip install "tsfm-lens-toolbox[NAME]"``.
-        title: the models, as their authors call them.
-        imports: top-level modules.
-        distributions: package -> the version that the wirings were tested with.
-        proofs: "module:attribute" that only the real library has.
-        needs: packages that the library imports and that tsfm-lens itself does not need.
-        alone: install the library without the packages it asks for; the extra holds those it runs with.
-        before: called before its first import.
-    """
+    """One optional model library: what is imported, installed, only there in the real one, and needed beside it."""
 
     name: str
     title: str
@@ -48,13 +37,7 @@ class Extra:
 
 @dataclass(frozen=True)
 class ExtraStatus:
-    """Installed parts of one extra.
-
-    Attributes:
-        extra: the library.
-        versions: package -> installed version, or None.
-        missing: packages and modules that are not there; a module may be, as an empty folder that another left.
-    """
+    """Installed parts of one extra."""
 
     extra: Extra
     versions: Mapping[str, str | None]
@@ -77,14 +60,7 @@ def _stand_in_for_pytree() -> None:
     try:
         _ = jaxtyping.PyTree
     except (ImportError, AttributeError):
-        jaxtyping.PyTree = _PyTree
-
-
-class _PyTree:
-    """Any nested structure; subscripts name its leaves."""
-
-    def __class_getitem__(cls, _item: object) -> type[_PyTree]:
-        return cls
+        jaxtyping.PyTree = tuple
 
 
 EXTRAS: Mapping[str, Extra] = {
@@ -128,17 +104,15 @@ EXTRAS: Mapping[str, Extra] = {
 
 
 def require(name: str, module: str | None = None) -> ModuleType:
-    """Import an optional library; the first time can take some seconds.
-
-    Args:
-        name: of the extra.
-        module: what to return, as in "uni2ts.model.moirai"; the library's top-level module if None.
+    """Import an optional library by the name of its extra, and return its top-level module, or another.
 
     Raises:
         MissingExtraError: it is not installed, or not wholly; the message gives the commands that install it.
         UnknownNameError: no extra has this name.
     """
-    extra = _extra(name)
+    if name not in EXTRAS:
+        raise unknown_name("extra", name, EXTRAS)
+    extra = EXTRAS[name]
     try:
         if extra.before is not None:
             extra.before()
@@ -158,21 +132,14 @@ def require(name: str, module: str | None = None) -> ModuleType:
 
 def status() -> dict[str, ExtraStatus]:
     """Return the status of every extra, by name; none is imported."""
-    return {name: _status(extra) for name, extra in EXTRAS.items()}
-
-
-def _extra(name: str) -> Extra:
-    if name not in EXTRAS:
-        raise unknown_name("extra", name, EXTRAS)
-    return EXTRAS[name]
-
-
-def _status(extra: Extra) -> ExtraStatus:
-    versions = {package: installed(package) for package in extra.distributions}
-    missing = [package for package, version in versions.items() if version is None]
-    missing += [package for package in extra.needs if installed(package) is None]
-    missing += [module for module in extra.imports if not _has_code(module)]
-    return ExtraStatus(extra, versions, tuple(dict.fromkeys(missing)))
+    table = {}
+    for name, extra in EXTRAS.items():
+        versions = {package: installed(package) for package in extra.distributions}
+        missing = [package for package, version in versions.items() if version is None]
+        missing += [package for package in extra.needs if installed(package) is None]
+        missing += [module for module in extra.imports if not _has_code(module)]
+        table[name] = ExtraStatus(extra, versions, tuple(dict.fromkeys(missing)))
+    return table
 
 
 def installed(package: str) -> str | None:

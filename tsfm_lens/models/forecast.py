@@ -112,10 +112,7 @@ class Forecast:
         return self.of_rows(np.flatnonzero(self.context.is_target).tolist(), self.context.targets())
 
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """Return a labelled dataset of kind "forecast", with the context and, where known, the truth (series, step).
-
-        A multivariate batch has coordinates ``group`` and ``variate`` on dim ``series``.
-        """
+        """Return a labelled dataset of kind "forecast", with the context and, where known, the truth (series, step)."""
         data = context_dataset(self.context, self.horizon, truth)
         data = data.assign_coords(quantile=list(self.levels))
         data["quantile_forecast"] = (("series", "quantile", "step"), self.quantiles)
@@ -125,21 +122,11 @@ class Forecast:
         return data
 
     def by_variate(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """Return the dataset of a multivariate batch with dims ``series``, its groups, and ``variate``.
-
-        Args:
-            truth: (series, step) or None, as ``to_dataset`` takes it.
-
-        Raises:
-            InputError: the batch is not multivariate.
-        """
+        """Return the dataset with dims ``series``, the groups, and ``variate``; InputError if not multivariate."""
         return by_variate(self.to_dataset(truth))
 
     def to_frame(self) -> pd.DataFrame:
-        """Return a table with one row per series and step.
-
-        Columns: id, group and variate if multivariate, step, timestamp where known, mean, and one per quantile.
-        """
+        """Return a table of id, group and variate if multivariate, step, timestamp if known, mean, and quantiles."""
         frames = []
         for index, name in enumerate(self.context.ids):
             frame = pd.DataFrame({"id": name, **self.context.labels(index), "step": np.arange(self.horizon)})
@@ -154,11 +141,7 @@ class Forecast:
 
 
 class JoinedDistribution(Distribution):
-    """Distributions of several parts of a batch as one, along the first axis.
-
-    Args:
-        parts: distributions that agree in all but the first axis of their batch shape.
-    """
+    """Distributions of several parts of a batch as one, along the first axis."""
 
     arg_constraints: ClassVar[dict[str, Any]] = {}
 
@@ -206,11 +189,7 @@ def is_count(value: Any) -> bool:
 def checked_request(
     horizon: Any, quantiles: Iterable[float], num_samples: Any, seed: Any
 ) -> tuple[int, tuple[float, ...]]:
-    """Check the steps, and the quantile levels, which are returned in ascending order.
-
-    Raises:
-        InputError: an argument is not a number as :meth:`tsfm_lens.models.lens.Lens.forecast` takes it.
-    """
+    """Check the steps, and the quantile levels, which are returned in ascending order."""
     if not is_count(horizon):
         raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer from 1 to {MOST}")
     try:
@@ -227,11 +206,7 @@ def checked_request(
 
 
 def refuse_overflow(encoded: Encoded) -> None:
-    """Refuse a batch whose mean or scale is beyond single precision.
-
-    Raises:
-        InputError: names the first such series.
-    """
+    """Refuse a batch whose mean or scale is beyond single precision."""
     is_finite = (encoded.loc.isfinite() & encoded.scale.isfinite()).cpu().numpy()
     if not is_finite.all():
         row = int(np.argmin(is_finite))
@@ -243,11 +218,7 @@ def refuse_overflow(encoded: Encoded) -> None:
 
 
 def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
-    """Refuse a forecast that is not all numbers.
-
-    Raises:
-        InputError: names the series and the first step.
-    """
+    """Refuse a forecast that is not all numbers."""
     is_finite = np.isfinite(forecast.mean) & np.isfinite(forecast.quantiles).all(axis=1)
     # some libraries give nothing for covariates
     is_finite |= ~forecast.context.is_target[:, None]
@@ -263,11 +234,7 @@ def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
 
 
 def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.DatetimeIndex | None:
-    """Return the timestamps of one series' forecast steps, None where start or frequency is unknown.
-
-    Raises:
-        InputError: they go beyond the last date that pandas holds.
-    """
+    """Return the timestamps of one series' forecast steps, None where start or frequency is unknown."""
     stamps = batch.timestamps(index, ahead=horizon)
     return None if stamps is None else stamps[batch.lengths[index] :]
 
@@ -278,19 +245,16 @@ def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:
     return np.concatenate([truth[:, :horizon], longer], axis=1)
 
 
+def checked_truth(truth: Any, shape: tuple[int, int]) -> np.ndarray:
+    """Return a truth as numbers (series, step)."""
+    values = to_floats(truth, "the truth")
+    if values.shape != shape:
+        raise InputError(f"truth has shape {values.shape}, expected (series, step) = {shape}")
+    return values
+
+
 def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None = None) -> xr.Dataset:
-    """Return the part that all results share: the context, the truth, their times, units, groups and variates.
-
-    With covariates also their ``role``, and ``known_future`` (series, step).
-
-    Args:
-        batch: the context.
-        horizon: forecast steps.
-        truth: (series, step) or None; NaN where unknown.
-
-    Raises:
-        InputError: the truth has another shape.
-    """
+    """Return the part that all results share: the context, the truth, their times, units, groups and variates."""
     width = max(len(series) for series in batch.values)
     context = np.full((len(batch), width), np.nan)
     for index, series in enumerate(batch.values):
@@ -310,10 +274,7 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
         data = data.assign_coords(role=("series", list(batch.roles)))
         data["known_future"] = (("series", "step"), batch.known_future(horizon))
     if truth is not None:
-        values = to_floats(truth, "the truth")
-        if values.shape != (len(batch), horizon):
-            raise InputError(f"truth has shape {values.shape}, expected (series, step) = {(len(batch), horizon)}")
-        data["truth"] = (("series", "step"), values)
+        data["truth"] = (("series", "step"), checked_truth(truth, (len(batch), horizon)))
     stamps = [batch.timestamps(index, ahead=horizon) for index in range(len(batch))]
     if any(stamp is None for stamp in stamps):
         return data

@@ -1,8 +1,4 @@
-"""Memory of a run: the bytes that it may take, and a guess of those that it takes.
-
-The limit is, in this order: the argument ``memory``, the environment variable ``TSFM_LENS_MEMORY``, half of the free
-bytes of the device.
-"""
+"""Memory of a run: the bytes that it may take, and a guess of those that it takes."""
 
 from __future__ import annotations
 
@@ -30,15 +26,7 @@ _UNITS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
 
 def limit_of(memory: int | str | None, device: torch.device) -> int:
-    """Return the bytes that a run may take: the argument, the environment variable's, or half of the free ones.
-
-    Args:
-        memory: bytes, or a text such as "2GB" or "1.5GiB".
-        device: of the run.
-
-    Raises:
-        InputError: not a positive number of bytes.
-    """
+    """Return the bytes that a run may take: the argument, the environment variable's, or half of the free ones."""
     if memory is not None:
         return as_bytes(memory, "memory")
     if is_given(None):
@@ -61,15 +49,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def as_bytes(value: int | str, what: str) -> int:
-    """Read a number of bytes, maybe as a text with a unit (kB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024).
-
-    Args:
-        value: the number or text.
-        what: its name, for the message.
-
-    Raises:
-        InputError: no positive number of bytes.
-    """
+    """Read a number of bytes, maybe as a text with a unit (kB, MB, GB, TB of 1000; KiB, MiB, GiB, TiB of 1024)."""
     if isinstance(value, str):
         form = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", value.lower())
         number = float(form[1]) * (1024 if form[3] else 1000) ** _UNITS[form[2]] if form else 0.0
@@ -100,15 +80,7 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def fitting(need: int, count: int, memory: int | str | None, device: torch.device, *, comfort: bool = True) -> int:
-    """Count the items, of so many, that may run at once: at least one.
-
-    Args:
-        need: bytes of one item.
-        count: items.
-        memory: see :func:`limit_of`.
-        device: of the run.
-        comfort: take no more than is of use on a CPU where nobody has set a limit.
-    """
+    """Count the items, of so many, that may run at once: at least one."""
     if need * count <= LITTLE and not is_given(memory):
         return count
     limit = limit_of(memory, device)
@@ -124,14 +96,7 @@ def lengths_of(encoded: Encoded) -> dict[str, int]:
 
 
 def need_of(lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates: int = 1) -> int:
-    """Guess from above the bytes that a run of one item holds at once: attention, stream, cache and output.
-
-    Args:
-        lens: the model.
-        lengths: tokens of the item by stack.
-        paths: rows of the stack that is read out.
-        variates: series of the item.
-    """
+    """Guess from above the bytes that a run of one item holds at once: attention, stream, cache and output."""
     wiring = lens.wiring
     numbers = 6 * paths * variates * width_of_output(lens)
     for stack in wiring.stacks:
@@ -144,13 +109,7 @@ def need_of(lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates
 
 
 def kept_bytes(lens: LensBase, names: Iterable[str], lengths: Mapping[str, int]) -> dict[str, int]:
-    """Guess the bytes of the activations of one item at some hook points, by name.
-
-    Args:
-        lens: the model.
-        names: of hook points.
-        lengths: tokens of the item by stack.
-    """
+    """Guess the bytes of the activations of one item at some hook points, by name."""
     points, wiring, wide = lens.registry.points, lens.wiring, width_of_output(lens)
     sizes = {}
     for name in names:

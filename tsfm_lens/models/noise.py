@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
@@ -28,13 +28,15 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
         Higham and Mary 2019, A new approach to probabilistic rounding error analysis: n independent roundings add up
         to about the square root of n, not to n.
     """
-    inner = relative_rounding(run.lens)
-    bounds = np.empty(len(run.batch))
-    for row, context in enumerate(run.batch.values):
-        values = np.concatenate([np.ravel(context), plain[row]]).astype(float)
-        values = values[np.isfinite(values)]
-        bounds[row] = 4 * _OUTER * np.abs(values).max(initial=0.0)
-    return bounds + inner * ranges(run, plain)
+    sizes = [4 * _OUTER * np.abs(values).max(initial=0.0) for values in _values(run, plain)]
+    return np.array(sizes) + relative_rounding(run.lens) * ranges(run, plain)
+
+
+def _values(run: Run, plain: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the numbers of each context and its forecast in ``plain`` (series, step)."""
+    for context, forecast in zip(run.batch.values, plain, strict=True):
+        values = np.concatenate([np.ravel(context), forecast]).astype(float)
+        yield values[np.isfinite(values)]
 
 
 def own_rounding(run: Run) -> np.ndarray:
@@ -51,16 +53,8 @@ def relative_rounding(lens: Lens) -> float:
 
 
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
-    """Compute the range of each context and its forecast in ``plain`` (series, step), data units, (series,).
-
-    It is the largest less the smallest value. Changes of a forecast are compared with it.
-    """
-    widths = np.zeros(len(run.batch))
-    for row, context in enumerate(run.batch.values):
-        values = np.concatenate([np.ravel(context), plain[row]]).astype(float)
-        values = values[np.isfinite(values)]
-        widths[row] = np.ptp(values) if values.size else 0.0
-    return widths
+    """Compute the range of each context and its forecast in ``plain`` (series, step), data units, (series,)."""
+    return np.array([np.ptp(values) if values.size else 0.0 for values in _values(run, plain)])
 
 
 def told_apart(run: Run, forecasts: np.ndarray, plain: np.ndarray) -> np.ndarray:
@@ -70,17 +64,7 @@ def told_apart(run: Run, forecasts: np.ndarray, plain: np.ndarray) -> np.ndarray
 
 
 def noise_floor(run: Run, measure: Measure) -> np.ndarray:
-    """Compute the comparison of two forecasts when nothing in the model was changed, (series,).
-
-    In rollouts of a sampling model, two seeds of the unchanged model are compared; they differ by more than two
-    variants that draw the same random numbers, so that the floor errs on the safe side. Everything else takes no draw,
-    and only rounding is left. The forecast is then compared with itself, every step off by the rounding: all steps to
-    one side, or alternately to either. The larger of the two results counts.
-
-    Args:
-        run: whose forecast variants are compared with.
-        measure: of forecasts (series, step) and the plain one (series, step), (series,) from 0 on.
-    """
+    """Compute the comparison of two forecasts when nothing in the model was changed, (series,)."""
     plain = run.point
     if run.rollout and run.forecast.samples is not None:
         return measure(run.redraw().forecast.median, plain)
@@ -90,15 +74,7 @@ def noise_floor(run: Run, measure: Measure) -> np.ndarray:
 
 
 def share_floor(run: Run, way: np.ndarray) -> np.ndarray:
-    """Compute the :func:`noise_floor` of a share of the way from the run's forecast to another, (…, series).
-
-    A share of 1 is all of the way. A projection of noise may be small by chance; so it is taken for no smaller than
-    that of independent errors of the steps.
-
-    Args:
-        run: whose forecast the way begins at.
-        way: (…, series, step), data units.
-    """
+    """Compute the :func:`noise_floor` of a share of the way from the run's forecast to another, (…, series)."""
     length = np.square(way).sum(-1)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:

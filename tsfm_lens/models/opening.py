@@ -19,19 +19,14 @@ from tsfm_lens.models import checkpoint
 from tsfm_lens.models.adapter import refuse_dtype
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.wirings._checks import GENERATION, HUB, refuse_unknown, refuse_values
+from tsfm_lens.models.wirings._common import GENERATION, HUB, refuse_unknown, refuse_values
 
 _REDIRECTION = threading.RLock()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 def load(
-    source: Any,
-    *,
-    revision: str | None = None,
-    device: str = "cpu",
-    dtype: str = "float32",
-    check: bool = True,
+    source: Any, *, revision: str | None = None, device: str = "cpu", dtype: str = "float32", check: bool = True
 ) -> Lens:
     """Open a model as a lens.
 
@@ -60,7 +55,10 @@ def load(
         _refuse_beside(lens)
     else:
         folder, model_id, commit = _locate(str(source), revision)
-        lens = _from_folder(folder, model_id, commit, _DTYPES[dtype], device)
+        files = checkpoint.read_checkpoint(folder)
+        if os.path.lexists(folder / checkpoint.COMPRESSION):
+            files = files.folded()
+        lens = _open(files, model_id, commit, _DTYPES[dtype], device)
         refuse_dtype(lens.adapter, _DTYPES[dtype])
     if check:
         with checkpoint.in_our_words(f"{lens.model_id} was loaded, but cannot run"):
@@ -96,13 +94,6 @@ def _refuse_beside(lens: Lens) -> None:
             f"{len(names)} layers of {lens.model_id}, the first of them {names[0]}, hold an adapter beside their "
             "matrix, which views of weights would leave out. Merge it first: `model.merge_and_unload()` of peft."
         )
-
-
-def _from_folder(folder: Path, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
-    files = checkpoint.read_checkpoint(folder)
-    if os.path.lexists(folder / checkpoint.COMPRESSION):
-        files = files.folded()
-    return _open(files, model_id, commit, dtype, device)
 
 
 def _open(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
@@ -149,11 +140,7 @@ def _call_it(module: Any, name: str) -> None:
 
 
 def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()) -> Architecture:
-    """Return the architecture that claims a configuration or else the names of the tensors.
-
-    Raises:
-        WiringError: none does.
-    """
+    """Return the architecture that claims a configuration or else the names of the tensors."""
     for entry in architectures().values():
         if entry.claims(config) or entry.claims_tensors(tensors):
             return entry
@@ -164,17 +151,7 @@ def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[st
 
 
 def architecture_named(source: str) -> Architecture | None:
-    """Return the architecture of an embedded checkpoint, a local folder or a published hub id, without its weights.
-
-    Args:
-        source: as :func:`load` takes it.
-
-    Returns:
-        None where only opening it can tell: a hub id that is not listed, or a folder whose configuration is not read.
-
-    Raises:
-        CheckpointError, UnknownNameError: nothing of this name can be opened.
-    """
+    """Return the architecture of an embedded checkpoint, a local folder or a published hub id, without its weights."""
     for entry in architectures().values():
         if source in entry.published.values():
             return entry

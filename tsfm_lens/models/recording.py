@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.recorder import NamesFilter, Positions, Reducer, record, reducers_of, resolve_filter
 from tsfm_lens.hooks.stopping import passed_before, stopping_point
-from tsfm_lens.hooks.wiring import Wiring
+from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.batching import Range, by_row_hint, cut, forecast_part, halved, plan, reason_uncut, request_of
@@ -41,27 +42,17 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Capture:
-    """Activations that one run keeps.
-
-    Attributes:
-        lens: the model.
-        batch: the series.
-        names: exact names of hook points.
-        reduce: function on each activation before it is kept, or one by name or glob.
-        device: where they are kept; the model's if None.
-        gradients: whether gradients are kept as well.
-        rollout: whether a whole forecast runs.
-        memory: see ``lens.forecast``.
-    """
+    """Activations that one run keeps."""
 
     lens: LensBase
     batch: SeriesBatch
     names: list[str]
     reduce: Reducer | Mapping[str, Reducer] | Positions | None = None
     device: torch.device | str | None = None
-    gradients: bool = False
-    rollout: bool = False
+    loss: Callable[[Tensor], Tensor] | None = None
     memory: int | str | None = None
+    rollout: bool = False
+    stop: int | str | Component | None = None
 
     @property
     def whole(self) -> list[str]:
@@ -72,15 +63,11 @@ class Capture:
         return [*self.lens.registry.session.across_rows(), *across]
 
     def kept(self, lengths: Mapping[str, int], times: int = 1) -> int:
-        """Guess the bytes of one item that are kept; what a reducer leaves is not counted.
-
-        Raises:
-            InputError: those of the whole batch do not fit in the memory.
-        """
+        """Guess the bytes of one item that are kept; what a reducer leaves is not counted."""
         lens, items = self.lens, len(set(self.batch.groups))
         reduced = reducers_of(self.names, self.reduce)
         sizes = kept_bytes(lens, [name for name in self.names if name not in reduced], lengths)
-        sizes = {name: size * times * (2 if self.gradients else 1) for name, size in sizes.items()}
+        sizes = {name: size * times * (1 if self.loss is None else 2) for name, size in sizes.items()}
         total = items * sum(sizes.values())
         if total > LITTLE or is_given(self.memory):
             limit = limit_of(self.memory, torch.device(self.device) if self.device else lens.device)
@@ -95,28 +82,55 @@ class Capture:
                 )
         return total // items
 
-    def run(
+    def forward(self, encoded: Encoded) -> tuple[Tensor, Activations]:
+        """Return the output and the activations of a forward, in parts."""
+        lens, whole = self.lens, self.whole
+        stored = self.kept(lengths_of(encoded))
+
+        def run(start: int, stop: int) -> Tensor:
+            output = lens.forward(_part(encoded, start, stop), stop_at_layer=self.stop)
+            if self.loss is not None:
+                self.loss(output).backward()
+            return output
+
+        # gradients are requested, whatever the caller's setting
+        with torch.enable_grad() if self.loss is not None else nullcontext():
+            graph = torch.is_grad_enabled() and any(weight.requires_grad for weight in lens.parameters())
+            uncut = by_row_hint(whole) if whole else "run it under torch.no_grad(), to run in parts" if graph else ""
+            ranges = [(0, len(encoded.batch))] if uncut else forward_ranges(lens, encoded, self.memory, stored)
+            outputs, acts = self._run(ranges, run, uncut=uncut)
+            acts.spans = encoded.spans
+            return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
+
+    def roll_out(self, **run: Any) -> tuple[Forecast, Activations]:
+        """Return a forecast and the activations of all its passes."""
+        lens, batch = self.lens, self.batch
+        if lens.adapter.passes > 1:
+            raise InputError(
+                "this model was compiled with force_flip_invariance=True, under which every forecast runs on x and on "
+                "-x; compile it with force_flip_invariance=False to record one run"
+            )
+        request = request_of(lens, batch, **run, memory=self.memory)
+        whole = self.whole
+        passes = -(-request.horizon // lens.adapter.longest_pass) if lens.adapter.rollout == "refeed" else 1
+        ranges = plan(request, whole, self.kept(request.lengths(), request.paths * passes))
+        outer = request.paths if lens.wiring.sample_major else 1
+        uncut = reason_uncut(request, whole)
+        parts, acts = self._run(ranges, lambda *part: forecast_part(request, *part), uncut=uncut, outer=outer)
+        acts.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
+        forecast = Forecast.joined(parts, batch)
+        refuse_non_finite(forecast, lens.wiring.architecture)
+        return forecast, acts
+
+    def _run(
         self, ranges: Iterable[Range], run: Callable[[int, int], T], *, uncut: str, outer: int = 1
     ) -> tuple[list[T], Activations]:
-        """Run ranges of the batch and record each.
-
-        Args:
-            ranges: of the batch.
-            run: (start, stop) -> output.
-            uncut: see :func:`tsfm_lens.models.batching.halved`.
-            outer: how often the rows of a part repeat (sample paths that stand outside the series).
-        """
+        """Run ranges of the batch and record each; ``outer`` sample paths stand outside the rows of a part."""
 
         def one(start: int, stop: int) -> tuple[T, Activations]:
             acts = self._empty()
-            with record(
-                self.lens.registry,
-                self.names,
-                acts,
-                device=self.device,
-                reduce=self.reduce,
-                gradients=self.gradients,
-            ):
+            how: dict[str, Any] = {"device": self.device, "reduce": self.reduce, "gradients": self.loss is not None}
+            with record(self.lens.registry, self.names, acts, **how):
                 return run(start, stop), acts
 
         results = halved(one, self.batch, ranges, uncut)
@@ -145,74 +159,7 @@ class Capture:
         return whole
 
 
-def recorded_run(
-    lens: LensBase,
-    series: Any,
-    names_filter: NamesFilter,
-    rollout: bool,
-    device: torch.device | str | None,
-    reduce: Reducer | Mapping[str, Reducer] | Positions | None,
-    loss: Callable[[Tensor], Tensor] | None,
-    memory: int | str | None,
-    run: dict[str, Any],
-) -> tuple[Any, Activations]:
-    """Run the lens as :meth:`Lens.run_with_cache` does; ``loss`` is None for a run without gradients."""
-    stop = run.pop("stop_at_layer", None)
-    names = _names(lens, names_filter, stop)
-    batch = series.batch if isinstance(series, Encoded) else as_series(series)
-    capture = Capture(lens, batch, names, reduce, device, loss is not None, rollout, memory)
-    if rollout:
-        return _roll_out(capture, run)
-    encoded = series if isinstance(series, Encoded) else lens.encode(batch, **run)
-    if loss is None:
-        outputs, acts = _forward(capture, encoded, lambda part: lens.forward(part, stop_at_layer=stop))
-    else:
-
-        def differentiated(part: Encoded) -> Tensor:
-            output = lens.forward(part, stop_at_layer=stop)
-            loss(output).backward()
-            return output
-
-        # gradients are requested, whatever the caller's setting
-        with torch.enable_grad():
-            outputs, acts = _forward(capture, encoded, differentiated)
-    acts.spans = encoded.spans
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs), acts
-
-
-def _forward(
-    capture: Capture, encoded: Encoded, forward: Callable[[Encoded], Tensor]
-) -> tuple[list[Tensor], Activations]:
-    """Return the outputs and the activations of a forward in parts."""
-    whole, lengths = capture.whole, lengths_of(encoded)
-    stored = capture.kept(lengths)
-    graph = torch.is_grad_enabled() and any(weight.requires_grad for weight in capture.lens.parameters())
-    uncut = by_row_hint(whole) if whole else "run it under torch.no_grad(), to run in parts" if graph else ""
-    ranges = [(0, len(encoded.batch))] if uncut else forward_ranges(capture.lens, encoded, capture.memory, stored)
-    return capture.run(ranges, lambda start, stop: forward(_part(encoded, start, stop)), uncut=uncut)
-
-
-def _roll_out(capture: Capture, run: dict[str, Any]) -> tuple[Forecast, Activations]:
-    """Return a forecast and the activations of all its passes."""
-    lens, batch = capture.lens, capture.batch
-    request = request_of(lens, batch, **run, memory=capture.memory)
-    whole = capture.whole
-    passes = -(-request.horizon // lens.adapter.longest_pass) if lens.adapter.rollout == "refeed" else 1
-    stored = capture.kept(request.lengths(), request.paths * passes)
-    outer = request.paths if lens.wiring.sample_major else 1
-    parts, acts = capture.run(
-        plan(request, whole, stored),
-        lambda *part: forecast_part(request, *part),
-        uncut=reason_uncut(request, whole),
-        outer=outer,
-    )
-    acts.spans_at = rollout_spans(lens.adapter, batch, request.horizon)
-    forecast = Forecast.joined(parts, batch)
-    refuse_non_finite(forecast, lens.wiring.architecture)
-    return forecast, acts
-
-
-def _names(lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
+def names_of(lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
     """Return the hook points that a run keeps; errors as in :meth:`Lens.run_with_cache`."""
     names = resolve_filter(lens.registry.points, names_filter)
     if names_filter is None:
@@ -229,15 +176,7 @@ def _names(lens: LensBase, names_filter: NamesFilter, stop: int | str | Componen
 def forward_ranges(
     lens: LensBase, encoded: Encoded, memory: int | str | None = None, kept: int = 0, copies: int = 1
 ) -> list[Range]:
-    """Plan the parts of a single forward, of about equal size.
-
-    Args:
-        lens: the model.
-        encoded: the batch.
-        memory: see ``lens.forecast``.
-        kept: bytes of one item's activations that are kept beside.
-        copies: of each item that run side by side.
-    """
+    """Plan the parts of a single forward, of about equal size."""
     per_item = -(-len(encoded.batch) // encoded.n_items)
     need = copies * (need_of(lens, lengths_of(encoded), 1, per_item) + kept)
     fit = fitting(need, encoded.n_items, memory, lens.device)
@@ -253,13 +192,7 @@ def _part(encoded: Encoded, start: int, stop: int) -> Encoded:
 
 
 def read_forward(lens: LensBase, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor]) -> Tensor:
-    """Run one forward and read its output, in parts of the batch where the memory asks for it.
-
-    Args:
-        lens: the model.
-        encoded: the batch.
-        read: output of a part, and that part -> (series of the part, …).
-    """
+    """Run one forward and read its output, in parts of the batch where the memory asks for it."""
 
     def one(start: int, stop: int) -> Tensor:
         part = _part(encoded, start, stop)
@@ -276,20 +209,16 @@ def recorded_pass(lens: LensBase, encoded: Encoded, names: list[str], *, more: b
     """Return a forward's output and some hook points; with ``more`` also points that others may request, if small."""
     beside = _beside(lens, encoded, names) if more else []
     try:
-        output, acts = lens.run_with_cache(encoded, names_filter=[*names, *beside])
+        return Capture(lens, encoded.batch, names_of(lens, [*names, *beside], None)).forward(encoded)
     except (HookError, WiringError):
         if not beside:
             raise
         # a point that nobody requested cannot be hooked, as in a compiled module
         return recorded_pass(lens, encoded, names, more=False)
-    return output, acts
 
 
 def recorded_alike(lens: LensBase, recorded: Iterable[Activations], names: Iterable[str]) -> list[Activations]:
-    """Select the recordings of forwards that looked into attention, or did not, as one of some hook points would.
-
-    Attention that is looked into runs another kernel, whose last bits differ.
-    """
+    """Select the recordings of forwards that looked into attention, or did not, as one of some hook points would."""
     inside = _looks_inside(lens, names)
     return [acts for acts in recorded if _looks_inside(lens, acts) == inside]
 
@@ -315,19 +244,6 @@ def _beside(lens: LensBase, encoded: Encoded, names: list[str]) -> list[str]:
     return more if size <= _BESIDE else []
 
 
-def refuse_gradients(wiring: Wiring) -> None:
-    """Refuse gradients that are not derivatives.
-
-    Raises:
-        InputError: the library rescales its backward pass.
-    """
-    if not wiring.true_gradients:
-        raise InputError(
-            f"{wiring.architecture} rescales its backward pass (unit scaling), so its gradients are not the "
-            "derivatives; use finite differences, or attribution by lens difference"
-        )
-
-
 def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[Tensor], Tensor] | None) -> None:
     """Refuse to record a run that cannot be recorded; errors as in :meth:`Lens.run_with_cache`."""
     if gradients and (rollout or loss is None):
@@ -339,8 +255,3 @@ def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[T
         refuse_gradients(lens.wiring)
         if torch.is_inference_mode_enabled():
             raise InputError("there are no gradients under torch.inference_mode(); leave it, or drop incl_bwd=True")
-    if rollout and lens.adapter.passes > 1:
-        raise InputError(
-            "this model was compiled with force_flip_invariance=True, under which every forecast runs on x and on -x; "
-            "compile it with force_flip_invariance=False to record one run"
-        )

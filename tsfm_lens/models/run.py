@@ -24,7 +24,7 @@ from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.forecast import Forecast, checked_request, context_dataset, is_count, over_steps
+from tsfm_lens.models.forecast import Forecast, checked_request, checked_truth, context_dataset, is_count, over_steps
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.memory import limit_of
 from tsfm_lens.models.recording import read_forward, recorded_alike, recorded_pass
@@ -37,10 +37,7 @@ _RECORD_SHARE = 0.25
 @extensible
 @dataclass(frozen=True, eq=False)
 class Run:
-    """Forecast of a batch by a model, and the model's activations.
-
-    Everything is computed on first use and then shared: two probes of one run see one forecast, one path and one
-    recording. Make it with :meth:`tsfm_lens.models.lens.Lens.run`.
+    """Forecast of a batch by a model, and the model's activations, all computed on first use and then shared.
 
     Attributes:
         lens: the model.
@@ -70,7 +67,7 @@ class Run:
     explicit_horizon: bool = True
     _hooks: tuple[object, ...] = ()
     _of: tuple[Run, list[int]] | None = None
-    _others: dict[int, Run] = field(init=False, default_factory=dict)
+    _others: dict[int | str, Run] = field(init=False, default_factory=dict)
     _records: list[Activations] = field(init=False, default_factory=list)
     cache: dict[Hashable, Any] = field(init=False, default_factory=dict)
     cost: dict[str, float] = field(init=False, default_factory=dict)
@@ -99,12 +96,7 @@ class Run:
 
     @cached_property
     def path(self) -> np.ndarray:
-        """Values that a single forward follows, (series, step).
-
-        Of a token model the values that its decoder reads as its own past: ``forced_path``, or the median path (see
-        :func:`median_path`), which takes no draw. Of all others the median forecast, which the
-        forward does not read.
-        """
+        """Values that a token model's decoder reads as its own past, (series, step); of others the median forecast."""
         if not self.tokens_read:
             return self.forecast.median
         if self.forced_path is not None:
@@ -203,29 +195,23 @@ class Run:
     # --- activations -------------------------------------------------------------------------------------
 
     def record(self, names: Iterable[str]) -> Activations:
-        """Return activations at hook points: of the single forward, or of every pass of a rollout.
-
-        Nothing that has been recorded before is run again. The result may hold further hook points.
-
-        Args:
-            names: of hook points, without globs.
+        """Return activations at hook points, and maybe more: of the single forward, or of every pass of a rollout.
 
         Raises:
             UnknownNameError: no such hook point.
             InputError: one pass of the model does not cover the horizon; the run was made under other hooks.
         """
         requested = set(names)
-        acts_there = self.find_record(requested)
-        if acts_there is not None:
-            return acts_there
+        there = self.find_record(requested)
+        if there is not None:
+            return there
         self._refuse_other_hooks()
         encoded: Any = None if self.rollout else self.encoded
         with torch.no_grad(), self._clock("recordings"):
             if self.rollout:
                 options: dict[str, Any] = {"horizon": self.horizon, "num_samples": self.num_samples, "seed": self.seed}
-                forecast, acts = self.lens.run_with_cache(
-                    self.batch, names_filter=sorted(requested), rollout=True, **options
-                )
+                options |= {"names_filter": sorted(requested), "rollout": True}
+                forecast, acts = self.lens.run_with_cache(self.batch, **options)
                 self.__dict__.setdefault("forecast", forecast)
             else:
                 # a run that is asked a second time is one that several probes look at
@@ -272,34 +258,25 @@ class Run:
 
     def rolled_out(self) -> Run:
         """Return the same run in the library's own rollout."""
-        return self if self.rollout else self._other_view
+        return self if self.rollout else self._other(rollout=True)
 
     def in_one_pass(self) -> Run:
         """Return the same run in one forward over the whole horizon."""
-        return self._other_view if self.rollout else self
-
-    @cached_property
-    def _other_view(self) -> Run:
-        return replace(self, rollout=not self.rollout, _of=(self, list(range(len(self.batch)))))
+        return self._other(rollout=False) if self.rollout else self
 
     def redraw(self) -> Run:
         """Return the same run under the next seed, with draws and a forecast of its own; made once."""
-        return self._next_seed
+        return self._other(seed=self.seed + 1, _of=None if self._of is None else (self._of[0].redraw(), self._of[1]))
 
-    @cached_property
-    def _next_seed(self) -> Run:
-        seed = self.seed + 1
-        if self._of is None:
-            return replace(self, seed=seed)
-        run, rows = self._of
-        return replace(self, seed=seed, _of=(run.redraw(), rows))
+    def _other(self, **changes: Any) -> Run:
+        """Return a run that differs in one field, made once; its forecast is this one's unless ``_of`` says more."""
+        key = next(iter(changes))
+        if key not in self._others:
+            self._others[key] = replace(self, **{"_of": (self, list(range(len(self.batch)))), **changes})
+        return self._others[key]
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
-        """Return the same run of some of its series: their forecast and path are those of this run.
-
-        Args:
-            which: ids or positions, as :meth:`SeriesBatch.select` takes them.
-        """
+        """Return the same run of some of its series, by ids or positions; their forecast and path are this run's."""
         batch = self.batch.select(which)
         rows = [self.batch.ids.index(name) for name in batch.ids]
         if rows == list(range(len(self.batch))):
@@ -310,10 +287,7 @@ class Run:
         return replace(self, batch=batch, **parts, _of=(self, rows))
 
     def at(self, horizon: int) -> Run:
-        """Return a run of the same series over another horizon, made once per horizon.
-
-        Where the series' ends were held out, ``horizon`` steps of them are held out now; a truth that was given is cut,
-        or filled up with NaN.
+        """Return a run of the same series over another horizon, made once; the truth is held out anew, or cut.
 
         Raises:
             InputError: a series is too short, or the horizon is no number of steps.
@@ -348,10 +322,7 @@ class Run:
         return context_dataset(self.batch, self.horizon, self.truth)
 
     def describe(self, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
-        """Return the attributes of a result: kind, title, source, provenance, settings, and the probe's parameters.
-
-        ``statistic`` is "mean" where single forwards read out the mean of a distribution, not quantiles.
-        """
+        """Return the attributes of a result: kind, title, source, provenance, settings, and the probe's parameters."""
         adapter = self.lens.adapter
         facts: dict[str, object] = {"seed": self.seed, "horizon": self.horizon}
         if adapter.readout != "quantile":
@@ -362,21 +333,7 @@ class Run:
 
 
 def median_path(lens: Lens, batch: SeriesBatch, horizon: int) -> np.ndarray:
-    """Compute the path on which every step is the median of the model's next value, given the path so far.
-
-    It is one that the model can see: each value is a token's, and each token follows from those before it. (The
-    pointwise median of sample paths is none: its values lie between tokens, and its steps belong to different paths.)
-    It takes no draw, so that results along it do not depend on a seed. The library's own generation makes
-    it, at the cost of a single sample path.
-
-    Args:
-        lens: a token model.
-        batch: the context.
-        horizon: steps, at most what one pass yields.
-
-    Returns:
-        (series, step) in data units.
-    """
+    """Compute the path on which every step is the median of the model's next value, given the path so far."""
     first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
 
     @by_row
@@ -420,9 +377,7 @@ def run(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> Run:
-    """Forecast a batch once, for every later question about that forecast.
-
-    Nothing runs before its first use.
+    """Forecast a batch once, on first use, for every later question about that forecast.
 
     Args:
         lens: the model.
@@ -462,9 +417,7 @@ def run(
             steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
         batch, truth = held_out(batch, steps)
     batch = batch.tail(adapter.context_length)
-    values = None if truth is None else to_floats(truth, "the truth")
-    if values is not None and values.shape != (len(batch), steps):
-        raise InputError(f"truth has shape {values.shape}, expected (series, step) = {(len(batch), steps)}")
+    values = None if truth is None else checked_truth(truth, (len(batch), steps))
     if values is not None and not np.isfinite(values[batch.is_target]).any():
         values = None
     rolls = steps > adapter.longest_pass if rollout is None else rollout

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pandas as pd
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
@@ -16,44 +15,8 @@ SpansAt = Callable[[str, int, int, int, int], TokenSpans]
 """(stack, forecast steps read out before, position of the first token, tokens, tokens of the first pass) -> spans."""
 
 
-def token_table(spans: TokenSpans, batch: SeriesBatch, series: int = 0) -> pd.DataFrame:
-    """Tabulate the steps ``[start, stop)`` that each token covers, and their timestamps where known.
-
-    Args:
-        spans: of one stack.
-        batch: the series that were encoded.
-        series: index of the series whose timestamps are given.
-
-    Returns:
-        Columns token, start, stop, special, variate, and where start and frequency are known start_time and
-        stop_time. Steps count from the forecast start; special tokens cover none.
-    """
-    table = pd.DataFrame(
-        {
-            "token": np.arange(len(spans)),
-            "start": spans.start,
-            "stop": spans.stop,
-            "special": spans.special,
-            "variate": spans.variate or 0,
-        }
-    )
-    stamps = batch.timestamps(series)
-    if stamps is not None:
-        step = pd.tseries.frequencies.to_offset(batch.freqs[series])
-        last = stamps[-1]
-        for column in ("start", "stop"):
-            table[f"{column}_time"] = [last + (count + 1) * step for count in table[column]]
-    return table
-
-
 def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
-    """Return a function for the time steps of every pass of a forecast.
-
-    Args:
-        adapter: of the opened model, a :class:`tsfm_lens.models.architecture.Adapter`.
-        batch: the context.
-        horizon: steps of the forecast.
-    """
+    """Return a function for the time steps of every pass of a forecast."""
     spans_of_step: dict[int, dict[str, TokenSpans]] = {}
 
     def spans_at(step: int) -> dict[str, TokenSpans]:

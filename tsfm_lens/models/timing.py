@@ -31,17 +31,7 @@ def ratios(
     warm_up: int = 1,
     clock: Clock = time.perf_counter,
 ) -> list[tuple[float, float, float]]:
-    """Time several things against one baseline, in turn, so that drift of the machine cancels.
-
-    Args:
-        ours: the functions to measure.
-        base: the baseline.
-        rounds: times each is run, after ``warm_up`` uncounted ones.
-        clock: ``time.process_time`` on a machine that others use, for work of one thread.
-
-    Returns:
-        For each of ``ours`` the median, smallest and largest ratio to the baseline run of the same round.
-    """
+    """Time several things against one baseline, in turn, so that drift of the machine cancels."""
     times = in_turn([*ours, base], rounds=rounds, warm_up=warm_up, clock=clock)
     of_base = times[-1]
     rows = [[one / other for one, other in zip(row, of_base, strict=True)] for row in times[:-1]]
@@ -51,13 +41,7 @@ def ratios(
 def in_turn(
     works: Sequence[Callable[[], object]], *, rounds: int, warm_up: int = 1, clock: Clock = time.perf_counter
 ) -> list[list[float]]:
-    """Measure the seconds of each of several functions by round, in turn.
-
-    Args:
-        works: the functions to time.
-        rounds: times each is run, after ``warm_up`` uncounted ones.
-        clock: see :func:`ratios`.
-    """
+    """Measure the seconds of each of several functions by round, in turn."""
     times: list[list[float]] = [[] for _ in works]
     for turn in range(rounds + warm_up):
         # the order alternates, so that neither side always runs on a warmer cache
@@ -70,11 +54,7 @@ def in_turn(
 
 
 class LiveBytes(TorchDispatchMode):
-    """Dispatch mode that counts the bytes of all live tensors that operations have made.
-
-    Attributes:
-        peak: the most that were held at once.
-    """
+    """Dispatch mode that counts the bytes of all live tensors that operations have made."""
 
     def __init__(self) -> None:
         super().__init__()

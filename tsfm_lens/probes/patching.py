@@ -21,8 +21,9 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.state import RunState
+from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.noise import noise_floor, share_floor, told_apart
-from tsfm_lens.models.recording import refuse_gradients, refuse_run
+from tsfm_lens.models.recording import refuse_run
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import refuse_word

@@ -20,7 +20,7 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows, rows_in_place
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.state import RunState
-from tsfm_lens.models.recording import refuse_gradients
+from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.patching import Direction, RunPair, contrast, slopes

@@ -1,16 +1,12 @@
-"""Exactness oracles: independent ways to the same answer, run on any wired model.
-
-Each oracle takes a :class:`Case` and returns an :class:`OracleResult`. ``quick_check`` runs the cheap one
-whenever a model is loaded; the conformance suite runs all of them on every architecture.
-"""
+"""Exactness oracles: independent ways to the same answer, run on any wired model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,7 +20,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.residual import branch_sums, carry_factors
-from tsfm_lens.hooks.wiring import Attention, Stack
+from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.tolerance import rounding
@@ -32,8 +28,11 @@ from tsfm_lens.testing.tolerance import rounding
 # what the roundings of one block, or of two, make of a value of 1 in single precision
 ONE_BLOCK, TWO_BLOCKS = (rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2))
 
-STREAMS = RESIDUAL_NAMES
 ATTENTION_POINTS = ("hook_q", "hook_k", "hook_v", "hook_attn_scores", "hook_pattern")
+RAW = "unembed.hook_out"
+Deviations = Iterator[tuple[str, float]]
+"""(place, deviation)."""
+BY_NUMBER: dict[int, Oracle] = {}
 
 
 @dataclass(frozen=True)
@@ -84,15 +83,95 @@ class Case:
 
     def other(self, series: np.ndarray) -> np.ndarray:
         """Return another series of the same length, with its missing values in the same places."""
-        other = series[::-1] if getattr(self.lens.adapter, "integers", False) else series[::-1] * 0.5 + 1.0
+        other = series[::-1] if self.lens.takes_ids else series[::-1] * 0.5 + 1.0
         values = np.where(np.isnan(other), np.nanmean(series), other)
         return np.where(np.isnan(series), np.nan, values)
+
+    @cached_property
+    def other_encoded(self) -> Encoded:
+        """Batch of the :meth:`other` series, under the same masks."""
+        batch = replace(self.batch, values=tuple(self.other(series) for series in self.batch.values))
+        encoded = Case(self.lens, batch, self.horizon, self.decoder_steps).encoded
+        encoded.inputs.update({k: v for k, v in self.encoded.inputs.items() if "mask" in k and k in encoded.inputs})
+        return encoded
 
     @cached_property
     def captured(self) -> tuple[Tensor, Activations]:
         """Output and all activations of a single forward."""
         with torch.no_grad():
             return self.lens.run_with_cache(self.encoded, names_filter=lambda _name: True)
+
+    @property
+    def acts(self) -> Activations:
+        """Activations of a single forward."""
+        return self.captured[1]
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """Check of a case, by the deviations that a function of it yields; ``look_at`` are fields of a table to check."""
+
+    measure: Callable[..., Deviations]
+    title: str
+    bound: float | None
+    look_at: str
+    absent: str
+
+    @property
+    def __name__(self) -> str:
+        return self.measure.__name__
+
+    def __call__(self, case: Case, **options: Any) -> OracleResult:
+        with torch.no_grad():
+            deviations = dict(self.measure(case, **options))
+        bound = case.lens.wiring.rollout_tolerance if self.bound is None else self.bound
+        if not deviations:
+            return OracleResult(self.title, 0.0, bound, self.absent)
+        where = max(deviations, key=lambda key: deviations[key] if deviations[key] == deviations[key] else float("inf"))
+        return OracleResult(self.title, deviations[where], bound, where)
+
+
+def oracle(
+    number: int, name: str, bound: float | None, look_at: str, absent: str = ""
+) -> Callable[[Callable[..., Deviations]], Oracle]:
+    """Register an oracle; without a bound its own is the wiring's ``rollout_tolerance``."""
+
+    def register(measure: Callable[..., Deviations]) -> Oracle:
+        BY_NUMBER[number] = Oracle(measure, f"{number} {name}", bound, look_at, absent)
+        return BY_NUMBER[number]
+
+    return register
+
+
+class Branch(NamedTuple):
+    """Attention or MLP of one layer: its table, the start of its hook points, and that of the stream it reads."""
+
+    stack: Stack
+    layer: int
+    row: Writer
+    at: str
+    stream: str
+
+
+def branches(stack: Stack) -> list[Branch]:
+    """List the branches of a stack in order."""
+    return [
+        Branch(stack, layer, row, f"{stack.prefix}.{layer}.{row.kind}", f"{stack.prefix}.{layer}.{stream}")
+        for layer in range(stack.n_layers)
+        for row, stream in zip(stack.rows(layer), RESIDUAL_NAMES, strict=False)
+    ]
+
+
+def first_stream(stack: Stack) -> str:
+    """Return the hook point of a stack's first stream."""
+    return f"{stack.name}.hook_embed" if stack.name else "hook_embed"
+
+
+def last_stream(stack: Stack, *, normalized: bool = False) -> str:
+    """Return the hook point of a stack's last stream, or of what its last norm makes of it, if it has one."""
+    if normalized and stack.ln_final:
+        return f"{stack.name}.ln_final.hook_normalized" if stack.name else "ln_final.hook_normalized"
+    return f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
 
 
 def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
@@ -105,8 +184,9 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
     rng = np.random.default_rng(0)
     longest = min(longest, lens.adapter.context_length)
     example = getattr(lens.adapter, "example", None)
+    horizon = min(6, lens.adapter.prediction_length)
     if example is not None:
-        return Case(lens, example(n_series, longest), horizon=min(6, lens.adapter.prediction_length))
+        return Case(lens, example(n_series, longest), horizon)
     values = []
     for index in range(n_series):
         steps = np.arange(longest - 7 * index)
@@ -116,18 +196,13 @@ def example_case(lens: Lens, *, n_series: int = 3, longest: int = 60) -> Case:
     # one series without NaN reaches back as far as any, so that no token is padding in every row
     values.append(3.0 + np.cos(np.arange(longest) / 3.0) + 0.1 * rng.standard_normal(longest))
     if lens.adapter.multivariate:
-        batch = as_series([np.stack([v, np.roll(v, 3) * 0.5 + 1.0]) for v in values])
-    else:
-        batch = as_series(values)
-    return Case(lens, batch, horizon=min(6, lens.adapter.prediction_length))
+        values = [np.stack([v, np.roll(v, 3) * 0.5 + 1.0]) for v in values]
+    return Case(lens, as_series(values), horizon)
 
 
 def by_themselves(case: Case) -> SeriesBatch:
-    """Separate the series, each one an item.
-
-    They stay in their items for a model that takes a fixed number of variates and no other.
-    """
-    if getattr(case.lens.adapter, "n_variates", None) is None:
+    """Separate the series, each one an item."""
+    if case.lens.adapter.n_variates is None:
         return as_series(list(case.batch.values))
     return case.batch
 
@@ -141,45 +216,33 @@ def relative(a: Tensor, b: Tensor) -> float:
     return float((a - b).abs().max()) / scale
 
 
-def _worst(oracle: str, bound: float, deviations: dict[str, float]) -> OracleResult:
-    where = max(deviations, key=lambda key: deviations[key] if deviations[key] == deviations[key] else float("inf"))
-    return OracleResult(oracle, deviations[where], bound, where)
-
-
-def same_forecast(case: Case) -> OracleResult:
-    """Check oracle 1: without hooks, the lens's forecast is the library's, to the last bit."""
+@oracle(1, "no hook: native forecast", 0.0, "`predict`, `forward` hooks that something left on the model")
+def same_forecast(case: Case) -> Deviations:
+    """Check that without hooks, the lens's forecast is the library's, to the last bit."""
     lens = case.lens
     ours = lens.forecast(case.batch, case.horizon, seed=3)
     with torch.random.fork_rng():
         torch.manual_seed(3)
         theirs = lens.adapter.predict(case.batch, case.horizon, ours.levels, None)[0]
     equal = np.array_equal(ours.quantiles, theirs.permute(0, 2, 1).numpy().astype(float), equal_nan=True)
-    return OracleResult("1 no hook: native forecast", 0.0 if equal else 1.0, 0.0, "torch.equal")
+    yield "torch.equal", 0.0 if equal else 1.0
 
 
-def reading_changes_nothing(case: Case) -> OracleResult:
-    """Check oracle 2: hooks that only read leave every bit where the fused kernel still runs.
-
-    Elsewhere they leave it up to a block's roundings.
-
-    torch's own fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is set, so bits are compared
-    without it.
-    """
+@oracle(2, "reading hooks", ONE_BLOCK, "what is called in `module`: exactly one attention")
+def reading_changes_nothing(case: Case) -> Deviations:
+    """Check that hooks that read leave every bit under the fused kernel, and all but roundings elsewhere."""
     lens = case.lens
-    with torch.no_grad():
-        fast = lens.forward(case.encoded)
-        with _no_fast_path():
-            plain = lens.forward(case.encoded)
-        fused_output, _ = lens.run_with_cache(
-            case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS)
-        )
-        projections, _ = lens.run_with_cache(
-            case.encoded, names_filter=lambda name: name.endswith(ATTENTION_POINTS[:3])
-        )
-    if not (torch.equal(fused_output, plain) and torch.equal(projections, plain)):
-        return OracleResult("2 reading hooks", float("inf"), ONE_BLOCK, "fused kernel: not bit for bit")
-    deviations = {"attention recomputed": relative(case.captured[0], plain), "torch's fast path": relative(fast, plain)}
-    return _worst("2 reading hooks", ONE_BLOCK, deviations)
+    fast = lens.forward(case.encoded)
+    # torch's fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is set
+    with _no_fast_path():
+        plain = lens.forward(case.encoded)
+    fused, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS))
+    projections, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: name.endswith(ATTENTION_POINTS[:3]))
+    if not (torch.equal(fused, plain) and torch.equal(projections, plain)):
+        yield "fused kernel: not bit for bit", float("inf")
+        return
+    yield "attention recomputed", relative(case.captured[0], plain)
+    yield "torch's fast path", relative(fast, plain)
 
 
 @contextmanager
@@ -192,26 +255,25 @@ def _no_fast_path() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(before)
 
 
-def accounting(case: Case) -> OracleResult:
-    """Check oracle 3: embedding + all writes = last residual stream, and the native head on it = the output."""
+@oracle(
+    3,
+    "accounting",
+    ONE_BLOCK,
+    "`write` (the stream in it?), a branch forgotten or out of order, `reads`, columns of `o`, `post_norm`, `mix`",
+)
+def accounting(case: Case) -> Deviations:
+    """Check that embedding + all writes = last residual stream, and the native head on it = the output."""
     output, acts = case.captured
     model, wiring = case.lens.adapter.model, case.lens.wiring
-    deviations: dict[str, float] = {}
     for stack in wiring.stacks:
-        dot = f"{stack.name}." if stack.name else ""
         factors = carry_factors(model, stack)
         for place, actual, expected in branch_sums(model, wiring, stack, acts):
-            deviations[place] = relative(expected, actual)
-        total = acts[f"{dot}hook_embed"] * factors["embed"]
-        for layer in range(stack.n_layers):
-            for writer in stack.rows(layer):
-                total += acts[f"{stack.prefix}.{layer}.{writer.kind}.hook_out"] * factors[layer, writer.kind]
-        last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
-        deviations[f"{stack.name} stream"] = relative(total, last)
-    with torch.no_grad():
-        out = case.lens.readout(acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"], case.encoded)
-    deviations["head"] = relative(out, output)
-    return _worst("3 accounting", ONE_BLOCK, deviations)
+            yield place, relative(expected, actual)
+        total = acts[first_stream(stack)] * factors["embed"]
+        for branch in branches(stack):
+            total += acts[f"{branch.at}.hook_out"] * factors[branch.layer, branch.row.kind]
+        yield f"{stack.name} stream", relative(total, acts[last_stream(stack)])
+    yield "head", relative(case.lens.readout(acts[last_stream(wiring.output_stack)], case.encoded), output)
 
 
 def layers_to_check(stack: Stack) -> list[int]:
@@ -220,29 +282,20 @@ def layers_to_check(stack: Stack) -> list[int]:
     return sorted({*first.values(), min(1, stack.n_layers - 1), stack.n_layers - 1})
 
 
-def zero_ablation(case: Case, *, most: int | None = None) -> OracleResult:
-    """Check oracle 4: zeroing a head or MLP = zeroing its output weights natively; every one moves the output.
-
-    Args:
-        most: check this many components, evenly spread; all if None.
-    """
+@oracle(4, "zero-ablation", TWO_BLOCKS, "`z_layout`, columns of `o`, the MLP's `o`; or the weights do too little")
+def zero_ablation(case: Case, *, most: int | None = None) -> Deviations:
+    """Check that zeroing one of ``most`` components = zeroing its weights natively; every one moves the output."""
     lens = case.lens
-    deviations = {}
-    with torch.no_grad():
-        plain = lens.forward(case.encoded)
-        for stack in lens.wiring.stacks:
-            components = writers(lens.wiring, stack.name)
-            step = 1 if most is None else max(1, len(components) // most)
-            for component in components[::step]:
-                assert component.kind is not None
-                with lens.ablate(component):
-                    ours = lens.forward(case.encoded)
-                with _zeroed_weights(lens, stack, component):
-                    theirs = lens.adapter.run(case.encoded.inputs)
-                effect = relative(theirs, plain)
-                # a component that does nothing would let any check pass
-                deviations[str(component)] = relative(ours, theirs) if effect > 1e-7 else float("inf")
-    return _worst("4 zero-ablation", TWO_BLOCKS, deviations)
+    plain = lens.forward(case.encoded)
+    for stack in lens.wiring.stacks:
+        components = writers(lens.wiring, stack.name)
+        for component in components[:: 1 if most is None else max(1, len(components) // most)]:
+            with lens.ablate(component):
+                ours = lens.forward(case.encoded)
+            with _zeroed_weights(lens, stack, component):
+                theirs = lens.adapter.run(case.encoded.inputs)
+            # a component that does nothing would let any check pass
+            yield str(component), relative(ours, theirs) if relative(theirs, plain) > 1e-7 else float("inf")
 
 
 @contextmanager
@@ -250,22 +303,19 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
     """Zero a head's columns of W_O, or an MLP's output matrix, in the native model while the block runs."""
     assert component.kind is not None
     row = stack.writer(component.kind, component.layer)
-    block = stack.block(component.layer)
     path = row.o.module if isinstance(row, Attention) else row.o
-    layer = lens.adapter.model.get_submodule(f"{block}.{path}")
+    layer = lens.adapter.model.get_submodule(f"{stack.block(component.layer)}.{path}")
     weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
     if isinstance(row, Attention):
         heads = rearrange(weight, f"d_model {row.o.layout} -> head d_head d_model", head=stack.n_heads).clone()
         heads[component.head] = 0.0
-        with with_tensor(layer, "weight", rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}")):
-            yield
-        return
-    with with_tensor(layer, "weight", torch.zeros_like(weight)):
-        if bias is None:
-            yield
-        else:
-            with with_tensor(layer, "bias", torch.zeros_like(bias)):
-                yield
+        zeros = {"weight": rearrange(heads, f"head d_head d_model -> d_model {row.o.layout}")}
+    else:
+        zeros = {"weight": torch.zeros_like(weight)} | ({} if bias is None else {"bias": torch.zeros_like(bias)})
+    with ExitStack() as changes:
+        for name, values in zeros.items():
+            changes.enter_context(with_tensor(layer, name, values))
+        yield
 
 
 class _FixedValues(nn.Module):
@@ -281,10 +331,7 @@ class _FixedValues(nn.Module):
 
 @contextmanager
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
-    """Replace the values of a layer's weight or bias while the block runs.
-
-    A layer of factors computes with the matrix; a parametrised one takes the values in place of its own weight.
-    """
+    """Replace a layer's weight or bias while the block runs, also of a parametrised layer or one of factors."""
     if name == "weight" and hasattr(layer, "as_matrix"):
         with layer.as_matrix(values):
             yield
@@ -306,46 +353,30 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
         tensor.copy_(backup)
 
 
-def patching(case: Case) -> OracleResult:
-    """Check oracle 6: a run patched into itself changes nothing; A's stream in B gives A's later streams and output."""
-    lens = case.lens
-    deviations = {}
-    raw = "unembed.hook_out"
-    other_batch = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
-    with torch.no_grad():
-        _, acts = case.captured
-        inside = STREAMS[len(lens.wiring.output_stack.rows(0)[:2]) - 1]
-        for name in (inside, "hook_resid_post"):
-            at = f"{lens.wiring.output_stack.prefix}.0.{name}"
-            with lens.patch(acts, at):
-                output = lens.forward(case.encoded)
-            deviations[f"self: {at}"] = relative(output, lens.forward(case.encoded))
-        other = Case(lens, other_batch, case.horizon, case.decoder_steps).encoded
-        other.inputs.update(_masks(case.encoded, other))
-        _, of_other = lens.run_with_cache(other, names_filter=raw)
-        if relative(of_other[raw], acts[raw]) < 1e-3:
-            deviations["A and B differ"] = float("inf")
-        before: list[str] = []
-        for stack in lens.wiring.stacks:
-            # a decoder may start from a constant: no stream of B may be A's before it is put there
-            embed = f"{stack.name}.hook_embed" if stack.name else "hook_embed"
-            apart = [(embed, lambda value, hook: value.roll(1, dims=-1))]
-            for layer in layers_to_check(stack):
-                # what follows from the stream: the next layer's, and in the end the model's output
-                after = raw if stack is lens.wiring.output_stack else f"{stack.prefix}.{layer}.hook_resid_post"
-                for stream in STREAMS[: len(stack.rows(layer))]:
-                    with lens.hooks(apart), lens.patch(acts, *before, f"{stack.prefix}.{layer}.{stream}"):
-                        _, later_acts = lens.run_with_cache(other, names_filter=after)
-                    deviations[f"A into B at {stack.prefix}.{layer}.{stream}"] = relative(
-                        later_acts[after], acts[after]
-                    )
-            before.append(f"{stack.prefix}.0.hook_resid_pre")
-    return _worst("6 patching", ONE_BLOCK, deviations)
-
-
-def _masks(source: Encoded, target: Encoded) -> dict[str, Tensor]:
-    """Return the source's attention mask, where masks are an input of their own."""
-    return {key: value for key, value in source.inputs.items() if "mask" in key and key in target.inputs}
+@oracle(6, "patching", ONE_BLOCK, "`reads`, `aside`; something reaches the head past the stream")
+def patching(case: Case) -> Deviations:
+    """Check that a run patched into itself changes nothing; A's stream in B gives A's later streams and output."""
+    lens, acts, other = case.lens, case.acts, case.other_encoded
+    output_stack = lens.wiring.output_stack
+    for name in (RESIDUAL_NAMES[len(output_stack.rows(0)[:2]) - 1], "hook_resid_post"):
+        at = f"{output_stack.prefix}.0.{name}"
+        with lens.patch(acts, at):
+            output = lens.forward(case.encoded)
+        yield f"self: {at}", relative(output, lens.forward(case.encoded))
+    _, of_other = lens.run_with_cache(other, names_filter=RAW)
+    if relative(of_other[RAW], acts[RAW]) < 1e-3:
+        yield "A and B differ", float("inf")
+    before: list[str] = []
+    for stack in lens.wiring.stacks:
+        # a decoder may start from a constant: no stream of B may be A's before it is put there
+        apart = [(first_stream(stack), lambda value, hook: value.roll(1, dims=-1))]
+        for _, layer, _, _, stream in (each for each in branches(stack) if each.layer in layers_to_check(stack)):
+            # what follows from the stream: the next layer's, and in the end the model's output
+            after = RAW if stack is output_stack else f"{stack.prefix}.{layer}.hook_resid_post"
+            with lens.hooks(apart), lens.patch(acts, *before, stream):
+                _, later_acts = lens.run_with_cache(other, names_filter=after)
+            yield f"A into B at {stream}", relative(later_acts[after], acts[after])
+        before.append(f"{stack.prefix}.0.hook_resid_pre")
 
 
 def quick_check(lens: Lens) -> list[OracleResult]:

@@ -13,42 +13,38 @@ from torch import Tensor, nn
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.hooks.replay import NativeCall, recorded_calls, recorded_outputs, replayed
+from tsfm_lens.hooks.replay import recorded_calls, recorded_outputs, replayed
 from tsfm_lens.models.draws import BlockDraws, Piece
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import Case, OracleResult, _masks, _worst, by_themselves, relative
+from tsfm_lens.testing.oracles import RAW, Case, Deviations, by_themselves, first_stream, last_stream, oracle, relative
 
 _GRADIENT_BOUND = 0.02
 _FAR = 1e-3
 _SAME = 1e-4
 
 
-def ends(case: Case) -> OracleResult:
-    """Check oracle 13: the stream comes out of ``embed``, goes through ``ln_final`` into ``unembed``: the forecast."""
-    with torch.no_grad():
-        deviations = {**_embedding(case), **_unembedding(case), **_bottleneck(case), **_labels(case), **_steps(case)}
-    return _worst("13 ends", 2e-5, deviations)
+@oracle(13, "ends", 2e-5, "`embed`, `unembed` and its `layout`, `ln_final`, `steps_per_readout`")
+def ends(case: Case) -> Deviations:
+    """Check that the stream comes out of ``embed`` and goes through ``ln_final`` into ``unembed``: the forecast."""
+    for part in (_embedding, _unembedding, _bottleneck, _labels, _steps):
+        yield from part(case)
 
 
-def _embedding(case: Case) -> dict[str, float]:
-    """Check that ``hook_embed`` differs between two series as the output of ``embed`` does, token by token.
-
-    Differences cancel positions, start tokens and registers, which are added or inserted.
-    """
+def _embedding(case: Case) -> Deviations:
+    """Check that ``hook_embed`` differs between two series as the output of ``embed`` does, token by token."""
     lens, path = case.lens, case.lens.wiring.embed
     twins = _tied_modules(lens.adapter.model, path)
-    batch = replace(case.batch, values=tuple(case.other(series) for series in case.batch.values))
-    other = Case(lens, batch, case.horizon, case.decoder_steps).encoded
-    other.inputs.update(_masks(case.encoded, other))
-    names = {stack.name: f"{stack.name}.hook_embed" if stack.name else "hook_embed" for stack in lens.wiring.stacks}
+    names = [first_stream(stack) for stack in lens.wiring.stacks]
     recordings = []
-    for encoded in (case.encoded, other):
+    for encoded in (case.encoded, case.other_encoded):
         with recorded_calls(lens.adapter.model, twins) as calls:
-            _, acts = lens.run_with_cache(encoded, names_filter=list(names.values()))
+            _, acts = lens.run_with_cache(encoded, names_filter=names)
         recordings.append((acts, [call for twin in twins for call in calls[twin]]))
     (acts, first_calls), (others, second_calls) = recordings
     if not first_calls or len(first_calls) != len(second_calls):
-        return {f"embed {path!r} is called once per stream": math.inf}
+        yield f"embed {path!r} is called once per stream", math.inf
+        return
+    # differences cancel positions, start tokens and registers, which are added or inserted
     source = torch.cat(
         [
             _rows(call.gave() - second.gave(), stack.d_model)
@@ -56,12 +52,11 @@ def _embedding(case: Case) -> dict[str, float]:
             for stack in lens.wiring.stacks
         ]
     )
-    deviations, any_change = {}, False
-    for stack in lens.wiring.stacks:
-        rows = _large_rows((acts[names[stack.name]] - others[names[stack.name]]).flatten(0, -2))
-        any_change |= len(rows) > 0
-        deviations[f"embed {path!r} of stack {stack.name!r}"] = _distance(rows, source)
-    return deviations if any_change else {"two series have two embeddings": math.inf}
+    changes = [_large_rows((acts[name] - others[name]).flatten(0, -2)) for name in names]
+    if not any(len(rows) for rows in changes):
+        yield "two series have two embeddings", math.inf
+    for stack, rows in zip(lens.wiring.stacks, changes, strict=True):
+        yield f"embed {path!r} of stack {stack.name!r}", _distance(rows, source)
 
 
 def _tied_modules(model: nn.Module, path: str) -> list[str]:
@@ -108,31 +103,25 @@ def _distance(rows: Tensor, source: Tensor) -> float:
     return relative(factor * near, rows)
 
 
-def _unembedding(case: Case) -> dict[str, float]:
+def _unembedding(case: Case) -> Deviations:
     """Check that ``unembed`` reads the last stream through ``ln_final``, or the stream itself; T5 also scales it."""
-    lens = case.lens
-    stack, path = lens.wiring.output_stack, lens.wiring.unembed.module
-    _, acts = case.captured
-    last = acts[f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"]
-    dot = f"{stack.name}." if stack.name else ""
-    source = acts[f"{dot}ln_final.hook_normalized"] if stack.ln_final else last
-    with recorded_calls(lens.adapter.model, [path]) as calls:
-        lens.forward(case.encoded)
+    stack, path = case.lens.wiring.output_stack, case.lens.wiring.unembed.module
+    source = case.acts[last_stream(stack, normalized=True)]
+    with recorded_calls(case.lens.adapter.model, [path]) as calls:
+        case.lens.forward(case.encoded)
     if not calls[path]:
-        return {f"unembed {path!r} is called": math.inf}
-    inputs = _rows(_first_tensor(calls[path][-1]), stack.d_model)
-    apart = _distance(_large_rows(inputs), source.flatten(0, -2)) if len(inputs) else math.inf
-    return {f"what enters unembed {path!r} (ln_final={stack.ln_final!r})": apart}
-
-
-def _first_tensor(call: NativeCall) -> Tensor:
+        yield f"unembed {path!r} is called", math.inf
+        return
+    call = calls[path][-1]
     tensors = [value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)]
     if not tensors:
         raise WiringError("the module of unembed takes no tensor")
-    return tensors[0]
+    inputs = _rows(tensors[0], stack.d_model)
+    apart = _distance(_large_rows(inputs), source.flatten(0, -2)) if len(inputs) else math.inf
+    yield f"what enters unembed {path!r} (ln_final={stack.ln_final!r})", apart
 
 
-def _bottleneck(case: Case) -> dict[str, float]:
+def _bottleneck(case: Case) -> Deviations:
     """Check that ``unembed``'s output of a run without one component gives that run's output."""
     lens, path = case.lens, case.lens.wiring.unembed.module
     plain = lens.forward(case.encoded)
@@ -141,33 +130,30 @@ def _bottleneck(case: Case) -> dict[str, float]:
     with replayed(lens.adapter.model, outputs, rows=len(case.encoded.rows), copies=1):
         output = lens.forward(case.encoded)
     if relative(without, plain) < 1e-6:
-        return {"a component moves the output": math.inf}
-    return {f"unembed {path!r} makes the output": relative(output, without)}
+        yield "a component moves the output", math.inf
+    yield f"unembed {path!r} makes the output", relative(output, without)
 
 
-def _labels(case: Case) -> dict[str, float]:
+def _labels(case: Case) -> Deviations:
     """Check that a new last stream in one row, or at one position, moves ``unembed``'s output there alone."""
-    lens, stack = case.lens, case.lens.wiring.output_stack
-    raw, last = "unembed.hook_out", f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
-    axes = lens.registry.points[raw].axes
-    _, acts = case.captured
-    plain, stream = acts[raw], acts[last]
-    deviations = {f"{raw} has as many rows as the stream": float(abs(plain.shape[0] - stream.shape[0]))}
+    lens, last = case.lens, last_stream(case.lens.wiring.output_stack)
+    axes = lens.registry.points[RAW].axes
+    plain, stream = case.acts[RAW], case.acts[last]
+    yield f"{RAW} has as many rows as the stream", float(abs(plain.shape[0] - stream.shape[0]))
     for axis, place in (("batch", 1), ("pos", stream.shape[1] - 1)):
         if axis not in axes:
             continue
         other = stream.clone()
         other.select(int(axis == "pos"), place).copy_(stream.select(int(axis == "pos"), place).roll(1, dims=-1))
         with lens.hooks([(last, lambda value, hook, other=other: other)]):
-            _, new_acts = lens.run_with_cache(case.encoded, names_filter=raw)
-        apart = (new_acts[raw] - plain).abs().transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
+            _, new_acts = lens.run_with_cache(case.encoded, names_filter=RAW)
+        apart = (new_acts[RAW] - plain).abs().transpose(0, axes.index(axis)).flatten(1).amax(dim=1)
         places = torch.nonzero(apart > _SAME * apart.max()).flatten().tolist()
         right = places == [place] if axis == "batch" else len(places) == 1
-        deviations[f"{raw} ({' '.join(axes)}): {axis} {place} moves {axis} {places}"] = 0.0 if right else math.inf
-    return deviations
+        yield f"{RAW} ({' '.join(axes)}): {axis} {place} moves {axis} {places}", 0.0 if right else math.inf
 
 
-def _steps(case: Case) -> dict[str, float]:
+def _steps(case: Case) -> Deviations:
     """Check ``steps_per_readout``: a rollout calls the head once for so many steps and twice for one more."""
     lens, wiring = case.lens, case.lens.wiring
     steps = wiring.steps_per_readout
@@ -176,27 +162,24 @@ def _steps(case: Case) -> dict[str, float]:
         with recorded_calls(lens.adapter.model, [wiring.unembed.module]) as calls:
             lens.forecast(case.batch, lens.adapter.prediction_length, **_draws(lens))
         total = sum(steps if isinstance(steps, int) else steps(call.output) for call in calls[wiring.unembed.module])
-        return {f"steps_per_readout={total}, one pass gives {n_steps}": float(abs(total - n_steps))}
-    if not isinstance(steps, int) or steps < 1:
-        return {f"steps_per_readout={steps!r} is a number of steps": math.inf}
-    raw, deviations = "unembed.hook_out", {}
-    batch = case.batch if lens.adapter.joint_rollout else as_series(list(case.batch.values))
-    for horizon, expected in ((steps, 1), (steps + 1, 2)):
-        _, acts = lens.run_with_cache(batch, names_filter=raw, rollout=True, horizon=horizon, **_draws(lens))
-        what = f"steps_per_readout={steps}, and {horizon} steps take {len(acts.calls(raw))} readouts"
-        deviations[what] = float(abs(len(acts.calls(raw)) - expected))
-    return deviations
+        yield f"steps_per_readout={total}, one pass gives {n_steps}", float(abs(total - n_steps))
+    elif not isinstance(steps, int) or steps < 1:
+        yield f"steps_per_readout={steps!r} is a number of steps", math.inf
+    else:
+        batch = case.batch if lens.adapter.joint_rollout else as_series(list(case.batch.values))
+        for horizon, expected in ((steps, 1), (steps + 1, 2)):
+            _, acts = lens.run_with_cache(batch, names_filter=RAW, rollout=True, horizon=horizon, **_draws(lens))
+            what = f"steps_per_readout={steps}, and {horizon} steps take {len(acts.calls(RAW))} readouts"
+            yield what, float(abs(len(acts.calls(RAW)) - expected))
 
 
 def _draws(lens: Lens) -> dict[str, Any]:
     return {"num_samples": 2, "seed": 1} if lens.adapter.readout in ("token", "distribution") else {}
 
 
-def rows_are_series(case: Case) -> OracleResult:
-    """Check oracle 14: an edit of one series moves that series' forecast, all its sample paths, and no other's.
-
-    Of a model that takes a fixed number of variates, rows are items, whose variates move together.
-    """
+@oracle(14, "rows are series", 2e-5, "`sample_major`, `sizes_from`, inputs whose first axis is not the batch")
+def rows_are_series(case: Case) -> Deviations:
+    """Check that an edit of one series moves that series' forecast, all its sample paths, and no other's."""
     lens = case.lens
     batch = by_themselves(case)
     row_of = batch.group_index
@@ -204,48 +187,42 @@ def rows_are_series(case: Case) -> OracleResult:
     first = lens.adapter.prediction_length
     # past the first pass, where a rollout can go there, so that rows of fed-back paths count too
     horizon = first + 1 if lens.adapter.rollout in ("cache", "refeed") else min(case.horizon, first)
+    draws, axis = _draws(lens), lens.adapter.draw_axis
 
     def forecast() -> Tensor:
-        draws = _draws(lens)
         outer = draws["num_samples"] if draws and lens.wiring.sample_major else 1
-        axis = lens.adapter.draw_axis
         # every series draws for itself: how many numbers a draw uses up may depend on what it draws from
-        separate_draws = (
-            BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer)
-            if draws and axis is not None
-            else nullcontext()
+        alone = (
+            BlockDraws([Piece(1, 1, 0, 1)] * len(batch), axis=axis, outer=outer) if draws and axis is not None else None
         )
-        with separate_draws:
+        with alone or nullcontext():
             result = lens.forecast(batch, horizon, **draws)
         return torch.as_tensor(result.quantiles if result.samples is None else result.samples)
 
-    with torch.no_grad():
-        plain = forecast()
-        deviations = {}
-        for row in (0, max(row_of)):
-            with lens.ablate(target, rows=[row]):
-                result = forecast()
-            own = [index for index, group in enumerate(row_of) if group == row]
-            others = [index for index, group in enumerate(row_of) if group != row]
-            deviations[f"rows=[{row}] moves other series"] = relative(result[others], plain[others])
-            paths = (result[own] - plain[own]).abs().amax(dim=-1)
-            # a token is drawn anew only where a probability moves past the draw
-            shift = paths.max() if lens.adapter.readout == "token" else paths.min()
-            deviations[f"rows=[{row}] moves its series"] = 0.0 if float(shift) > 0 else math.inf
-    return _worst("14 rows are series", 2e-5, deviations)
+    plain = forecast()
+    for row in (0, max(row_of)):
+        with lens.ablate(target, rows=[row]):
+            result = forecast()
+        own = [index for index, group in enumerate(row_of) if group == row]
+        others = [index for index, group in enumerate(row_of) if group != row]
+        yield f"rows=[{row}] moves other series", relative(result[others], plain[others])
+        paths = (result[own] - plain[own]).abs().amax(dim=-1)
+        # a token is drawn anew only where a probability moves past the draw
+        shift = paths.max() if lens.adapter.readout == "token" else paths.min()
+        yield f"rows=[{row}] moves its series", 0.0 if float(shift) > 0 else math.inf
 
 
-def gradients(case: Case) -> OracleResult:
-    """Check oracle 15: ``true_gradients`` tells if autograd's derivative along the stream is that of small steps."""
+@oracle(15, "gradients", _GRADIENT_BOUND, "`true_gradients`; a custom backward pass")
+def gradients(case: Case) -> Deviations:
+    """Check that ``true_gradients`` tells if autograd's derivative along the stream is that of small steps."""
     lens, stack = case.lens, case.lens.wiring.output_stack
     name = f"{stack.prefix}.0.hook_resid_post"
     # one series without gaps: rows of padding, which attend to nothing, have no derivative
     series = by_themselves(case)
     rows = [index for index, group in enumerate(series.group_index) if group == max(series.group_index)]
     case = replace(case, batch=series.select(rows))
-    _, acts = case.captured
     generator = torch.Generator().manual_seed(0)
-    stream = acts[name]
+    stream = case.acts[name]
     direction = torch.randn(stream.shape, generator=generator).to(stream) * stream.pow(2).mean().sqrt()
 
     def output(step: Tensor) -> Tensor:
@@ -257,13 +234,12 @@ def gradients(case: Case) -> OracleResult:
         out = output(step)
         weight = torch.randn(out.shape, generator=generator).to(out)
         (derivative,) = torch.autograd.grad((out * weight).sum(), step)
-    with torch.no_grad():
-        width = 2e-3
-        ahead, behind = ((output(torch.full_like(step, sign * width)) * weight).sum() for sign in (1, -1))
+    width = 2e-3
+    ahead, behind = ((output(torch.full_like(step, sign * width)) * weight).sum() for sign in (1, -1))
     numeric = float(ahead - behind) / (2 * width)
     scale = max(abs(numeric), float((out.detach() * weight).norm()) * 1e-2) or 1.0
     apart = abs(numeric - float(derivative)) / scale
     true = lens.wiring.true_gradients
-    detail = f"true_gradients={true}: {float(derivative):.4g} by autograd, {numeric:.4g} by small steps"
     wrong = apart > _GRADIENT_BOUND
-    return OracleResult("15 gradients", (apart if true else (0.0 if wrong else math.inf)), _GRADIENT_BOUND, detail)
+    place = f"true_gradients={true}: {float(derivative):.4g} by autograd, {numeric:.4g} by small steps"
+    yield place, apart if true else (0.0 if wrong else math.inf)

@@ -20,20 +20,19 @@ from tsfm_lens.hooks.interventions import EditPattern, Noise, PatchFrom, Steer, 
 from tsfm_lens.hooks.recorder import record
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import Case, OracleResult, _worst, relative
+from tsfm_lens.testing.oracles import Case, Deviations, first_stream, oracle, relative
 
 
-def rollout_equals_forward(case: Case) -> OracleResult:
-    """Check oracle 7: a rollout with its cache = the full forward without one, hook by hook."""
-    with torch.no_grad():
-        deviations = _ROLLOUTS[case.lens.adapter.rollout](case)
-    return _worst("7 rollout = forward", case.lens.wiring.rollout_tolerance, deviations)
+@oracle(7, "rollout = forward", None, "`cached`, `joined`, `rollout`, token positions")
+def rollout_equals_forward(case: Case) -> Deviations:
+    """Check that a rollout with its cache = the full forward without one, hook by hook."""
+    return _ROLLOUTS[case.lens.adapter.rollout](case)
 
 
-def _token_rollout(case: Case, n_samples: int = 2) -> dict[str, float]:
+def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     """Decode step by step, then feed the very same decoder embeddings to one teacher-forced pass."""
     lens, stack = case.lens, case.lens.wiring.output_stack
-    dot = f"{stack.name}." if stack.name else ""
+    embed = first_stream(stack)
     kinds = ("hook_embed", "hook_resid_post", "hook_z", "hook_out", "hook_normalized", "hook_pattern")
     names = [name for name, p in lens.registry.points.items() if p.stack == stack.name and name.endswith(kinds)]
     _, steps = lens.run_with_cache(
@@ -45,28 +44,25 @@ def _token_rollout(case: Case, n_samples: int = 2) -> dict[str, float]:
     )
     placeholder = torch.zeros(len(copies), case.horizon, dtype=torch.long)
     encoded = lens.encode(copies, tokens=placeholder)
-    embeds = torch.cat([call.value for call in steps.calls(f"{dot}hook_embed")], dim=1)
-    with lens.edit(_replace_embeds(f"{dot}hook_embed", embeds)):
+    embeds = torch.cat([call.value for call in steps.calls(embed)], dim=1)
+    with lens.edit(_replace_embeds(embed, embeds)):
         _, whole = lens.run_with_cache(encoded, names_filter=names)
-    deviations = _offsets(steps, [name for name in names if name.endswith("hook_resid_post")])
+    yield from _offsets(steps, names)
     for name in names:
         if name.endswith("hook_pattern"):
             sequence = _join_patterns([call.value for call in steps.calls(name)])
         else:
             sequence = torch.cat([call.value for call in steps.calls(name)], dim=1)
-        deviations[name] = relative(sequence, whole[name])
-    return deviations
+        yield name, relative(sequence, whole[name])
 
 
-def _offsets(steps: Activations, names: list[str]) -> dict[str, float]:
+def _offsets(steps: Activations, names: list[str]) -> Deviations:
     """Check that a cached call's first position follows the last one of the call before (``cached``)."""
-    deviations = {}
-    for name in names:
+    for name in (name for name in names if name.endswith("hook_resid_post")):
         length = 0
         for index, call in enumerate(steps.calls(name)):
-            deviations[f"{name}: positions held before call {index}"] = float(abs(call.offset - length))
+            yield f"{name}: positions held before call {index}", float(abs(call.offset - length))
             length += call.value.shape[1]
-    return deviations
 
 
 def _replace_embeds(name: str, embeds: Tensor) -> Steer:
@@ -84,7 +80,7 @@ def _join_patterns(parts: list[Tensor]) -> Tensor:
     return torch.cat([torch.nn.functional.pad(p, (0, width - p.shape[-1])) for p in parts], dim=2)
 
 
-def _refeed_rollout(case: Case) -> dict[str, float]:
+def _refeed_rollout(case: Case) -> Deviations:
     """Check that later passes are plain forwards on contexts extended by each quantile path."""
     lens = case.lens
     first = lens.adapter.prediction_length
@@ -112,18 +108,16 @@ def _refeed_rollout(case: Case) -> dict[str, float]:
     )
     _, second = lens.run_with_cache(batch, names_filter=names, horizon=1)
     _, whole = lens.run_with_cache(case.batch, names_filter=names, horizon=first)
-    deviations = {}
     for name in names:
         calls = steps.calls(name)
         rows = calls[1].value.unflatten(0, (len(case.batch), len(levels))).transpose(0, 1).flatten(0, 1)
         # a longer horizon may have further masked tokens at the end, which no earlier one sees
         n_tokens = whole[name].shape[1]
-        deviations[f"{name} step 0"] = relative(calls[0].value[:, :n_tokens], whole[name])
-        deviations[f"{name} step {calls[1].step}"] = relative(rows, second[name])
-    return deviations
+        yield f"{name} step 0", relative(calls[0].value[:, :n_tokens], whole[name])
+        yield f"{name} step {calls[1].step}", relative(rows, second[name])
 
 
-def _cache_rollout(case: Case) -> dict[str, float]:
+def _cache_rollout(case: Case) -> Deviations:
     """Check that all passes of a cached rollout, joined, are one forward without a cache on the joined input."""
     lens = case.lens
     names = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
@@ -137,36 +131,31 @@ def _cache_rollout(case: Case) -> dict[str, float]:
     finally:
         handle.remove()
     if len(passes) < 3:
-        return {"passes": float("inf")}
+        yield "passes", float("inf")
+        return
     inputs = lens.adapter.joined(passes)  # type: ignore[attr-defined]
     acts = Activations(lens.registry.points, False, case.batch.ids)
     with record(lens.registry, names, acts), lens.registry.attach():
         entry(*inputs[0], **inputs[1])
-    deviations = _offsets(steps, [name for name in names if name.endswith("hook_resid_post")])
+    yield from _offsets(steps, names)
     for name in names:
         parts = torch.cat([call.value for call in steps.calls(name)], dim=1)
-        deviations[name] = relative(parts, acts[name])
-    return deviations
+        yield name, relative(parts, acts[name])
 
 
-def _single_rollout(case: Case) -> dict[str, float]:
+def _single_rollout(case: Case) -> Deviations:
     """Check that a forecast is one pass, in which hooks see the values of a forward of the same horizon."""
     lens = case.lens
     names = [name for name in lens.registry.points if name.endswith(_STREAM) and name != "unembed.hook_out"]
     _, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=case.horizon)
     _, whole = lens.run_with_cache(case.batch, names_filter=names, horizon=case.horizon)
-    deviations = {name: relative(steps.calls(name)[0].value, whole[name]) for name in names}
-    deviations["one pass"] = float(max(len(steps.calls(name)) for name in names) - 1)
-    return deviations
+    for name in names:
+        yield name, relative(steps.calls(name)[0].value, whole[name])
+    yield "one pass", float(max(len(steps.calls(name)) for name in names) - 1)
 
 
 _STREAM = ("hook_resid_post", "hook_z", "hook_out", "hook_normalized")
-_ROLLOUTS = {
-    "tokens": _token_rollout,
-    "refeed": _refeed_rollout,
-    "cache": _cache_rollout,
-    "single": _single_rollout,
-}
+_ROLLOUTS = {"tokens": _token_rollout, "refeed": _refeed_rollout, "cache": _cache_rollout, "single": _single_rollout}
 
 
 def _half(pattern: Tensor) -> Tensor:
@@ -179,11 +168,11 @@ def _even(pattern: Tensor) -> Tensor:
     return visible / visible.sum(dim=-1, keepdim=True).clamp(min=1.0)
 
 
-def leaves_no_trace(case: Case) -> OracleResult:
-    """Check oracle 8: after any context ends, normally or not, the model has no hook, and oracle 1 holds again."""
+@oracle(8, "no trace left", 0.0, "hooks that the adapter sets and does not take away")
+def leaves_no_trace(case: Case) -> Deviations:
+    """Check that after any context ends, normally or not, the model has no hook, and forecasts as before."""
     lens = case.lens
-    with torch.no_grad():
-        plain = lens.forward(case.encoded)
+    plain = lens.forward(case.encoded)
     component = writers(lens.wiring)[0]
     attends = any(stack.attention_kinds() for stack in lens.wiring.stacks)
     inner, write_point = ("**.hook_pattern", "**.hook_z") if attends else ("**.hook_pre", "**.hook_out")
@@ -207,14 +196,11 @@ def leaves_no_trace(case: Case) -> OracleResult:
         with lens.hooks([(write_point, boom)]):
             run_variants(lens, case.encoded, [Variant.zero(component)])
 
-    failures = {}
     for attempt in (nested, recording, unknown, fanned, _in_thread(nested)):
         with contextlib.suppress(KeyboardInterrupt, LookupError):
             attempt()
-        failures[f"hooks after {attempt.__name__}"] = float(native_traces(lens))
-    with torch.no_grad():
-        failures["output"] = 0.0 if torch.equal(lens.forward(case.encoded), plain) else 1.0
-    return _worst("8 no trace left", 0.0, failures)
+        yield f"hooks after {attempt.__name__}", float(native_traces(lens))
+    yield "output", 0.0 if torch.equal(lens.forward(case.encoded), plain) else 1.0
 
 
 def _in_thread(work: Callable[[], None]) -> Callable[[], None]:
@@ -249,8 +235,14 @@ def _last_write(stack: Stack) -> str:
     return f"{stack.prefix}.0.{stack.rows(0)[-1].kind}.hook_out"
 
 
-def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
-    """Check oracle 9: a variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
+@oracle(
+    9,
+    "fan-out and replay",
+    2e-5,
+    "`upstream`, `unread`, `keys_from`, inputs whose first axis is not the batch (`ids` of `Encoded`)",
+)
+def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
+    """Check that a variant in a fanned-out batch, or on a replayed prefix, = the same variant run alone."""
     lens = case.lens
     variants: list[Variant] = []
     for stack in lens.wiring.stacks:
@@ -270,18 +262,13 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> OracleResult:
             steer = Steer(write_point, torch.ones(stack.d_model))
             variants.append(Variant(f"even pattern of {row.kind}", (even,)))
             variants.append(Variant(f"even pattern of {row.kind}, steered", (steer, even)))
-    _, acts = case.captured
-    variants.append(
-        Variant("patched", (PatchFrom(_last_write(lens.wiring.output_stack), acts), Zero(str(components[-1]))))
-    )
+    patch = PatchFrom(_last_write(lens.wiring.output_stack), case.acts)
+    variants.append(Variant("patched", (patch, Zero(str(components[-1])))))
     variants.append(Variant("nothing", ()))
     together = run_variants(lens, case.encoded, variants, max_rows=4 * len(case.encoded.rows))
     without_replay = run_variants(lens, case.encoded, variants, replay=False)
-    deviations = {}
-    with torch.no_grad():
-        for index, variant in enumerate(variants):
-            with lens.edit(*variant.interventions):
-                alone = lens.forward(case.encoded)
-            deviations[f"replayed {variant.name}"] = relative(together[index], alone)
-            deviations[f"fanned out {variant.name}"] = relative(without_replay[index], alone)
-    return _worst("9 fan-out and replay", 2e-5, deviations)
+    for index, variant in enumerate(variants):
+        with lens.edit(*variant.interventions):
+            alone = lens.forward(case.encoded)
+        yield f"replayed {variant.name}", relative(together[index], alone)
+        yield f"fanned out {variant.name}", relative(without_replay[index], alone)

@@ -13,63 +13,16 @@ from rich.text import Text
 from tsfm_lens.console import console
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import (
-    Case,
-    OracleResult,
-    accounting,
-    example_case,
-    patching,
-    reading_changes_nothing,
-    same_forecast,
-    zero_ablation,
-)
-from tsfm_lens.testing.oracles_attention import head_order, patterns
-from tsfm_lens.testing.oracles_ends import ends, gradients, rows_are_series
-from tsfm_lens.testing.oracles_runs import fan_out_equals_alone, leaves_no_trace, rollout_equals_forward
-from tsfm_lens.testing.oracles_weights import activation, weights
+from tsfm_lens.testing import oracles_attention, oracles_ends, oracles_runs, oracles_weights  # noqa: F401
+from tsfm_lens.testing.oracles import BY_NUMBER, Case, Oracle, OracleResult, example_case
 
-ORACLES: tuple[Callable[[Case], OracleResult], ...] = (
-    same_forecast,
-    reading_changes_nothing,
-    accounting,
-    zero_ablation,
-    patterns,
-    patching,
-    rollout_equals_forward,
-    leaves_no_trace,
-    fan_out_equals_alone,
-    head_order,
-    weights,
-    activation,
-    ends,
-    rows_are_series,
-    gradients,
-)
-
-LOOK_AT = {
-    "1": "`predict`, `forward` hooks that something left on the model",
-    "2": "what is called in `module`: exactly one attention",
-    "3": "`write` (the stream in it?), a branch forgotten or out of order, `reads`, columns of `o`, `post_norm`, `mix`",
-    "4": "`z_layout`, columns of `o`, the MLP's `o`; or the weights do too little",
-    "5": "`qkv_layout`, `z_layout`, `over`, `keys_from`, `n_kv_heads`",
-    "6": "`reads`, `aside`; something reaches the head past the stream",
-    "7": "`cached`, `joined`, `rollout`, token positions",
-    "8": "hooks that the adapter sets and does not take away",
-    "9": "`upstream`, `unread`, `keys_from`, inputs whose first axis is not the batch (`ids` of `Encoded`)",
-    "10": "module, `layout`, `part` of `q`, `k` or `v`; `n_kv_heads`",
-    "11": "the row and field named; module and gain of a projection, `norm`, `reads`, `pre`, `post`, `ln_final`",
-    "12": "`gate` (forgotten, or taken for `i`), `pre`, `post`; an activation function that mixes hidden units",
-    "13": "`embed`, `unembed` and its `layout`, `ln_final`, `steps_per_readout`",
-    "14": "`sample_major`, `sizes_from`, inputs whose first axis is not the batch",
-    "15": "`true_gradients`; a custom backward pass",
-}
-"""Fields of a table to check, by the number of the oracle that rejects it."""
+ORACLES: tuple[Oracle, ...] = tuple(oracle for _, oracle in sorted(BY_NUMBER.items()))
 
 
 def check_lens(
     lens: Lens,
     case: Case | None = None,
-    oracles: Sequence[Callable[[Case], OracleResult]] = ORACLES,
+    oracles: Sequence[Oracle] = ORACLES,
     *,
     progress: Callable[[str, int, int], None] | None = None,
 ) -> list[OracleResult]:
@@ -94,22 +47,18 @@ def check_lens(
     results = []
     for index, oracle in enumerate(oracles):
         if progress is not None:
-            progress(_name(oracle), index, len(oracles))
+            progress(oracle.title, index, len(oracles))
         results.append(_run(oracle, subject))
     return results
 
 
-def _name(oracle: Callable[[Case], OracleResult]) -> str:
-    return f"{ORACLES.index(oracle) + 1} {oracle.__name__.replace('_', ' ')}"
-
-
-def _run(oracle: Callable[[Case], OracleResult], case: Case) -> OracleResult:
+def _run(oracle: Oracle, case: Case) -> OracleResult:
     try:
         return oracle(case)
     except Exception as error:
         reason = str(error).strip().splitlines()
         detail = f"not computable: {type(error).__name__}: {reason[0] if reason else ''}"
-        return OracleResult(_name(oracle), math.inf, 0.0, detail)
+        return OracleResult(oracle.title, math.inf, 0.0, detail)
 
 
 def check_wiring(
@@ -117,8 +66,7 @@ def check_wiring(
 ) -> list[OracleResult]:
     """Run all oracles on a model through a wiring of one's own, and print each result.
 
-    Draw weights large enough that every head matters, or train the model: an oracle that zeroes a head cannot
-    tell a right wiring from a wrong one if the head does nothing.
+    Draw weights large enough that every head matters, or train the model.
 
     Args:
         wiring: an adapter class, or any function of the model that returns an adapter; see
@@ -150,9 +98,9 @@ def check_wiring(
     results = check_lens(lens, progress=line if show_progress else None)
     if not quiet:
         console().print(oracle_table(results, f"{adapter.wiring.architecture}: {type(model).__name__}"))
-        for result in results:
+        for oracle, result in zip(ORACLES, results, strict=True):
             if not result.passed:
-                console().print(Text(f"{result.oracle}: look at {LOOK_AT[result.oracle.split()[0]]}"))
+                console().print(Text(f"{result.oracle}: look at {oracle.look_at}"))
     return results
 
 

@@ -18,7 +18,7 @@ from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.wiring import Projection, Wiring
 from tsfm_lens.models import Lens, load
-from tsfm_lens.models.wirings._random import spread_weights
+from tsfm_lens.models.wirings._common import spread_weights
 from tsfm_lens.studies.samformer import ChannelAdapter, ChannelTransformer, LinearForecaster
 from tsfm_lens.testing import ORACLES, Case, assert_close, check_wiring, example_case
 from tsfm_lens.testing.oracles_ends import ends

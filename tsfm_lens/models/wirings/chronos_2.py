@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,13 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
-from tsfm_lens.models.wirings import _series, _t5
-from tsfm_lens.models.wirings._checks import keys
+from tsfm_lens.models.wirings import _common, t5
+from tsfm_lens.models.wirings._common import attention_row, copied, keys, mlp_row, projections
 
-KEYS = _t5.KEYS | keys(
+KEYS = t5.KEYS | keys(
     "attn_implementation rope_theta",
     chronos_config=keys(
         "context_length input_patch_size input_patch_stride max_output_patches output_patch_size quantiles "
@@ -32,52 +32,24 @@ KEYS = _t5.KEYS | keys(
 
 def _attention(kind: str, sublayer: int, *, by_group: bool) -> Attention:
     at = f"layer.{sublayer}.self_attention"
-    q, k, v, o = (Projection(f"{at}.{letter}") for letter in "qkvo")
-    return Attention(
-        kind,
-        at,
-        # the attention between series has the tokens as rows and the series as positions
-        Site(at, layout="pos batch d_model" if by_group else "batch pos d_model"),
-        Site(f"layer.{sublayer}", "in", 0),
-        q,
-        k,
-        v,
-        o,
-        z_layout="pos batch (head d_head)" if by_group else "batch pos (head d_head)",
-        over="variate" if by_group else "time",
-        qkv_layout="pos head batch d_head" if by_group else "batch head pos d_head",
-        pattern_layout="pos head query key" if by_group else "batch head query key",
-        norm=f"layer.{sublayer}.layer_norm",
-    )
+    # the attention between series has the tokens as rows and the series as positions
+    layouts: dict[str, Any] = {
+        "stream": "pos batch d_model",
+        "z_layout": "pos batch (head d_head)",
+        "qkv_layout": "pos head batch d_head",
+        "pattern_layout": "pos head query key",
+        "over": "variate",
+    }
+    others: dict[str, Any] = {"reads": Site(f"layer.{sublayer}", "in", 0), "norm": f"layer.{sublayer}.layer_norm"}
+    return attention_row(kind, at, projections(f"{at}.{{}}", "q k v o"), **others, **(layouts if by_group else {}))
 
 
 def _wiring(config: Any, patch: int) -> Wiring:
-    mlp = "layer.2.mlp"
-    layout = "batch pos d_mlp"
-    stack = Stack(
-        "",
-        "encoder.block",
-        config.num_layers,
-        config.num_heads,
-        config.d_model,
-        config.d_kv,
-        config.d_ff,
-        writers=(
-            _attention("time_attn", 0, by_group=False),
-            _attention("group_attn", 1, by_group=True),
-            Mlp(
-                Site(mlp),
-                Site("layer.2", "in", 0),
-                Site(f"{mlp}.wi", layout=layout),
-                Site(f"{mlp}.wo", "in", 0, layout),
-                f"{mlp}.wo",
-                Projection(f"{mlp}.wi", "d_mlp"),
-                norm="layer.2.layer_norm",
-                act=config.dense_act_fn,
-            ),
-        ),
-        ln_final="encoder.final_layer_norm",
-    )
+    layers = ("layer.2.mlp.wi", "layer.2.mlp.wo")
+    mlp = mlp_row("layer.2.mlp", "layer.2", layers, config.dense_act_fn, norm="layer.2.layer_norm")
+    writers = (_attention("time_attn", 0, by_group=False), _attention("group_attn", 1, by_group=True), mlp)
+    sizes = (config.num_layers, config.num_heads, config.d_model, config.d_kv, config.d_ff)
+    stack = Stack("", "encoder.block", *sizes, writers, ln_final="encoder.final_layer_norm")
     unembed = Site("output_patch_embedding", layout="batch pos d_out")
     return Wiring("chronos-2", (stack,), unembed, "input_patch_embedding", patch)
 
@@ -95,8 +67,7 @@ class Chronos2Adapter(Adapter):
     unrolled = DECILES
 
     def __init__(self, native: Any) -> None:
-        self.native = native
-        self.model: Any = native.model
+        self.native, self.model = native, native.model
         self.settings = self.model.chronos_config
         self.patch = int(self.settings.output_patch_size)
         self.context_length = int(self.settings.context_length)
@@ -107,7 +78,7 @@ class Chronos2Adapter(Adapter):
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pad contexts on the left, with their group ids; append the patches to forecast with known covariates."""
         with_codes = with_numbers(batch)
-        context = _series.padded(with_codes, self.longest(batch)).to(self.device)
+        context = _common.padded(with_codes, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
         width, stride = int(self.settings.input_patch_size), int(self.settings.input_patch_stride)
@@ -138,7 +109,7 @@ class Chronos2Adapter(Adapter):
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run the pipeline for its own quantiles, all items in one native batch."""
         rows = max(256, len(batch))
-        contexts = self.lengthened(_series.items(with_numbers(batch)))
+        contexts = self.lengthened(_common.items(with_numbers(batch)))
         inputs: Any = contexts if not batch.has_covariates else prepared(with_numbers(batch), contexts, horizon)
         items = self.native.predict(inputs, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
@@ -151,8 +122,7 @@ class Chronos2Adapter(Adapter):
         # as the library, which goes back to data units in single precision
         wide = flat.to(torch.promote_types(flat.dtype, torch.float32))
         raw = rearrange(wide, "... n (q p) -> ... q (n p)", q=len(self.levels))
-        scale, loc = (part.to(raw)[:, None, None] for part in (encoded.scale, encoded.loc))
-        return (torch.sinh(raw) if self.settings.use_arcsinh else raw) * scale + loc
+        return encoded.in_data_units(torch.sinh(raw) if self.settings.use_arcsinh else raw)
 
 
 def prepared(batch: SeriesBatch, contexts: list[Tensor], horizon: int) -> list[dict[str, Any]]:
@@ -168,11 +138,7 @@ def prepared(batch: SeriesBatch, contexts: list[Tensor], horizon: int) -> list[d
 
 
 def with_numbers(batch: SeriesBatch) -> SeriesBatch:
-    """Replace categories by the library's numbers: means of the one target, or the categories' own numbers.
-
-    Raises:
-        InputError: the future has a category that the past does not know.
-    """
+    """Replace categories by the library's numbers: means of the one target, or the categories' own numbers."""
     if not any(batch.categories):
         return batch
     values, futures = list(batch.values), list(batch.futures)
@@ -206,31 +172,18 @@ def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.nd
     return result["context"][-1].double().numpy(), result["future_covariates"][-1].double().numpy()
 
 
-def _wrap(native: Any) -> Any:
-    if type(native).__name__ == "Chronos2Pipeline":
-        return native
-    from chronos import Chronos2Pipeline
-
-    return Chronos2Pipeline(native)
+def _model(config: Any) -> Any:
+    return import_module("chronos.chronos2").Chronos2Model(config)
 
 
-def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    from chronos import Chronos2Pipeline
-
-    return Chronos2Pipeline.from_pretrained(folder, dtype=dtype, device_map=device)
+def _config_class() -> Any:
+    return import_module("chronos.chronos2.config").Chronos2CoreConfig
 
 
-def _blank(config: Mapping[str, Any]) -> Any:
-    from chronos.chronos2 import Chronos2Model
-    from chronos.chronos2.config import Chronos2CoreConfig
-
-    return Chronos2Model(Chronos2CoreConfig.from_dict(_t5.deep(config)))
-
-
-def _native(sizes: Mapping[str, int], context: int, patch: int, patches: int, levels: tuple[float, ...]) -> Any:
-    from chronos.chronos2 import Chronos2Model
-    from chronos.chronos2.config import Chronos2CoreConfig
-
+def _native(
+    sizes: Sequence[int], context: int, patch: int, patches: int, levels: tuple[float, ...], std: float = 1.0
+) -> Any:
+    names = ("d_model", "d_kv", "d_ff", "num_layers", "num_heads")
     settings = {
         "context_length": context,
         "input_patch_size": patch,
@@ -242,20 +195,19 @@ def _native(sizes: Mapping[str, int], context: int, patch: int, patches: int, le
         "use_arcsinh": True,
         "time_encoding_scale": context,
     }
-    names = {"architectures": ["Chronos2Model"], "chronos_pipeline_class": "Chronos2Pipeline"}
-    config = Chronos2CoreConfig(**sizes, **names, vocab_size=2, pad_token_id=0, reg_token_id=1, chronos_config=settings)
-    return Chronos2Model(config).eval()
+    config = _config_class()(
+        **dict(zip(names, sizes, strict=True)),
+        architectures=["Chronos2Model"],
+        chronos_pipeline_class="Chronos2Pipeline",
+        vocab_size=2,
+        pad_token_id=0,
+        reg_token_id=1,
+        chronos_config=settings,
+    )
+    return t5.spread_weights(_model(config), std=std, head=0.1)
 
 
-def _tiny() -> Any:
-    sizes = {"d_model": 36, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
-    return _t5.spread_weights(_native(sizes, 64, 4, 4, DECILES), head=0.1)
-
-
-def _build(_size: str) -> Any:
-    sizes = {"d_model": 768, "d_kv": 64, "d_ff": 3072, "num_layers": 12, "num_heads": 12}
-    levels = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
-    return _t5.spread_weights(_native(sizes, 8192, 16, 64, levels), std=0.5, head=0.1)
+LEVELS = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
 
 
 ARCHITECTURE = Architecture(
@@ -263,13 +215,12 @@ ARCHITECTURE = Architecture(
     title="Chronos-2",
     published={"base": "amazon/chronos-2"},
     claims=lambda config: config.get("chronos_pipeline_class") == "Chronos2Pipeline",
-    claims_object=lambda native: type(native).__name__ in ("Chronos2Pipeline", "Chronos2Model"),
+    classes=("Chronos2Pipeline", "Chronos2Model"),
     keys=KEYS,
-    values=_t5.VALUES | {"architectures": ["Chronos2Model"]},
-    open=_open,
-    blank=_blank,
+    values=t5.VALUES | {"architectures": ["Chronos2Model"]},
+    blank=lambda config: _model(_config_class().from_dict(copied(config))),
     adapter=Chronos2Adapter,
-    wrap=_wrap,
-    tiny=_tiny,
-    build=_build,
+    tiny=lambda: _native((36, 8, 48, 2, 4), 64, 4, 4, DECILES),
+    build=lambda size: _native((768, 64, 3072, 12, 12), 8192, 16, 64, LEVELS, 0.5),
+    **t5.pipeline("Chronos2Pipeline"),
 )

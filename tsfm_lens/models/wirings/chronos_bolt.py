@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,12 +11,12 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import Adapter, refuse_tails
+from tsfm_lens.models.adapter import DECILES, Adapter, refuse_tails
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
-from tsfm_lens.models.wirings import _series, _t5
-from tsfm_lens.models.wirings._checks import keys
+from tsfm_lens.models.wirings import _common, t5
+from tsfm_lens.models.wirings._common import keys
 
-KEYS = _t5.KEYS | {
+KEYS = t5.KEYS | {
     "chronos_config": keys(
         "context_length input_patch_size input_patch_stride prediction_length quantiles use_reg_token"
     )
@@ -33,15 +32,14 @@ class BoltAdapter(Adapter):
     package = "chronos-forecasting"
 
     def __init__(self, native: Any) -> None:
-        self.native = native
-        self.model: Any = native.inner_model
+        self.native, self.model = native, native.inner_model
         self.settings = self.model.chronos_config
         self.context_length = int(self.settings.context_length)
         self.prediction_length = int(self.settings.prediction_length)
         self.levels = tuple(float(level) for level in self.settings.quantiles)
         self.wiring = Wiring(
             "chronos-bolt",
-            _t5.stacks(self.model.config, encoder_upstream=("input_patch_embedding",)),
+            t5.stacks(self.model.config, ("input_patch_embedding",)),
             unembed=Site("output_patch_embedding", layout="batch pos d_out"),
             embed="input_patch_embedding",
             steps_per_readout=self.prediction_length,
@@ -49,7 +47,7 @@ class BoltAdapter(Adapter):
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Prepare the context as the pipeline does; the decoder takes no future."""
-        context = self.native._prepare_and_validate_context(self.lengthened(_series.contexts(batch.values)))
+        context = self.native._prepare_and_validate_context(self.lengthened(_common.contexts(batch.values)))
         context = context[..., -self.context_length :].to(device=self.device, dtype=torch.float32)
         width, stride = self.settings.input_patch_size, self.settings.input_patch_stride
         length = width * -(-context.shape[-1] // width)
@@ -70,7 +68,7 @@ class BoltAdapter(Adapter):
         """Run the pipeline for its own quantiles; it draws no samples."""
         refuse_tails(self.levels, levels)
         quantiles, mean = self.native.predict_quantiles(
-            self.lengthened(_series.contexts(batch.values)), prediction_length=horizon, quantile_levels=list(levels)
+            self.lengthened(_common.contexts(batch.values)), prediction_length=horizon, quantile_levels=list(levels)
         )
         return Prediction(quantiles, None, mean)
 
@@ -79,26 +77,10 @@ class BoltAdapter(Adapter):
         output = self.model.output_patch_embedding(normalized[..., -1, :])
         # as the library, which goes back to data units in single precision
         flat = output.to(torch.promote_types(output.dtype, torch.float32))
-        shape = (*flat.shape[:-1], len(self.levels), self.prediction_length)
-        scale, loc = (part.to(flat)[:, None, None] for part in (encoded.scale, encoded.loc))
-        return flat.reshape(shape) * scale + loc
+        return encoded.in_data_units(flat.unflatten(-1, (len(self.levels), self.prediction_length)))
 
 
-def _wrap(native: Any) -> Any:
-    if type(native).__name__ == "ChronosBoltPipeline":
-        return native
-    from chronos.chronos_bolt import ChronosBoltPipeline
-
-    return ChronosBoltPipeline(native)
-
-
-def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
-    from chronos import ChronosBoltPipeline
-
-    return ChronosBoltPipeline.from_pretrained(folder, dtype=dtype, device_map=device)
-
-
-def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int) -> Any:
+def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int, std: float) -> Any:
     from chronos.chronos_bolt import ChronosBoltModelForForecasting
     from transformers import T5Config
 
@@ -107,12 +89,12 @@ def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int) -> A
         "prediction_length": horizon,
         "input_patch_size": patch,
         "input_patch_stride": patch,
-        "quantiles": [level / 10 for level in range(1, 10)],
+        "quantiles": list(DECILES),
         "use_reg_token": True,
     }
     names = {"architectures": [MODEL], "chronos_pipeline_class": "ChronosBoltPipeline"}
-    config = T5Config(**_t5.deep({**kwargs, **names, "vocab_size": 2, "reg_token_id": 1, "chronos_config": settings}))
-    return ChronosBoltModelForForecasting(config).eval()
+    config = T5Config(**kwargs, **names, vocab_size=2, reg_token_id=1, chronos_config=settings)
+    return t5.spread_weights(ChronosBoltModelForForecasting(config), std=std)
 
 
 ARCHITECTURE = Architecture(
@@ -120,13 +102,12 @@ ARCHITECTURE = Architecture(
     title="Chronos-Bolt",
     published={size: f"amazon/chronos-bolt-{size}" for size in ("tiny", "mini", "small", "base")},
     claims=lambda config: config.get("chronos_pipeline_class") == "ChronosBoltPipeline",
-    claims_object=lambda native: type(native).__name__ in ("ChronosBoltPipeline", MODEL),
+    classes=("ChronosBoltPipeline", MODEL),
     keys=KEYS,
-    values=_t5.VALUES | {"architectures": [MODEL]},
-    open=_open,
-    blank=lambda config: _t5.blank(f"chronos.chronos_bolt:{MODEL}", config),
+    values=t5.VALUES | {"architectures": [MODEL]},
+    blank=lambda config: t5.blank(f"chronos.chronos_bolt:{MODEL}", config),
     adapter=BoltAdapter,
-    wrap=_wrap,
-    tiny=lambda: _t5.spread_weights(_native(_t5.tiny_kwargs(decoder_layers=3), 64, 16, 4)),
-    build=lambda size: _t5.spread_weights(_native(_t5.t5_kwargs(size), 2048, 64, 16), std=0.5),
+    tiny=lambda: _native({**t5.t5_kwargs(""), "num_decoder_layers": 3}, 64, 16, 4, 1.0),
+    build=lambda size: _native(t5.t5_kwargs(size), 2048, 64, 16, 0.5),
+    **t5.pipeline("ChronosBoltPipeline"),
 )

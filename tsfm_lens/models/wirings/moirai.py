@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 import reprlib
 from collections.abc import Mapping
@@ -18,9 +17,8 @@ from tsfm_lens.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _moirai
-from tsfm_lens.models.wirings._checks import keys
-from tsfm_lens.models.wirings._random import spread_weights
+from tsfm_lens.models.wirings import moirai_2
+from tsfm_lens.models.wirings._common import copied, keys, spread_weights
 
 NAME = "moirai-1.1"
 KEYS = keys("attn_dropout_p d_model distr_output dropout_p max_seq_len num_layers patch_sizes scaling")
@@ -29,13 +27,8 @@ SIZES = {"small": (384, 6), "base": (768, 12), "large": (1024, 24)}
 PATCH = 32
 
 
-class MoiraiAdapter(_moirai.PackedAdapter):
-    """Adapter of a ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one patch size.
-
-    The library's ``patch_size="auto"`` runs every size twice and picks by validation loss; here one size is
-    kept: that of the forecast object, else 32 or the nearest that the model has. Set ``lens.adapter.patch`` to
-    another.
-    """
+class MoiraiAdapter(moirai_2.PackedAdapter):
+    """Adapter of a ``MoiraiModule``, or the module of a ``MoiraiForecast``, at one patch size."""
 
     architecture = NAME
     readout = "distribution"
@@ -55,7 +48,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         nearest = min(self.model.patch_sizes, key=lambda size: abs(size - PATCH))
         self.patch = patch if isinstance(patch, int) else nearest
         mixture = Site("param_proj", "out", "weights_logits", "batch pos patch_step component")
-        self.wiring = Wiring(NAME, (_moirai.stack(self.model),), mixture, "in_proj", self.prediction_length)
+        self.wiring = Wiring(NAME, (moirai_2.stack_of(self.model),), mixture, "in_proj", self.prediction_length)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pack one sequence per item, tokens of one patch size."""
@@ -70,19 +63,19 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         length, roles = self.longest(batch), batch.roles[: batch.n_variates]
         kind = _library().MoiraiForecast
         sizes = {"prediction_length": horizon, "context_length": length, "patch_size": self.patch, "num_samples": 100}
-        return self.forecaster(kind, roles, **sizes), _moirai.native_input(batch, length, horizon, self.device)
+        return self.forecaster(kind, roles, **sizes), moirai_2.native_input(batch, length, horizon, self.device)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute the mean of the mixture in data units, (batch, 1, step), in whole patches; NaN for covariates."""
         native = {name: value for name, value in inputs.items() if name != "layout"}
         return self._future(self.model(**native).mean, inputs["layout"])
 
-    def _future(self, per_token: Tensor, layout: _moirai.Layout) -> Tensor:
+    def _future(self, per_token: Tensor, layout: moirai_2.Layout) -> Tensor:
         """Turn (…, item, pos, patch) into (…, item · variate, 1, step)."""
         start = len(layout.targets) * layout.n_context
         future = per_token[..., start : start + len(layout.targets) * layout.n_future, : self.patch]
         rows = future.unflatten(-2, (len(layout.targets), -1)).flatten(-2).flatten(-3, -2).unsqueeze(-2)
-        return _moirai.with_covariates(rows, layout.roles, -3)
+        return moirai_2.with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the mean in data units, (…, batch, 1, step)."""
@@ -108,7 +101,7 @@ class MoiraiAdapter(_moirai.PackedAdapter):
         # the library drops the axis of a single variate
         samples = (paths if paths.ndim == 4 else paths.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
         roles = batch.roles[: batch.n_variates]
-        samples = _moirai.with_covariates(samples, roles, 0)
+        samples = moirai_2.with_covariates(samples, roles, 0)
         (loc, scale), parameters = outputs
         if batch.has_covariates:
             return self.of_paths(samples, levels)
@@ -153,7 +146,7 @@ def _check(config: Mapping[str, Any], where: str) -> None:
 
 def _blank(config: Mapping[str, Any]) -> Any:
     library = require("moirai", "uni2ts.model.moirai.module")
-    distribution = library.decode_distr_output(copy.deepcopy(config["distr_output"]))
+    distribution = library.decode_distr_output(copied(config["distr_output"]))
     return library.MoiraiModule(**{**config, "distr_output": distribution})
 
 
@@ -175,7 +168,7 @@ ARCHITECTURE = Architecture(
     title="Moirai 1.1-R",
     published={size: f"Salesforce/moirai-1.1-R-{size}" for size in SIZES},
     claims=lambda config: "patch_sizes" in config and "distr_output" in config,
-    claims_object=lambda native: type(native).__name__ in ("MoiraiModule", "MoiraiForecast"),
+    classes=("MoiraiModule", "MoiraiForecast"),
     keys=KEYS,
     check=_check,
     open=lambda folder, dtype, device: _library().MoiraiModule.from_pretrained(folder, strict=True).to(device, dtype),

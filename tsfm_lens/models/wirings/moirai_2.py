@@ -2,23 +2,187 @@
 
 from __future__ import annotations
 
-import copy
+from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import torch
 from einops import rearrange
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.wiring import Site, Wiring
-from tsfm_lens.models.adapter import DECILES
+from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import DECILES, Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _moirai
-from tsfm_lens.models.wirings._checks import keys
-from tsfm_lens.models.wirings._random import spread_weights
+from tsfm_lens.models.wirings import _common
+from tsfm_lens.models.wirings._common import attention_row, copied, keys, mlp_row, projections, spread_weights
+
+
+class PackedAdapter(Adapter):
+    """Base of the adapters of both Moirai: the variates of an item share one sequence."""
+
+    packed = True
+    multivariate = True
+    covariates = ("past", "known")
+    package = "timecopilot-uni2ts"
+    dtypes = ("float32",)
+    context_length = 4096
+    patch: int
+    _forecaster: tuple[dict[str, int], Any] | None = None
+
+    @abstractmethod
+    def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
+        """Return the library's forecast object for a batch and a horizon, and its arguments."""
+
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
+        """Pack one sequence per item: the context of every variate, then places for its future."""
+        steps = self.prediction_length if horizon is None else horizon
+        forecast, native = self.library_input(batch, steps)
+        inputs: dict[str, Any] = dict(zip(PACKED, forecast._convert(self.patch, **native), strict=True))
+        context_mask = inputs["observed_mask"] * ~inputs["prediction_mask"].unsqueeze(-1)
+        loc, scale = self.model.scaler(inputs["target"], context_mask, inputs["sample_id"], inputs["variate_id"])
+        n_context, n_future = forecast.context_token_length(self.patch), forecast.prediction_token_length(self.patch)
+        layout = Layout(batch.roles[: batch.n_variates], n_context, n_future, self.patch)
+        return Encoded(
+            {**inputs, "layout": layout},
+            {"": layout.spans},
+            loc[:, layout.last_context, 0].flatten(),
+            scale[:, layout.last_context, 0].flatten(),
+            batch,
+            horizon=steps,
+            items=len(inputs["target"]),
+            packed=True,
+            stats={"loc": loc, "scale": scale},
+        )
+
+    def forecaster(self, kind: type, roles: tuple[str, ...], **sizes: int) -> Any:
+        """Return the library's forecast object for these sizes, kept until others are requested."""
+        sizes |= {
+            "target_dim": roles.count("target"),
+            "feat_dynamic_real_dim": roles.count("known"),
+            "past_feat_dynamic_real_dim": roles.count("past"),
+        }
+        if self._forecaster is None or self._forecaster[0] != sizes:
+            self._forecaster = sizes, kind(**sizes, module=self.model).eval()
+        return self._forecaster[1]
+
+
+_FEATURES = (
+    ("known", "feat_dynamic_real", "observed_feat_dynamic_real"),
+    ("past", "past_feat_dynamic_real", "past_observed_feat_dynamic_real"),
+)
+PACKED = ("target", "observed_mask", "sample_id", "time_id", "variate_id", "prediction_mask")
+
+
+def stack_of(model: Any) -> Stack:
+    """Describe the rows of a uni2ts ``TransformerEncoder`` at ``model.encoder``."""
+    layer = model.encoder.layers[0]
+    inside = layer.self_attn
+    if inside.attn_dropout_p > 0:
+        raise WiringError(
+            f"this Moirai has attn_dropout_p={inside.attn_dropout_p}, which uni2ts applies in evaluation mode too, so "
+            "that no two forwards agree; set attn_dropout_p = 0.0 on every layer's self_attn"
+        )
+    if inside.num_groups != inside.num_heads:
+        raise WiringError(f"this Moirai groups {inside.num_heads} heads in {inside.num_groups}, expected no grouping")
+    # groups of one head each: the axis of length 1
+    layouts: dict[str, Any] = {"qkv_layout": "batch head 1 pos d_head", "pattern_layout": "batch head 1 query key"}
+    matrices = projections("self_attn.{}_proj", "q k v out")
+    attention = attention_row("attn", "self_attn", matrices, **layouts, norm="norm1")
+    others: dict[str, Any] = {"gate": Projection("ffn.fc1", "d_mlp"), "norm": "norm2", "aside": True}
+    mlp = mlp_row("ffn", "norm2", ("ffn.fc_gate", "ffn.fc2"), layer.ffn.activation.__name__, **others)
+    sizes = (model.num_layers, inside.num_heads, model.d_model, inside.head_dim, layer.ffn.hidden_dim)
+    writers = (attention, mlp)
+    return Stack("", "encoder.layers", *sizes, writers, ln_final="encoder.norm", upstream=("in_proj",))
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Places of an item's series in its packed sequence."""
+
+    roles: tuple[str, ...]
+    n_context: int
+    n_future: int
+    patch: int
+
+    @property
+    def blocks(self) -> list[tuple[int, bool]]:
+        """Place of the series, and whether it is its future, block by block."""
+        out: list[tuple[int, bool]] = []
+        for role in ("target", "known", "past"):
+            rows = [row for row, each in enumerate(self.roles) if each == role]
+            out += [(row, False) for row in rows]
+            out += [(row, True) for row in rows if role != "past"]
+        return out
+
+    @property
+    def last_context(self) -> list[int]:
+        """Last token of each series' context."""
+        stops = accumulate(self.n_future if ahead else self.n_context for _, ahead in self.blocks)
+        ends = {row: stop - 1 for (row, ahead), stop in zip(self.blocks, stops, strict=True) if not ahead}
+        return [ends[row] for row in range(len(self.roles))]
+
+    @property
+    def spans(self) -> TokenSpans:
+        """Time steps of every token."""
+        context = TokenSpans.patches(-self.n_context * self.patch, self.n_context, self.patch)
+        future = TokenSpans.patches(0, self.n_future, self.patch)
+        total = TokenSpans((), (), ())
+        for row, ahead in self.blocks:
+            part = future if ahead else context
+            total += replace(part, variate=(row,) * len(part))
+        return total
+
+    @property
+    def targets(self) -> list[int]:
+        """Places of the series that are forecast."""
+        return [row for row, role in enumerate(self.roles) if role == "target"]
+
+
+def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tensor:
+    """Return rows of all series, item by item: forecasts of targets, counted along an axis, and NaN for covariates."""
+    if set(roles) == {"target"}:
+        return targets
+    by_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
+    whole = by_item.new_full((len(by_item), len(roles), *by_item.shape[2:]), float("nan"))
+    whole[:, [row for row, role in enumerate(roles) if role == "target"]] = by_item
+    return whole.flatten(0, 1).movedim(0, axis)
+
+
+def native_input(
+    batch: SeriesBatch, length: int, horizon: int, device: torch.device, *, causal_fill: bool = False
+) -> dict[str, Tensor]:
+    """Make the arguments of a uni2ts forecast: (item, time, variate), filled with 0, or causal means (Moirai 2)."""
+    parts = {role: values.transpose(1, 2) for role, values in _common.by_role(batch, length, horizon).items()}
+    values = parts["target"]
+    is_value = ~torch.isnan(values)
+    lengths = torch.tensor([len(series) for series in batch.values][:: batch.n_variates])
+    padding = torch.arange(length)[None] < (length - lengths.clamp(max=length))[:, None]
+    complete = torch.where(is_value, values, 0.0)
+    targets = [series for series, role in zip(batch.values, batch.roles, strict=True) if role == "target"]
+    if causal_fill and any(np.isnan(series).any() for series in targets):
+        # gluonts takes seconds to import
+        from gluonts.transform import CausalMeanValueImputation
+
+        impute = CausalMeanValueImputation()
+        for index, series in enumerate(targets):
+            # of all known values, before the cut to the context
+            tail = np.asarray(impute(np.array(series, dtype=np.float32)), dtype=np.float32)[-length:]
+            item, variate = divmod(index, values.shape[2])
+            complete[item, length - len(tail) :, variate] = torch.from_numpy(tail)
+    inputs = {"past_target": complete, "past_observed_target": is_value, "past_is_pad": padding}
+    for role, name, mask in _FEATURES:
+        if role in parts:
+            there = ~torch.isnan(parts[role])
+            inputs |= {name: torch.where(there, parts[role], 0.0), mask: there}
+    return {name: tensor.to(device) for name, tensor in inputs.items()}
+
 
 NAME = "moirai-2"
 KEYS = keys(
@@ -26,7 +190,7 @@ KEYS = keys(
 )
 
 
-class Moirai2Adapter(_moirai.PackedAdapter):
+class Moirai2Adapter(PackedAdapter):
     """Adapter of a ``Moirai2Module``, or the module of a ``Moirai2Forecast``."""
 
     architecture = NAME
@@ -42,7 +206,7 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         self.prediction_length = self.patch * int(self.model.num_predict_token)
         self.levels = tuple(float(level) for level in self.model.quantile_levels)
         unembed = Site("out_proj", layout="batch pos d_out")
-        self.wiring = Wiring(NAME, (_moirai.stack(self.model),), unembed, "in_proj", self.prediction_length)
+        self.wiring = Wiring(NAME, (stack_of(self.model),), unembed, "in_proj", self.prediction_length)
 
     def library_input(self, batch: SeriesBatch, horizon: int) -> tuple[Any, dict[str, Tensor]]:
         """Return a ``Moirai2Forecast`` and its arguments."""
@@ -51,14 +215,14 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         forecast = self.forecaster(kind, roles, prediction_length=horizon, context_length=length)
         # the library's own transform fills gaps with 0 where there are several targets
         causal = roles.count("target") == 1
-        return forecast, _moirai.native_input(batch, length, horizon, self.device, causal_fill=causal)
+        return forecast, native_input(batch, length, horizon, self.device, causal_fill=causal)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step), from the last context token of each variate."""
-        native = {name: inputs[name] for name in _moirai.PACKED}
+        native = {name: inputs[name] for name in PACKED}
         return self._quantiles(self.model(**native, training_mode=False), inputs["layout"])
 
-    def _quantiles(self, output: Tensor, layout: _moirai.Layout) -> Tensor:
+    def _quantiles(self, output: Tensor, layout: Layout) -> Tensor:
         """Turn (…, item, pos, raw output) into (…, item · variate, quantile, step); NaN for covariates."""
         places = [layout.last_context[row] for row in layout.targets]
         rows = rearrange(
@@ -67,21 +231,15 @@ class Moirai2Adapter(_moirai.PackedAdapter):
             quantile=len(self.levels),
             patch=self.patch,
         )
-        return _moirai.with_covariates(rows, layout.roles, -3)
+        return with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
-        raw = self._quantiles(self.model.out_proj(normalized), encoded.inputs["layout"])
-        scale, loc = (part.to(raw)[:, None, None] for part in (encoded.scale, encoded.loc))
-        return raw * scale + loc
+        return encoded.in_data_units(self._quantiles(self.model.out_proj(normalized), encoded.inputs["layout"]))
 
     @rows_apart
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
-        """Run ``Moirai2Forecast.forward``; beyond one pass, the library rolls out univariate items only.
-
-        Raises:
-            InputError: a longer horizon for items with several variates.
-        """
+        """Run ``Moirai2Forecast.forward``; beyond one pass, the library rolls out univariate items only."""
         roles = batch.roles[: batch.n_variates]
         if horizon > self.prediction_length and len(roles) > 1:
             raise InputError(
@@ -94,7 +252,7 @@ class Moirai2Adapter(_moirai.PackedAdapter):
         # (item, quantile, step[, variate]): the library drops the axis of a single variate
         full = output if output.ndim == 4 else output.unsqueeze(-1)
         quantiles = rearrange(full, "item quantile step variate -> (item variate) step quantile")
-        quantiles = _moirai.with_covariates(quantiles, roles, 0)
+        quantiles = with_covariates(quantiles, roles, 0)
         return self.at(quantiles, levels)
 
 
@@ -116,10 +274,10 @@ ARCHITECTURE = Architecture(
     title="Moirai 2.0-R",
     published={"small": "Salesforce/moirai-2.0-R-small"},
     claims=lambda config: "num_predict_token" in config and "quantile_levels" in config,
-    claims_object=lambda native: type(native).__name__ in ("Moirai2Module", "Moirai2Forecast"),
+    classes=("Moirai2Module", "Moirai2Forecast"),
     keys=KEYS,
     open=lambda folder, dtype, device: _library().Moirai2Module.from_pretrained(folder, strict=True).to(device, dtype),
-    blank=lambda config: _library().Moirai2Module(**copy.deepcopy(dict(config))),
+    blank=lambda config: _library().Moirai2Module(**copied(config)),
     adapter=Moirai2Adapter,
     # the library has d_model // 64 heads
     tiny=lambda: _native(192, 48, 2, 4, 64, 2),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -13,77 +14,72 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Site, Wiring
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring, Writer
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
-from tsfm_lens.models.wirings import _series, _t5
+from tsfm_lens.models.wirings import _common
+from tsfm_lens.models.wirings._common import attention_row, copied, keys, mlp_row, projections
 
-SIZES = ("small", "base", "large")
-VOCABULARY = 32128
+KEYS = keys(
+    "bos_token_id chronos_pipeline_class classifier_dropout d_ff d_kv d_model decoder_start_token_id dense_act_fn "
+    "dropout_rate eos_token_id feed_forward_proj initializer_factor is_decoder is_encoder_decoder is_gated_act "
+    "layer_norm_epsilon n_positions num_decoder_layers num_heads num_layers output_past pad_token_id reg_token_id "
+    "relative_attention_max_distance relative_attention_num_buckets scale_decoder_outputs task_specific_params "
+    "tie_encoder_decoder tie_word_embeddings use_cache vocab_size"
+)
+VALUES = {"model_type": "t5"}
+
+SIZES = {
+    "tiny": (256, 1024, 4, 4),
+    "mini": (384, 1536, 4, 8),
+    "small": (512, 2048, 6, 8),
+    "base": (768, 3072, 12, 12),
+    "large": (1024, 4096, 24, 16),
+}
+"""Published size -> d_model, d_ff, layers, heads."""
 
 
-class T5Adapter(Adapter):
-    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out; tokenise text with its own tokenizer."""
+class TokenAdapter(Adapter):
+    """Base of the adapters of models that read and emit tokens."""
 
-    architecture = "t5"
+    model: Any
     readout = "token"
     rollout = "tokens"
-    package = "transformers"
     draw_axis = 0
-    integers = True
-    restarts = False
-    context_length = 512
-    prediction_length = 64
-    first_value_token = 2
 
-    def __init__(self, native: Any) -> None:
-        self.native = self.model = native
-        config = native.config
+    def wire(self) -> None:
+        """Set the table of the opened model."""
+        config = self.model.config
         unembed = Site("lm_head", layout="batch pos d_vocab")
-        stacks = _t5.stacks(config, encoder_upstream=("encoder.embed_tokens",))
-        self.wiring = Wiring("t5", stacks, unembed, "shared", steps_per_readout=1)
+        upstream = ("encoder.embed_tokens",)
+        self.wiring = Wiring(self.architecture, stacks(config, upstream), unembed, "shared", steps_per_readout=1)
         self._rescale = config.d_model**-0.5 if config.scale_decoder_outputs else 1.0
 
-    def encode(
-        self,
-        batch: SeriesBatch,
-        horizon: int | None = None,
-        future: Tensor | None = None,
-        tokens: Tensor | None = None,
+    def of_tokens(
+        self, ids: Tensor, mask: Tensor, decoder: Tensor, scale: Tensor, batch: SeriesBatch, *, n_eos: int = 0
     ) -> Encoded:
-        """Pad token ids on the left under the mask, and add the teacher-forced decoder input."""
-        ids = _series.padded(batch, self.longest(batch))
-        mask = ~torch.isnan(ids)
-        ids = self._ids(torch.where(mask, ids, float(self.model.config.pad_token_id)))
-        if future is not None and tokens is not None:
-            raise InputError("give either future values or decoder tokens, not both")
-        target = tokens if future is None else future
-        start = torch.full((len(batch), 1), self.model.config.decoder_start_token_id)
-        decoder = start if target is None else torch.cat([start, self._ids(target)[:, :-1]], dim=1)
+        """Make the native input of token ids, (batch, pos) each; the decoder's begin with its start token."""
+        n_context = ids.shape[1] - n_eos
         spans = {
-            "encoder": TokenSpans.patches(-ids.shape[1], ids.shape[1], 1),
+            "encoder": TokenSpans.patches(-n_context, n_context, 1, ("EOS",) * n_eos),
             "decoder": TokenSpans.patches(0, decoder.shape[1], 1),
         }
-        inputs = {"input_ids": ids, "attention_mask": mask.long(), "decoder_input_ids": decoder}
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": decoder}
         inputs = {name: tensor.to(self.device) for name, tensor in inputs.items()}
-        ones = torch.ones(len(batch), device=self.device)
-        return Encoded(inputs, spans, torch.zeros_like(ones), ones, batch)
+        scale = scale.to(self.device)
+        return Encoded(inputs, spans, torch.zeros_like(scale), scale, batch)
 
-    def _ids(self, values: Tensor) -> Tensor:
-        """Return the token ids of values; InputError names the first that is none."""
+    def shifted(self, target: Tensor | None, count: int) -> Tensor:
+        """Return a decoder's input: the start token, and what follows of the target, if there is one."""
+        start = torch.full((count, 1), self.model.config.decoder_start_token_id)
+        return start if target is None else torch.cat([start, target[:, :-1].long()], dim=1)
+
+    def refuse_other_ids(self, values: Tensor, words: str, hint: str = "") -> None:
+        """Refuse values that are no token ids."""
         size = self.model.config.vocab_size
         wrong = (values != values.round()) | (values < 0) | (values >= size)
         if bool(wrong.any()):
-            raise InputError(
-                f"T5 is a language model: a series is its token ids, integers from 0 to {size - 1}; got "
-                f"{float(values[wrong][0]):g}. Tokenise text with its own tokenizer first; if this is a Chronos "
-                "checkpoint, its config.json lacks chronos_config."
-            )
-        return values.long()
-
-    def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
-        """Return the token ids of values (batch, step)."""
-        return self._ids(values)
+            raise InputError(f"{words} from 0 to {size - 1}; got {float(values[wrong][0]):g}{hint}")
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute logits (batch, step, vocabulary)."""
@@ -92,6 +88,121 @@ class T5Adapter(Adapter):
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute logits (…, batch, step, vocabulary)."""
         return self.model.lm_head(normalized * self._rescale)
+
+
+def pipeline(name: str) -> dict[str, Any]:
+    """Return the functions ``open`` and ``wrap`` of an architecture with a pipeline of the library of Chronos."""
+
+    def kind() -> Any:
+        return getattr(import_module("chronos"), name)
+
+    def opened(folder: Path, dtype: torch.dtype, device: str) -> Any:
+        return kind().from_pretrained(folder, dtype=dtype, device_map=device)
+
+    return {"open": opened, "wrap": lambda native: native if type(native).__name__ == name else kind()(native)}
+
+
+def blank(model: str, config: Mapping[str, Any]) -> Any:
+    """Build a model without weights, of T5 in transformers or of a class "module:name" that takes its configuration."""
+    from transformers import T5Config
+
+    module, _, name = model.rpartition(":")
+    return getattr(import_module(module or "transformers"), name)(T5Config.from_dict(copied(config)))
+
+
+def stacks(config: Any, encoder_upstream: tuple[str, ...]) -> tuple[Stack, ...]:
+    """Describe the encoder's and the decoder's rows; ``encoder_upstream`` are the modules that make the first input."""
+    names = {"n_heads": "num_heads", "d_model": "d_model", "d_head": "d_kv", "d_mlp": "d_ff"}
+    sizes = {name: getattr(config, of_library) for name, of_library in names.items()}
+    attention = _attention("self_attn", 0, "SelfAttention")
+    cross = _attention("cross_attn", 1, "EncDecAttention", keys_from="encoder")
+
+    def stack(name: str, n_layers: int, writers: tuple[Writer, ...], upstream: tuple[str, ...], **others: Any) -> Stack:
+        others |= {"ln_final": f"{name}.final_layer_norm", "upstream": upstream, "entry": name, **sizes}
+        return Stack(name, f"{name}.block", n_layers, writers=writers, **others)
+
+    decoder, upstream = (attention, cross, _mlp(2, config)), (*encoder_upstream, "encoder")
+    return (
+        stack("encoder", config.num_layers, (attention, _mlp(1, config)), encoder_upstream),
+        stack("decoder", config.num_decoder_layers, decoder, upstream, cached=_cache_length),
+    )
+
+
+def _cache_length(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    cache = kwargs.get("past_key_values")
+    return 0 if cache is None else int(cache.get_seq_length())
+
+
+def _attention(kind: str, sublayer: int, name: str, keys_from: str = "") -> Attention:
+    at, norm = f"layer.{sublayer}.{name}", f"layer.{sublayer}.layer_norm"
+    reads = Site(f"layer.{sublayer}", "in", 0)
+    return attention_row(kind, at, projections(f"{at}.{{}}", "q k v o"), reads=reads, keys_from=keys_from, norm=norm)
+
+
+def _mlp(sublayer: int, config: Any) -> Mlp:
+    at, norm = f"layer.{sublayer}.DenseReluDense", f"layer.{sublayer}.layer_norm"
+    layers = (f"{at}.wi_0" if config.is_gated_act else f"{at}.wi", f"{at}.wo")
+    gate = Projection(f"{at}.wi_1", "d_mlp") if config.is_gated_act else None
+    return mlp_row(at, f"layer.{sublayer}", layers, config.dense_act_fn, gate=gate, norm=norm)
+
+
+def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:
+    """Draw random weights under which every head and MLP matters; ``head`` is a factor on the output layer."""
+    # T5 does not scale q·k: this gain gives attention scores a standard deviation of 3 at any head size
+    dot_product = (3.0 / model.config.d_kv**0.5) ** 0.5
+    gains = {".q.weight": dot_product, ".k.weight": dot_product, "output_patch_embedding": std * head}
+    return _common.spread_weights(model, gains, std=std)
+
+
+def t5_kwargs(size: str) -> dict[str, Any]:
+    """Return the T5Config arguments of a published size, or of the small model "" of the conformance suite."""
+    if not size:
+        # no two sizes are equal by accident, so that mixed-up axes show
+        sizes = {"d_model": 36, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
+    else:
+        d_model, d_ff, layers, heads = SIZES[size]
+        sizes = {"d_model": d_model, "d_ff": d_ff, "num_layers": layers, "num_decoder_layers": layers, "d_kv": 64}
+        sizes["num_heads"] = heads
+    return {**sizes, "decoder_start_token_id": 0}
+
+
+class T5Adapter(TokenAdapter):
+    """Adapter of a ``T5ForConditionalGeneration``: token ids in and out; tokenise text with its own tokenizer."""
+
+    architecture = "t5"
+    package = "transformers"
+    integers = True
+    restarts = False
+    context_length = 512
+    prediction_length = 64
+    first_value_token = 2
+
+    def __init__(self, native: Any) -> None:
+        self.native = self.model = native
+        self.wire()
+
+    def encode(
+        self, batch: SeriesBatch, horizon: int | None = None, future: Tensor | None = None, tokens: Tensor | None = None
+    ) -> Encoded:
+        """Pad token ids on the left under the mask, and add the teacher-forced decoder input."""
+        ids = _common.padded(batch, self.longest(batch))
+        mask = ~torch.isnan(ids)
+        ids = self._ids(torch.where(mask, ids, float(self.model.config.pad_token_id)))
+        target = tokens if future is None else future
+        decoder = self.shifted(None if target is None else self._ids(target), len(batch))
+        return self.of_tokens(ids, mask.long(), decoder, torch.ones(len(batch)), batch)
+
+    def _ids(self, values: Tensor) -> Tensor:
+        hint = (
+            ". Tokenise text with its own tokenizer first; if this is a Chronos checkpoint, its config.json lacks "
+            "chronos_config."
+        )
+        self.refuse_other_ids(values, "T5 is a language model: a series is its token ids, integers", hint)
+        return values.long()
+
+    def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
+        """Return the token ids of values (batch, step)."""
+        return self._ids(values)
 
     def values(self, encoded: Encoded) -> Tensor:
         """Return the ids themselves, (batch, vocabulary)."""
@@ -127,28 +238,27 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     return T5ForConditionalGeneration.from_pretrained(folder, dtype=dtype).to(device)
 
 
-def _native(kwargs: Mapping[str, Any]) -> Any:
+def _native(size: str, **others: Any) -> Any:
     from transformers import T5Config, T5ForConditionalGeneration
 
-    return _t5.spread_weights(T5ForConditionalGeneration(T5Config(**kwargs)), std=0.5)
+    return spread_weights(T5ForConditionalGeneration(T5Config(**t5_kwargs(size), **others)), std=0.5)
 
 
 ARCHITECTURE = Architecture(
     name="t5",
     title="T5 (language model)",
-    published={size: f"google-t5/t5-{size}" for size in SIZES},
+    published={size: f"google-t5/t5-{size}" for size in ("small", "base", "large")},
     claims=lambda config: (
         config.get("model_type") == "t5" and "chronos_config" not in config and "chronos_pipeline_class" not in config
     ),
-    claims_object=lambda native: (
-        type(native).__name__ == "T5ForConditionalGeneration" and not hasattr(native.config, "chronos_config")  # type: ignore[attr-defined]
-    ),
-    keys=_t5.KEYS,
-    values=_t5.VALUES,
+    classes=("T5ForConditionalGeneration",),
+    among=lambda native: not hasattr(native.config, "chronos_config"),
+    keys=KEYS,
+    values=VALUES,
     open=_open,
-    blank=lambda config: _t5.blank("T5ForConditionalGeneration", config),
+    blank=lambda config: blank("T5ForConditionalGeneration", config),
     adapter=T5Adapter,
-    tiny=lambda: _native({**_t5.tiny_kwargs(), "vocab_size": 50, "feed_forward_proj": "gated-gelu"}),
-    build=lambda size: _native({**_t5.t5_kwargs(size), "vocab_size": VOCABULARY}),
+    tiny=lambda: _native("", vocab_size=50, feed_forward_proj="gated-gelu"),
+    build=lambda size: _native(size, vocab_size=32128),
     notes="series are token ids",
 )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,118 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
-from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, in_data_units, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _timesfm, _timesfm_prefixes
-from tsfm_lens.models.wirings._random import spread_weights
+from tsfm_lens.models.wirings._common import attention_row, fused, mlp_row, spread_weights
+
+GAINS = {"output_projection": 0.5, "output_head": 0.5}
+"""Factors on the random weights of the head; see ``_common.spread_weights``."""
+
+
+def branches(norms: tuple[str, str]) -> dict[str, Any]:
+    """Return the fields of an attention whose branch ends in a norm of its own."""
+    return {"write": norms[1], "norm": norms[0], "post_norm": norms[1]}
+
+
+def mlp_between(norms: tuple[str, str], layers: tuple[str, str], act: str, stream: str = "batch pos d_model") -> Mlp:
+    """Describe an MLP between two norms, its activation function as the library names it."""
+    name = {"swish": "silu", "none": "linear"}.get(act, act)
+    others: dict[str, Any] = {"norm": norms[0], "post_norm": norms[1], "aside": True}
+    return mlp_row(norms[1], norms[0], layers, name, stream=stream, **others)
+
+
+def cleaned(batch: SeriesBatch) -> list[np.ndarray]:
+    """Return series without their leading NaN and with inner ones interpolated, as ``timesfm`` does; fresh arrays."""
+    out = []
+    for series in batch.values:
+        is_value = ~np.isnan(series)
+        first = int(np.argmax(is_value))
+        index = np.arange(len(series))
+        out.append(np.interp(index, index[is_value], series[is_value])[first:])
+    return out
+
+
+def patched(batch: SeriesBatch, length: int, patch: int) -> tuple[Tensor, Tensor]:
+    """Return values and masks, (batch, time): zero-padded at the front to a multiple of the patch, True = padding."""
+    width = -(-length // patch) * patch
+    values = torch.zeros(len(batch), width)
+    masks = torch.ones_like(values, dtype=torch.bool)
+    for row, mask, series in zip(values, masks, cleaned(batch), strict=True):
+        tail = torch.as_tensor(series[-width:], dtype=torch.float32)
+        row[width - len(tail) :] = tail
+        mask[width - len(tail) :] = False
+    return values, masks
+
+
+def running_statistics(
+    patches: Tensor, masks: Tensor, update: Callable[..., tuple[Tensor, Tensor, Tensor]]
+) -> tuple[Tensor, Tensor]:
+    """Compute mean and standard deviation up to each patch, (batch, patch) each, by the library's own update."""
+    n, mu, sigma = (torch.zeros(len(patches), device=patches.device) for _ in range(3))
+    means, deviations = [], []
+    for index in range(patches.shape[1]):
+        n, mu, sigma = update(n, mu, sigma, patches[:, index], masks[:, index])
+        means.append(mu)
+        deviations.append(sigma)
+    return torch.stack(means, dim=1), torch.stack(deviations, dim=1)
+
+
+def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
+    """Turn a head's raw output (…, batch, horizon · 10) into quantiles in data units, (…, batch, quantile, step)."""
+    # entry 0 of the ten is the mean
+    return in_data_units(flat.reshape(*flat.shape[:-1], horizon, -1)[..., 1:].transpose(-1, -2), mu, sigma)
+
+
+@contextmanager
+def shared_prefixes(model: Any, prefixes: np.ndarray) -> Iterator[None]:
+    """Let a native module compute common beginnings once while the block runs."""
+
+    def forward(inputs: Tensor, masks: Tensor, decode_caches: Any = None) -> Any:
+        plain = type(model).forward
+        first = decode_caches is not None and int(decode_caches[0].next_index[0]) == 0
+        if not first or len(inputs) != len(prefixes) or inputs.shape[1] < prefixes.shape[1]:
+            return plain(model, inputs, masks, decode_caches)
+        padding = inputs.shape[1] - prefixes.shape[1]
+        numbers = np.concatenate([np.repeat(prefixes[:, :1], padding, axis=1), prefixes], axis=1)
+        return _in_pieces(model, inputs, masks, decode_caches, numbers)
+
+    model.__dict__["forward"] = forward
+    try:
+        yield
+    finally:
+        del model.__dict__["forward"]
+
+
+def _in_pieces(model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes: np.ndarray) -> Any:
+    """Compute the outputs and caches of all rows, piece by piece of patches over which no two rows part."""
+    outputs: list[tuple[Tensor, ...]] = []
+    # by row, which row of the last piece is its beginning; at first all begin with nothing
+    previous, state = np.zeros(len(inputs), dtype=int), caches
+    for start, stop in pieces(prefixes):
+        _, firsts, group = np.unique(prefixes[:, stop - 1], return_index=True, return_inverse=True)
+        rows, back = (torch.as_tensor(each.reshape(-1), device=inputs.device) for each in (firsts, group))
+        state = [_rows(cache, previous[firsts]) for cache in state]
+        results, state = type(model).forward(model, inputs[rows, start:stop], masks[rows, start:stop], state)
+        outputs.append(tuple(each[back] for each in results))
+        previous = group.reshape(-1)
+    whole = tuple(torch.cat(parts, dim=1) for parts in zip(*outputs, strict=True))
+    return whole, [_rows(cache, previous) for cache in state]
+
+
+def _rows(cache: Any, rows: np.ndarray) -> Any:
+    """Return rows of a cache, as copies that can be written to."""
+    parts = {name: part[torch.as_tensor(rows, device=part.device)] for name, part in vars(cache).items()}
+    return type(cache)(**parts)
+
+
+def pieces(prefixes: np.ndarray) -> list[tuple[int, int]]:
+    """Return ranges of patches within which rows that are alike at the first are so at the last, (start, stop) each."""
+    counts = [len(np.unique(column)) for column in prefixes.T]
+    cuts = [0, *(place for place in range(1, len(counts)) if counts[place] > counts[place - 1]), len(counts)]
+    return list(pairwise(cuts))
+
 
 NAME = "timesfm-2.5"
 
@@ -32,10 +139,10 @@ def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 def _wiring(model: Any) -> Wiring:
-    q, k, v = (Projection("attn.qkv_proj", "(part head d_head)", part, 3) for part in range(3))
-    attention = _timesfm.attention("attn", "attn", ("pre_attn_ln", "post_attn_ln"), (q, k, v, Projection("attn.out")))
+    matrices = fused("attn.qkv_proj", "(part head d_head)", Projection("attn.out"))
+    attention = attention_row("attn", "attn", matrices, **branches(("pre_attn_ln", "post_attn_ln")))
     act = {"ReLU": "relu", "SiLU": "swish", "Identity": "none"}[type(model.stacked_xf[0].activation).__name__]
-    mlp = _timesfm.mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), act)
+    mlp = mlp_between(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), act)
     d_mlp = model.stacked_xf[0].ff0.out_features
     sizes = (model.x, model.h, model.md, model.hd, d_mlp)
     stack = Stack("", "stacked_xf", *sizes, writers=(attention, mlp), upstream=("tokenizer",), cached=_cache_length)
@@ -76,11 +183,11 @@ class TimesFmAdapter(Adapter):
         from timesfm.torch import util
 
         patch = self.model.p
-        values, masks = _timesfm.patched(batch, self.longest(batch), patch)
+        values, masks = patched(batch, self.longest(batch), patch)
         patches = values.unflatten(1, (-1, patch)).to(self.device)
         masks = masks.unflatten(1, (-1, patch)).to(self.device)
         n_patches = patches.shape[1]
-        mu, sigma = _timesfm.running_statistics(patches, masks, lambda *state: util.update_running_stats(*state)[0])
+        mu, sigma = running_statistics(patches, masks, lambda *state: util.update_running_stats(*state)[0])
         patches_of_model = torch.where(masks, 0.0, util.revin(patches, mu, sigma))
         spans = {"": TokenSpans.patches(-n_patches * patch, n_patches, patch)}
         return Encoded(
@@ -94,12 +201,12 @@ class TimesFmAdapter(Adapter):
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute deciles of the patch after the last one, in data units, (batch, quantile, step)."""
         (_, _, output, _), _ = self.model(inputs["inputs"], inputs["masks"])
-        return _timesfm.deciles(output[:, -1], self.model.o, inputs["mu"], inputs["sigma"])
+        return deciles(output[:, -1], self.model.o, inputs["mu"], inputs["sigma"])
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute deciles in data units, (…, batch, quantile, step)."""
         flat = self.model.output_projection_point(normalized[..., -1, :])
-        return _timesfm.deciles(flat, self.model.o, encoded.loc, encoded.scale)
+        return deciles(flat, self.model.o, encoded.loc, encoded.scale)
 
     @rows_apart
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
@@ -109,7 +216,7 @@ class TimesFmAdapter(Adapter):
         self.model.device = self.device
         native.compile(self._forecast_config(batch, horizon))
         native.global_batch_size = len(batch)
-        _, values = native.forecast(horizon=horizon, inputs=_timesfm.cleaned(batch))
+        _, values = native.forecast(horizon=horizon, inputs=cleaned(batch))
         quantiles = torch.from_numpy(np.ascontiguousarray(values))
         return self.at(quantiles[..., 1:], levels, mean=quantiles[..., 0])
 
@@ -141,17 +248,12 @@ class TimesFmAdapter(Adapter):
         )
 
     def sharing(self, prefixes: np.ndarray) -> AbstractContextManager[None]:
-        """Let rows that begin alike compute their common patches once; see ``_timesfm_prefixes.shared_prefixes``."""
-        return _timesfm_prefixes.shared_prefixes(self.model, prefixes)
+        """Let rows that begin alike compute their common patches once; see ``shared_prefixes``."""
+        return shared_prefixes(self.model, prefixes)
 
     def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Join the arguments of all passes of a rollout to those of one pass without a cache."""
         return tuple(torch.cat([args[index] for args, _ in calls], dim=1) for index in (0, 1)), {}
-
-
-def _claims_object(native: object) -> bool:
-    names = {base.__name__ for base in type(native).__mro__}
-    return bool(names & {"TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"})
 
 
 def _wrap(module: Any) -> Any:
@@ -171,8 +273,10 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 def _tiny() -> Any:
     full = require("timesfm", "timesfm.timesfm_2p5.timesfm_2p5_base").TimesFM_2p5_200M_Definition()
     d, patch, out, out_quantiles, change = 40, 8, 16, 32, dataclasses.replace
-    n_out = len(full.quantiles) + 1
     layer = change(full.stacked_transformers.transformer, model_dims=d, hidden_dims=24, num_heads=4)
+    n_out, heads = len(full.quantiles) + 1, {}
+    for name, steps in (("output_projection_point", out), ("output_projection_quantiles", out_quantiles)):
+        heads[name] = change(getattr(full, name), input_dims=d, hidden_dims=d, output_dims=steps * n_out)
     definition = change(
         full,
         input_patch_len=patch,
@@ -180,20 +284,15 @@ def _tiny() -> Any:
         output_quantile_len=out_quantiles,
         tokenizer=change(full.tokenizer, input_dims=2 * patch, hidden_dims=d, output_dims=d),
         stacked_transformers=change(full.stacked_transformers, num_layers=3, transformer=layer),
-        output_projection_point=change(
-            full.output_projection_point, input_dims=d, hidden_dims=d, output_dims=out * n_out
-        ),
-        output_projection_quantiles=change(
-            full.output_projection_quantiles, input_dims=d, hidden_dims=d, output_dims=out_quantiles * n_out
-        ),
+        **heads,
     )
     object.__setattr__(definition, "context_limit", 2048)
     module = type("TinyTimesFM", (_module_class(),), {"config": definition})()
-    return _wrap(spread_weights(module.to("cpu"), _timesfm.GAINS))
+    return _wrap(spread_weights(module.to("cpu"), GAINS))
 
 
 def _build(_size: str) -> Any:
-    return _wrap(spread_weights(_module_class()(), _timesfm.GAINS))
+    return _wrap(spread_weights(_module_class()(), GAINS))
 
 
 def _module_class() -> Any:
@@ -206,7 +305,7 @@ ARCHITECTURE = Architecture(
     published={"200m": "google/timesfm-2.5-200m-pytorch"},
     claims=lambda config: False,
     claims_tensors=lambda names: "stacked_xf.0.attn.qkv_proj.weight" in names,
-    claims_object=_claims_object,
+    classes=("TimesFM_2p5_200M_torch", "TimesFM_2p5_200M_torch_module"),
     # the library has no configuration beside its code, and no key of a config.json is read
     keys=None,
     open=_open,

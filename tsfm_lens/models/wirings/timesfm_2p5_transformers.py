@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,12 +11,11 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
-from tsfm_lens.models.wirings import _timesfm
-from tsfm_lens.models.wirings._checks import keys, refuse_values
-from tsfm_lens.models.wirings._random import spread_weights
+from tsfm_lens.models.wirings import timesfm_2p5
+from tsfm_lens.models.wirings._common import attention_row, copied, keys, projections, refuse_values, spread_weights
 
 NAME = "timesfm-2.5-transformers"
 KEYS = keys(
@@ -30,31 +28,20 @@ KEYS = keys(
 
 
 def _wiring(config: Any) -> Wiring:
-    q, k, v, o = (Projection(f"self_attn.{letter}_proj") for letter in "qkvo")
-    attention = _timesfm.attention("attn", "self_attn", ("input_layernorm", "post_attention_layernorm"), (q, k, v, o))
+    matrices = projections("self_attn.{}_proj", "q k v o")
+    norms = ("input_layernorm", "post_attention_layernorm")
+    attention = attention_row("attn", "self_attn", matrices, **timesfm_2p5.branches(norms))
     norms = ("pre_feedforward_layernorm", "post_feedforward_layernorm")
-    mlp = _timesfm.mlp(norms, ("mlp.fc1", "mlp.fc2"), config.activation)
-    stack = Stack(
-        "",
-        "model.layers",
-        config.num_hidden_layers,
-        config.num_attention_heads,
-        config.hidden_size,
-        config.head_dim,
-        config.intermediate_size,
-        writers=(attention, mlp),
-        upstream=("model.input_ff_layer",),
-    )
+    mlp = timesfm_2p5.mlp_between(norms, ("mlp.fc1", "mlp.fc2"), config.activation)
+    counts = (config.num_hidden_layers, config.num_attention_heads)
+    sizes = (config.hidden_size, config.head_dim, config.intermediate_size)
+    stack = Stack("", "model.layers", *counts, *sizes, (attention, mlp), upstream=("model.input_ff_layer",))
     unembed = Site("output_projection_point", layout="batch pos d_out")
     return Wiring(NAME, (stack,), unembed, "model.input_ff_layer", steps_per_readout=config.horizon_length)
 
 
 class TimesFmPortAdapter(Adapter):
-    """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head: deciles of the next patch.
-
-    Forecasts run without flip invariance, under which the library runs x and -x, and clamp series by series,
-    where the library clamps all of a batch or none.
-    """
+    """Adapter of a ``TimesFm2_5ModelForPrediction``; a forward reads the point head: deciles of the next patch."""
 
     architecture = NAME
     package = "transformers"
@@ -70,10 +57,10 @@ class TimesFmPortAdapter(Adapter):
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pad the context, and normalise it as the library does."""
         core, patch = self.model.model, self.model.config.patch_length
-        values, masks = (part.to(self.device) for part in _timesfm.patched(batch, self.longest(batch), patch))
+        values, masks = (part.to(self.device) for part in timesfm_2p5.patched(batch, self.longest(batch), patch))
         loc, scale = values.mean(dim=1), values.std(dim=1)
         context = core._revin(values, loc[:, None], scale[:, None])
-        mu, sigma = _timesfm.running_statistics(
+        mu, sigma = timesfm_2p5.running_statistics(
             context.unflatten(1, (-1, patch)), masks.unflatten(1, (-1, patch)), core._update_running_stats
         )
         loc, scale = loc + scale * mu[:, -1], scale * sigma[:, -1]
@@ -85,17 +72,19 @@ class TimesFmPortAdapter(Adapter):
         """Compute deciles of the patch after the last one, in data units, (batch, quantile, step)."""
         states = self.model.model(past_values=inputs["values"], past_values_padding=inputs["padding_masks"])
         flat = self.model.output_projection_point(states.last_hidden_state)[:, -1]
-        return _timesfm.deciles(flat, self.prediction_length, inputs["loc"], inputs["scale"])
+        return timesfm_2p5.deciles(flat, self.prediction_length, inputs["loc"], inputs["scale"])
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute deciles in data units, (…, batch, quantile, step)."""
         flat = self.model.output_projection_point(normalized[..., -1, :])
-        return _timesfm.deciles(flat, self.prediction_length, encoded.loc, encoded.scale)
+        return timesfm_2p5.deciles(flat, self.prediction_length, encoded.loc, encoded.scale)
 
     @rows_apart
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run the library's own forward; one pass, at most its horizon."""
-        past = [torch.as_tensor(series, dtype=torch.float32, device=self.device) for series in _timesfm.cleaned(batch)]
+        past = [
+            torch.as_tensor(series, dtype=torch.float32, device=self.device) for series in timesfm_2p5.cleaned(batch)
+        ]
         patch = self.model.config.patch_length
         length = -(-self.longest(batch) // patch) * patch
         with torch.no_grad():
@@ -117,7 +106,7 @@ def _check(config: Mapping[str, Any], where: str) -> None:
 def _blank(config: Mapping[str, Any]) -> Any:
     from transformers import TimesFm2_5Config, TimesFm2_5ModelForPrediction
 
-    return TimesFm2_5ModelForPrediction(TimesFm2_5Config.from_dict(copy.deepcopy(dict(config))))
+    return TimesFm2_5ModelForPrediction(TimesFm2_5Config.from_dict(copied(config)))
 
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
@@ -131,7 +120,7 @@ def _native(**sizes: Any) -> Any:
 
     config = TimesFm2_5Config(**sizes)
     model = TimesFm2_5ModelForPrediction._from_config(config, attn_implementation="sdpa")
-    return spread_weights(model, {**_timesfm.GAINS, "self_attn.scaling": 0.1})
+    return spread_weights(model, {**timesfm_2p5.GAINS, "self_attn.scaling": 0.1})
 
 
 def _tiny() -> Any:
@@ -145,7 +134,7 @@ ARCHITECTURE = Architecture(
     title="TimesFM 2.5 (transformers)",
     published={"200m": "google/timesfm-2.5-200m-transformers"},
     claims=lambda config: config.get("model_type") == "timesfm2_5",
-    claims_object=lambda native: type(native).__name__ == "TimesFm2_5ModelForPrediction",
+    classes=("TimesFm2_5ModelForPrediction",),
     keys=KEYS,
     check=_check,
     open=_open,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -14,13 +13,12 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _series, _timesfm
-from tsfm_lens.models.wirings._checks import keys
-from tsfm_lens.models.wirings._random import spread_weights
+from tsfm_lens.models.wirings import _common, timesfm_2p5
+from tsfm_lens.models.wirings._common import attention_row, copied, keys, projections, spread_weights
 
 NAME = "timesfm-3"
 NAMES = {
@@ -43,19 +41,14 @@ KEYS = keys(
 
 
 def _attention(kind: str, module: str, short: str, *, across: bool) -> Attention:
-    q, k, v, o = (Projection(f"{module}.{name}_proj") for name in ("query", "key", "value", "out"))
-    z = "(series pos) variate (head d_head)" if across else "(series variate) pos (head d_head)"
-    inside = "(series pos) head variate d_head" if across else "(series variate) head pos d_head"
-    return _timesfm.attention(
-        kind,
-        module,
-        (f"pre_{short}_attn_ln", f"post_{short}_attn_ln"),
-        (q, k, v, o),
-        stream=STREAM,
-        inside=(z, inside, "batch head query key"),
-        over="variate" if across else "time",
-        aside=across,
-    )
+    norms = (f"pre_{short}_attn_ln", f"post_{short}_attn_ln")
+    layouts: dict[str, Any] = {"z_layout": "(series variate) pos (head d_head)"}
+    layouts["qkv_layout"] = "(series variate) head pos d_head"
+    if across:
+        layouts = {"z_layout": "(series pos) variate (head d_head)", "qkv_layout": "(series pos) head variate d_head"}
+        layouts |= {"reads": Site(norms[0], "in", 0, STREAM), "aside": True, "over": "variate"}
+    matrices = projections(f"{module}.{{}}_proj", "query key value out")
+    return attention_row(kind, module, matrices, stream=STREAM, **timesfm_2p5.branches(norms), **layouts)
 
 
 def _wiring(model: Any) -> Wiring:
@@ -65,18 +58,10 @@ def _wiring(model: Any) -> Wiring:
         raise WiringError(f"this TimesFM 3 normalises values (v_norm={sizes.v_norm!r}), which the wiring does not know")
     time = _attention("time_attn", "seq_attn", "seq", across=False)
     across = (_attention("variate_attn", "var_attn", "var", across=True),) if model.use_variate_attention else ()
-    mlp = _timesfm.mlp(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), sizes.ff_activation, STREAM)
-    stack = Stack(
-        "",
-        "transformer_stack.layers",
-        config.num_layers,
-        sizes.num_heads,
-        sizes.model_dims,
-        sizes.model_dims // sizes.num_heads,
-        sizes.hidden_dims,
-        writers=(time, *across, mlp),
-        upstream=("pre_transformer_resblock",),
-    )
+    mlp = timesfm_2p5.mlp_between(("pre_ff_ln", "post_ff_ln"), ("ff0", "ff1"), sizes.ff_activation, STREAM)
+    d_head, writers = sizes.model_dims // sizes.num_heads, (time, *across, mlp)
+    numbers = (config.num_layers, sizes.num_heads, sizes.model_dims, d_head, sizes.hidden_dims)
+    stack = Stack("", "transformer_stack.layers", *numbers, writers, upstream=("pre_transformer_resblock",))
     return Wiring(
         NAME,
         (stack,),
@@ -88,10 +73,7 @@ def _wiring(model: Any) -> Wiring:
 
 
 class TimesFm3Adapter(Adapter):
-    """Adapter of a ``TimesFM3Torch``, or of a ``TimesFM3Forecaster``'s model without its preparation of series.
-
-    A forward is ``decode``, one pass for any horizon.
-    """
+    """Adapter of a ``TimesFM3Torch``, or of a ``TimesFM3Forecaster``'s model without its preparation of series."""
 
     architecture = NAME
     multivariate = True
@@ -122,7 +104,7 @@ class TimesFm3Adapter(Adapter):
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
         length = -(-self.longest(batch) // self.patch) * self.patch
         inputs: dict[str, Any] = {"horizon": horizon}
-        for role, values in _series.by_role(batch, length, horizon).items():
+        for role, values in _common.by_role(batch, length, horizon).items():
             gaps = torch.isnan(values).to(self.device)
             name, mask = NAMES[role]
             inputs |= {name: torch.where(gaps, 0.0, values.to(self.device)), mask: gaps}
@@ -176,7 +158,7 @@ def _library() -> Any:
 
 
 def _native(**sizes: Any) -> Any:
-    return spread_weights(_library().TimesFM3Torch(**sizes), _timesfm.GAINS)
+    return spread_weights(_library().TimesFM3Torch(**sizes), timesfm_2p5.GAINS)
 
 
 def _tiny() -> Any:
@@ -194,10 +176,10 @@ ARCHITECTURE = Architecture(
     title="TimesFM 3",
     published={"330m": "google/timesfm-3.0-pytorch"},
     claims=lambda config: "residual_block_config" in config and "transformer_config" in config,
-    claims_object=lambda native: type(native).__name__ in ("TimesFM3Torch", "TimesFM3Forecaster"),
+    classes=("TimesFM3Torch", "TimesFM3Forecaster"),
     keys=KEYS,
     open=lambda folder, dtype, device: _library().TimesFM3Torch.from_pretrained(folder, strict=True).to(device, dtype),
-    blank=lambda config: _library().TimesFM3Torch(**copy.deepcopy(dict(config))),
+    blank=lambda config: _library().TimesFM3Torch(**copied(config)),
     adapter=TimesFm3Adapter,
     tiny=_tiny,
     build=lambda size: _native(),

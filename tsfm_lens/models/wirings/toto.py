@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,13 +12,20 @@ from torch.distributions import Categorical, MixtureSameFamily, StudentT
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.spans import TokenSpans
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _series
-from tsfm_lens.models.wirings._checks import keys, write_checkpoint
-from tsfm_lens.models.wirings._random import spread_weights
+from tsfm_lens.models.wirings import _common
+from tsfm_lens.models.wirings._common import (
+    attention_row,
+    copied,
+    fused,
+    keys,
+    mlp_row,
+    spread_weights,
+    write_checkpoint,
+)
 
 NAME = "toto-1"
 STREAM = "series variate pos d_model"
@@ -34,16 +40,12 @@ FUSED = "(part d_head head)"
 
 
 def _attention(*, across: bool) -> Attention:
-    q, k, v = (Projection("attention.wQKV", FUSED, part, 3) for part in range(3))
-    return Attention(
+    return attention_row(
         "attn",
         "attention",
-        Site("attention", layout=STREAM),
-        Site("", "in", 1, STREAM),
-        q,
-        k,
-        v,
-        Projection("attention.wO"),
+        fused("attention.wQKV", FUSED, Projection("attention.wO")),
+        reads=Site("", "in", 1, STREAM),
+        stream=STREAM,
         z_layout="series variate pos (head d_head)",
         over="variate" if across else "time",
         qkv_layout="(series pos) head variate d_head" if across else "(series variate) head pos d_head",
@@ -54,30 +56,17 @@ def _attention(*, across: bool) -> Attention:
 
 def _wiring(model: Any) -> Wiring:
     layers = model.transformer.layers
-    layout = "series variate pos d_mlp"
-    mlp = Mlp(
-        Site("mlp", layout=STREAM),
-        Site("norm2", "in", 0, STREAM),
-        # both halves of the gated layer, the one that goes through the activation first
-        Site("mlp.0", layout=layout),
-        Site("mlp.2", "in", 0, layout),
-        "mlp.2",
-        Projection("mlp.0", "(part d_mlp)", 0, 2),
-        Projection("mlp.0", "(part d_mlp)", 1, 2),
-        norm="norm2",
-        aside=True,
-        act="silu",
-    )
+    # both halves of the gated layer, the one that goes through the activation first
+    first, gate = (Projection("mlp.0", "(part d_mlp)", part, 2) for part in range(2))
+    others: dict[str, Any] = {"first": first, "gate": gate, "norm": "norm2", "aside": True}
+    mlp = mlp_row("mlp", "norm2", ("mlp.0", "mlp.2"), "silu", stream=STREAM, **others)
     across = {index for index, layer in enumerate(layers) if layer.attention_axis.name == "SPACE"}
     n_heads = layers[0].num_heads
+    sizes = (len(layers), n_heads, model.embed_dim, model.embed_dim // n_heads, layers[0].mlp[2].in_features)
     stack = Stack(
         "",
         "transformer.layers",
-        len(layers),
-        n_heads,
-        model.embed_dim,
-        model.embed_dim // n_heads,
-        layers[0].mlp[2].in_features,
+        *sizes,
         writers=(_attention(across=False), mlp),
         upstream=("patch_embed",),
         cached=_cache_length,
@@ -149,7 +138,7 @@ class TotoAdapter(Adapter):
     def _native_input(self, batch: SeriesBatch) -> dict[str, Any]:
         patch = self.prediction_length
         length = -(-self.longest(batch) // patch) * patch
-        values = _series.by_item(batch, length).to(self.device)
+        values = _common.by_item(batch, length).to(self.device)
         is_value = ~torch.isnan(values)
         values = torch.where(is_value, values, 0.0)
         inputs = {"inputs": values, "input_padding_mask": is_value, "id_mask": torch.zeros_like(values)}
@@ -166,16 +155,14 @@ class TotoAdapter(Adapter):
         """Compute the mean in data units, (…, batch, 1, step)."""
         flat = self.model.unembed(normalized[..., -1, :])
         per_step = flat.unflatten(-1, (self.prediction_length, self.model.embed_dim))
-        mean = self.model.output_distribution(per_step).mean
-        scale, loc = (part.to(mean)[:, None] for part in (encoded.scale, encoded.loc))
-        return (mean * scale + loc)[..., None, :]
+        return encoded.in_data_units(self.model.output_distribution(per_step).mean[..., None, :])
 
     @rows_apart
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Draw all sample paths in one batch of ``TotoForecaster.forecast``, and take their empirical quantiles."""
         inputs = self._native_input(batch)
         series = inputs["inputs"]
-        future = _series.by_role(batch, 1, horizon).get("known", series.new_empty(len(series), 0, 1))[..., 1:]
+        future = _common.by_role(batch, 1, horizon).get("known", series.new_empty(len(series), 0, 1))[..., 1:]
         inputs_of_forecaster = require("toto", "toto.data.util.dataset").MaskedTimeseries(
             series,
             inputs["input_padding_mask"],
@@ -255,12 +242,12 @@ ARCHITECTURE = Architecture(
     title="Toto 1.0",
     published={"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
     claims=lambda config: "spacewise_every_n_layers" in config and "embed_dim" in config,
-    claims_object=lambda native: type(native).__name__ in ("Toto", "TotoBackbone", "TotoForecaster"),
+    classes=("Toto", "TotoBackbone", "TotoForecaster"),
     keys=KEYS,
     open=lambda folder, dtype, device: (
         _toto().from_pretrained(folder, map_location=device, use_memory_efficient_attention=False).to(device, dtype)
     ),
-    blank=lambda config: _toto()(**{**copy.deepcopy(dict(config)), "use_memory_efficient_attention": False}),
+    blank=lambda config: _toto()(**{**copied(config), "use_memory_efficient_attention": False}),
     # the names under xformers, and frequencies that the library computes whatever the file says
     renamed={".mlp.0.w12.": ".mlp.0.", ".mlp.0.w3.": ".mlp.2."},
     computed=("rotary_emb.freqs", "rotary_emb.scale"),

@@ -16,9 +16,8 @@ from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Projection, Site, Stack,
 from tsfm_lens.models.adapter import DECILES, Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import _series
-from tsfm_lens.models.wirings._checks import keys, write_checkpoint
-from tsfm_lens.models.wirings._random import spread_weights
+from tsfm_lens.models.wirings import _common
+from tsfm_lens.models.wirings._common import attention_row, fused, keys, mlp_row, spread_weights, write_checkpoint
 
 NAME = "toto-2"
 KEYS = keys(
@@ -49,54 +48,40 @@ def _mix(tau: str) -> Mix:
 
 def _rows(config: Any, *, across: bool) -> tuple[Attention, Mlp]:
     # a unit-scaled layer divides by the root of its fan-in
-    q, k, v = (Projection("attn.in_proj", "(part head d_head)", part, 3, config.d_model**-0.5) for part in range(3))
-    fan_out = (config.v_dim * config.num_heads) ** -0.5
+    inner, out = config.d_model**-0.5, Projection("attn.out_proj", gain=(config.v_dim * config.num_heads) ** -0.5)
     stream = "(series pos) variate d_model" if across else "batch pos d_model"
-    attention = Attention(
+    attention = attention_row(
         "attn",
         "attn",
-        Site("attn", layout=stream),
-        Site("", "in", 0, stream),
-        q,
-        k,
-        v,
-        Projection("attn.out_proj", gain=fan_out),
+        fused("attn.in_proj", "(part head d_head)", out, gain=inner),
+        stream=stream,
         z_layout=stream.replace("d_model", "(head d_head)"),
         over="variate" if across else "time",
         qkv_layout="(series pos) head variate d_head" if across else "batch head pos d_head",
         norm="norm1",
         mix=_mix("attn_tau"),
     )
-    layout = stream.replace("d_model", "d_mlp")
-    mlp = Mlp(
-        Site("ffn", layout=stream),
-        Site("norm2", "in", 0, stream),
-        # both halves of the gated layer; the second goes through the activation
-        Site("ffn.fc1", layout=layout),
-        Site("ffn.fc2", "in", 0, layout),
-        "ffn.fc2",
-        Projection("ffn.fc1", "(part d_mlp)", 1, 2, config.d_model**-0.5),
-        Projection("ffn.fc1", "(part d_mlp)", 0, 2, config.d_model**-0.5),
-        o_gain=config.d_ff**-0.5,
-        norm="norm2",
-        mix=_mix("mlp_tau"),
-        aside=True,
-        act="silu",
-    )
+    # both halves of the gated layer; the second goes through the activation
+    gate, first = (Projection("ffn.fc1", "(part d_mlp)", part, 2, inner) for part in range(2))
+    others: dict[str, Any] = {
+        "first": first,
+        "gate": gate,
+        "o_gain": config.d_ff**-0.5,
+        "norm": "norm2",
+        "mix": _mix("mlp_tau"),
+    }
+    mlp = mlp_row("ffn", "norm2", ("ffn.fc1", "ffn.fc2"), "silu", stream=stream, aside=True, **others)
     return attention, mlp
 
 
 def _wiring(model: Any) -> Wiring:
     config = model.config
     across = [layer for layer in range(config.num_layers) if model.transformer._if_variate_layer(layer)]
+    sizes = (config.num_layers, config.num_heads, config.d_model, config.v_dim, config.d_ff)
     stack = Stack(
         "",
         "transformer.layers",
-        config.num_layers,
-        config.num_heads,
-        config.d_model,
-        config.v_dim,
-        config.d_ff,
+        *sizes,
         writers=_rows(config, across=False),
         ln_final="transformer.out_norm",
         final_layout="series variate pos d_model",
@@ -124,13 +109,7 @@ def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 class Toto2Adapter(Adapter):
-    """Adapter of a ``Toto2Model``; any horizon is one pass, unless ``decode_block_size`` is set.
-
-    With ``decode_block_size``, ``lens.forecast`` decodes in blocks.
-
-    Attributes:
-        decode_block_size: steps, a multiple of the patch; see ``Toto2Model.forecast``. None for one pass.
-    """
+    """Adapter of a ``Toto2Model``; any horizon is one pass, unless ``decode_block_size`` is set."""
 
     architecture = NAME
     multivariate = True
@@ -172,7 +151,7 @@ class Toto2Adapter(Adapter):
         """Make the arguments of ``forecast``; gaps are carried forward, as it counts the last patch as observed."""
         length = -(-self.longest(batch) // self.patch) * self.patch
         # gaps are filled before the series is cut to the context, as the library's predictor does
-        values = _series.by_item(batch, max(length, *batch.lengths))
+        values = _common.by_item(batch, max(length, *batch.lengths))
         is_value = ~torch.isnan(values)
         if not bool(is_value.all()):
             impute = require("toto2", "toto2.model").ffill_imputation
@@ -213,6 +192,7 @@ def _library() -> Any:
 
 
 def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_head: int) -> Any:
+    flags = {"attn_bias": True, "qk_norm": False, "qk_norm_include_weight": False, "per_dim_scale": True}
     config = _library().configuration.Toto2ModelConfig(
         patch_size=patch,
         d_model=d_model,
@@ -221,15 +201,12 @@ def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_
         num_groups=n_heads,
         num_layers=n_layers,
         layer_group_size=n_layers,
+        qk_dim=d_head,
+        v_dim=d_head,
+        **flags,
         num_variate_layers_per_group=1,
         variate_layer_first=False,
         norm_eps=1e-4,
-        attn_bias=True,
-        qk_dim=d_head,
-        v_dim=d_head,
-        qk_norm=False,
-        qk_norm_include_weight=False,
-        per_dim_scale=True,
         use_xpos=True,
         residual_mult=0.75,
         residual_attn_ratio=5.136215466577748,
@@ -244,7 +221,7 @@ ARCHITECTURE = Architecture(
     title="Toto 2.0",
     published={size: f"Datadog/Toto-2.0-{size}" for size in SIZES},
     claims=lambda config: "num_variate_layers_per_group" in config,
-    claims_object=lambda native: type(native).__name__ == "Toto2Model",
+    classes=("Toto2Model",),
     keys=KEYS,
     open=lambda folder, dtype, device: (
         _library().Toto2Model.from_pretrained(folder, map_location=device).to(device, dtype)

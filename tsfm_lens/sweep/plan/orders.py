@@ -16,8 +16,8 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.recording import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time, head_entropy
 from tsfm_lens.probes.attribution import attribute

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -11,24 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from natives import draws_of
+from parts import DEPTH, plan_for, series_for
+from tiny_lenses import lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Activations, by_row, last_query
 from tsfm_lens.models import Encoded, Lens, architectures, batching
 from tsfm_lens.testing import assert_close
 
-DEPTH = 1000
-Opened = Callable[[str], Lens]
 # a row for every series of the batch at once
 ACROSS = {"chronos-2": ("group_attn",)}
-
-
-def series_for(name: str, count: int = 5) -> list[np.ndarray]:
-    rng = np.random.default_rng(3)
-    lengths = [30, 50, 21, 41, 37][:count]
-    if name == "t5":
-        return [rng.integers(2, 30, size=length).astype(float) for length in lengths]
-    return [rng.normal(size=length).cumsum() + 1 for length in lengths]
 
 
 def names_of(lens: Lens, name: str) -> list[str]:
@@ -37,12 +29,6 @@ def names_of(lens: Lens, name: str) -> list[str]:
     points = [point for point in lens.registry.points if not any(word in point for word in across)]
     # queries and keys at padding have seen the whole batch
     return [point for point in points if not across or lens.registry.points[point].axes[1] == "pos"]
-
-
-def parts(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    """Plan every capture for so many items at once."""
-    for module in ("batching", "recording"):
-        monkeypatch.setattr(f"tsfm_lens.models.{module}.fitting", lambda _need, count, *_a, **_k: min(count, size))
 
 
 def assert_same(actual: Activations, expected: Activations, lens: Lens) -> None:
@@ -69,15 +55,20 @@ def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
     return acts
 
 
-@pytest.mark.parametrize("name", sorted(architectures()))
+CASES = [(name, False) for name in sorted(architectures())]
+CASES += [(name, True) for name in ("chronos-2", "moirai-1.1", "moirai-2", "timesfm-3", "toto-1", "toto-2")]
+
+
+@pytest.mark.parametrize(("name", "items"), CASES)
 def test_a_forward_in_parts_keeps_what_the_whole_keeps(
-    name: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
+    name: str, items: bool, multivariate: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lens, series = opened(name), series_for(name)
+    lens = lens_of(name)
+    series = as_series([*multivariate, multivariate[0][:, ::-1].copy()] if items else series_for(name))
     names = names_of(lens, name)
     with torch.no_grad():
         whole_output, whole = lens.run_with_cache(series, names_filter=names)
-        parts(monkeypatch, 2)
+        plan_for(monkeypatch, 1 if items else 2)
         output, acts = lens.run_with_cache(series, names_filter=names)
     assert_close(output, whole_output, depth=DEPTH)
     encoded = lens.encode(series)
@@ -86,32 +77,14 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
     assert labelled["series"].equals(before["series"])
 
 
-@pytest.mark.parametrize("name", ["chronos-2", "moirai-1.1", "moirai-2", "timesfm-3", "toto-1", "toto-2"])
-def test_items_of_several_variates_in_parts(
-    name: str, opened: Opened, multivariate: list[np.ndarray], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lens, series = opened(name), as_series([*multivariate, multivariate[0][:, ::-1].copy()])
-    names = names_of(lens, name)
-    with torch.no_grad():
-        whole_output, whole = lens.run_with_cache(series, names_filter=names)
-        parts(monkeypatch, 1)
-        output, acts = lens.run_with_cache(series, names_filter=names)
-    assert_close(output, whole_output, depth=DEPTH)
-    encoded = lens.encode(series)
-    assert_same(shown_only(acts, encoded, lens), shown_only(whole, encoded, lens), lens)
-
-
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5", "timesfm-2.5", "moirai-2", "toto-2"])
-def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
-    name: str, opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lens, series = opened(name), series_for(name)
+def test_a_rollout_in_parts_keeps_what_the_whole_keeps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, series = lens_of(name), series_for(name)
     names = [point for point in names_of(lens, name) if point.endswith(("hook_z", "hook_pattern", "resid_post"))]
     steps = 4 if name in ("t5", "toto-2") else lens.adapter.longest_pass + 2
-    run: dict[str, Any] = {} if lens.adapter.readout == "quantile" else {"num_samples": 3}
-    run |= {"names_filter": names, "rollout": True, "horizon": steps}
+    run: dict[str, Any] = {"names_filter": names, "rollout": True, "horizon": steps, **draws_of(lens)}
     whole_forecast, whole = lens.run_with_cache(series, **run)
-    parts(monkeypatch, 2)
+    plan_for(monkeypatch, 2)
     forecast, acts = lens.run_with_cache(series, **run)
     assert_close(forecast.quantiles, whole_forecast.quantiles, depth=DEPTH, dtype=torch.float32)
     assert_same(acts, whole, lens)
@@ -119,9 +92,9 @@ def test_a_rollout_in_parts_keeps_what_the_whole_keeps(
     assert spans[0] == spans[1]
 
 
-def test_sample_paths_that_stand_outside_are_put_together(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sample_paths_that_stand_outside_are_put_together(monkeypatch: pytest.MonkeyPatch) -> None:
     """Toto 1 repeats the whole batch for every path."""
-    lens, series = opened("toto-1"), series_for("toto-1")
+    lens, series = lens_of("toto-1"), series_for("toto-1")
     run: dict[str, Any] = {"rollout": True, "horizon": 4, "num_samples": 3}
     blocks = [lens.run_with_cache(series[i : i + 2], **run)[1]["blocks.0.attn.hook_out"] for i in (0, 2)]
     monkeypatch.setattr(batching, "DRAWN", 2)
@@ -138,10 +111,8 @@ def test_sample_paths_that_stand_outside_are_put_together(opened: Opened, monkey
     assert list(whole.to_xarray("blocks.0.attn.hook_out")["series"].values) == 3 * list(whole.ids)
 
 
-def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
-    opened: Opened, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lens, series = opened("chronos"), [np.sin(np.arange(40) / k) for k in (2, 3, 4, 5)]
+def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, series = lens_of("chronos"), [np.sin(np.arange(40) / k) for k in (2, 3, 4, 5)]
     name = "encoder_blocks.0.self_attn.hook_pattern"
     rows: list[int] = []
 
@@ -151,7 +122,7 @@ def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
 
     with torch.no_grad():
         _, whole = lens.run_with_cache(series, names_filter=name)
-        parts(monkeypatch, 2)
+        plan_for(monkeypatch, 2)
         _, acts = lens.run_with_cache(series, names_filter=name, reduce=last_query)
         assert_close(acts[name], last_query(whole[name]), depth=DEPTH)
         # a small piece holds no more than itself
@@ -162,8 +133,8 @@ def test_reducers_by_row_are_put_together_and_others_keep_the_batch_whole(
     assert by_row(pooled) is pooled
 
 
-def test_a_capture_that_cannot_fit_says_so_before_it_runs(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    lens, series = opened("chronos"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
+def test_a_capture_that_cannot_fit_says_so_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, series = lens_of("chronos"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
     with torch.no_grad():
         _, acts = lens.run_with_cache(series)
         kept = sum(call.value.nbytes for name in acts for call in acts.calls(name))
@@ -179,10 +150,10 @@ def test_a_capture_that_cannot_fit_says_so_before_it_runs(opened: Opened, monkey
         lens.run_with_cache(series[:count], memory=kept // 2)
 
 
-def test_gradients_and_graphs_are_not_cut(opened: Opened, monkeypatch: pytest.MonkeyPatch) -> None:
-    lens, series = opened("chronos-bolt"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
+def test_gradients_and_graphs_are_not_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, series = lens_of("chronos-bolt"), [np.sin(np.arange(40) / k) for k in range(2, 12)]
     run: dict[str, Any] = {"names_filter": "**.hook_z", "incl_bwd": True, "loss": lambda output: output.sum()}
-    parts(monkeypatch, 2)
+    plan_for(monkeypatch, 2)
     _, acts = lens.run_with_cache(series, **run)
     assert len(acts["decoder_blocks.0.self_attn.hook_z_grad"]) == 10
     monkeypatch.setattr(lens.adapter, "run", lambda _inputs: (_ for _ in ()).throw(MemoryError()))

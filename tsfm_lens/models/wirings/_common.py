@@ -1,0 +1,204 @@
+"""Common parts of the wirings: known configurations, series as libraries take them, random weights."""
+
+from __future__ import annotations
+
+import copy
+import json
+import reprlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import CheckpointError, InputError, WiringError
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site
+
+
+def contexts(values: Iterable[Any]) -> list[Tensor]:
+    """Return one float64 tensor per row."""
+    return [torch.tensor(series, dtype=torch.float64) for series in values]
+
+
+def items(batch: SeriesBatch) -> list[Tensor]:
+    """Return one tensor per item: (time,), or (variate, time) where an item has several variates."""
+    groups: list[list[Tensor]] = []
+    for row, group in zip(contexts(batch.values), batch.group_index, strict=True):
+        if group == len(groups):
+            groups.append([])
+        groups[group].append(row)
+    return [item[0] if len(item) == 1 else torch.stack(item) for item in groups]
+
+
+def padded(batch: SeriesBatch, length: int) -> Tensor:
+    """Return (batch, length), float32; shorter series are padded with NaN on the left, longer ones cut there."""
+    out = torch.full((len(batch), length), float("nan"))
+    for row, series in zip(out, contexts(batch.values), strict=True):
+        tail = series[-length:]
+        row[length - len(tail) :] = tail.float()
+    return out
+
+
+def by_item(batch: SeriesBatch, length: int) -> Tensor:
+    """Return (item, variate, length), float32, padded as in :func:`padded`."""
+    return padded(batch, length).unflatten(0, (-1, batch.n_variates))
+
+
+def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
+    """Return (item, variate, time), float32, of each role that occurs; known covariates go on over the horizon."""
+    shapes = {
+        group: tuple(role for role, other in zip(batch.roles, batch.groups, strict=True) if other == group)
+        for group in dict.fromkeys(batch.groups)
+    }
+    first, n_variates = batch.groups[0], batch.n_variates
+    for group, roles in shapes.items():
+        if roles != shapes[first]:
+            raise InputError(
+                f"{group!r} has {_counts(roles)} and {first!r} {_counts(shapes[first])}; this model takes items alike"
+            )
+    whole = by_item(batch, length)
+    ahead = torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, n_variates))
+    parts = {}
+    for role in dict.fromkeys(shapes[first]):
+        rows = torch.tensor([each == role for each in shapes[first]])
+        parts[role] = torch.cat([whole[:, rows], ahead[:, rows]], -1) if role == "known" else whole[:, rows]
+    return parts
+
+
+def _counts(roles: tuple[str, ...]) -> str:
+    return ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
+
+
+def spread_weights(
+    model: Any, gains: Mapping[str, float], *, seed: int = 0, std: float = 1.0, unit_scaled: bool = False
+) -> Any:
+    """Redraw a model's weights so large that every head and MLP moves the forecast."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            draw = torch.randn(weight.shape, generator=generator)
+            gain = next((factor for part, factor in gains.items() if part in name), std)
+            if weight.ndim > 1:
+                table = any(part in name for part in ("embed_tokens", "shared", "emb.weight", "attention_bias"))
+                weight.copy_(draw * gain * (1.0 if table or unit_scaled else weight.shape[-1] ** -0.5))
+            elif "norm" in name or "_ln" in name:
+                weight.copy_(1.0 + 0.2 * draw)
+            elif "scale" in name or "bias" in name:
+                weight.copy_(0.1 * draw)
+    return model.eval()
+
+
+Keys = dict[str, Any]
+"""Keys of a configuration that a wiring understands; those of an object inside under its own key, else None."""
+
+
+def keys(words: str, **parts: Keys) -> Keys:
+    """Write known keys as words, and objects with keys of their own by name."""
+    return {**dict.fromkeys(words.split()), **parts}
+
+
+HUB = keys(
+    "_name_or_path architectures auto_map chunk_size_feed_forward dtype generation_config id2label label2id model_type "
+    "name_or_path output_attentions output_hidden_states problem_type return_dict torch_dtype transformers_version"
+)
+"""Keys that transformers writes into any config.json and that change nothing inside a model."""
+
+GENERATION = keys(
+    "_from_model_config bos_token_id decoder_start_token_id do_sample eos_token_id max_length max_new_tokens "
+    "output_attentions output_hidden_states pad_token_id return_dict_in_generate temperature top_k top_p "
+    "transformers_version use_cache"
+)
+"""Keys of a generation_config.json under which the library still samples as the wirings say."""
+
+
+def refuse_unknown(config: Mapping[str, Any], where: str, known: Keys, *, inside: str = "") -> None:
+    """Refuse a configuration with keys that a wiring does not understand."""
+    unknown = [f"{inside}{key}" for key in sorted(set(config) - set(known))]
+    if unknown:
+        raise WiringError(
+            f"{where} has configuration keys that the wiring does not know: {', '.join(unknown[:5])}. It may compute "
+            "something else than the wiring says; refusing rather than showing wrong activations."
+        )
+    for key, value in config.items():
+        if known[key] is not None:
+            if not isinstance(value, Mapping):
+                raise CheckpointError(
+                    f"{where} has {inside}{key}={reprlib.repr(value)}, expected an object of settings"
+                )
+            refuse_unknown(value, where, known[key], inside=f"{inside}{key}.")
+
+
+def refuse_values(config: Mapping[str, Any], where: str, expected: Mapping[str, Any], *, inside: str = "") -> None:
+    """Refuse a configuration whose keys have values other than the ones that the wiring describes."""
+    for key, value in expected.items():
+        if isinstance(value, Mapping):
+            refuse_values(config.get(key, {}), where, value, inside=f"{inside}{key}.")
+        elif key in config and config[key] != value:
+            raise WiringError(
+                f"{where} has {inside}{key}={reprlib.repr(config[key])}; the wiring describes models with {value!r} "
+                "only"
+            )
+
+
+def write_checkpoint(model: Any, config: Mapping[str, Any], folder: Path) -> None:
+    """Write config.json and model.safetensors, for libraries that can read but not write them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def copied(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a copy of a configuration that a library may change."""
+    return copy.deepcopy(dict(config))
+
+
+Matrices = tuple[Projection, Projection, Projection, Projection]
+"""q, k, v and o of an attention."""
+
+
+def projections(path: str, names: str) -> Matrices:
+    """Return matrices q, k, v and o by a path that holds each of their names."""
+    q, k, v, o = (Projection(path.format(name)) for name in names.split())
+    return q, k, v, o
+
+
+def fused(path: str, layout: str, out: Projection, **others: Any) -> Matrices:
+    """Return matrices q, k and v, which are one of a layer, and o."""
+    q, k, v = (Projection(path, layout, part, 3, **others) for part in range(3))
+    return q, k, v, out
+
+
+def attention_row(
+    kind: str,
+    module: str,
+    matrices: Matrices,
+    *,
+    write: str = "",
+    reads: Site | None = None,
+    stream: str = "batch pos d_model",
+    **others: Any,
+) -> Attention:
+    """Describe an attention that writes what its module returns, or another, into a stream that the block reads."""
+    reads = Site("", "in", 0, stream) if reads is None else reads
+    return Attention(kind, module, Site(write or module, layout=stream), reads, *matrices, **others)
+
+
+def mlp_row(
+    write: str,
+    reads: str,
+    layers: tuple[str, str],
+    act: str,
+    *,
+    stream: str = "batch pos d_model",
+    first: Projection | None = None,
+    **others: Any,
+) -> Mlp:
+    """Describe an MLP: modules that return its write and take the stream, its layers, and its first matrix if fused."""
+    hidden = stream.replace("d_model", "d_mlp")
+    into, out = layers
+    sites = (Site(write, layout=stream), Site(reads, "in", 0, stream), Site(into, layout=hidden))
+    return Mlp(*sites, Site(out, "in", 0, hidden), out, first or Projection(into, "d_mlp"), act=act, **others)
