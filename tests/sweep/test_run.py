@@ -18,10 +18,9 @@ from tsfm_lens import load
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens
 from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
-from tsfm_lens.sweep.plan.sources import evaluation_sets
 from tsfm_lens.sweep.run import engines
 from tsfm_lens.sweep.run.cells import model_fingerprint
-from tsfm_lens.sweep.run.saved_plans import plan_name, read_saved
+from tsfm_lens.sweep.run.grid import plan_name, read_saved
 from tsfm_lens.sweep.run.sweeping import plan_sweep, run_sweep
 from tsfm_lens.sweep.store.folder import Store
 from tsfm_lens.testing import assert_close
@@ -70,7 +69,7 @@ def test_rows_are_those_of_plain_forecasts(
     undisturbed: Path, lens: Lens, table_of: Callable[..., pd.DataFrame]
 ) -> None:
     rows = table_of(undisturbed).set_index(["variant", "dataset", "item", "window"]).sort_index()
-    sets = {each.name: each for each in evaluation_sets(config())}
+    sets = {each.name: each for each in config().evaluation_sets()}
     entries = entries_of(undisturbed)
     chosen = entries.drop_duplicates("variant").iloc[[0, 3, 7, 11, 15]]
     for entry in chosen.itertuples():

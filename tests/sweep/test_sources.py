@@ -18,7 +18,7 @@ from gluonts.dataset.common import FileDataset
 from tsfm_lens.data import EvaluationSet, bundled
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.sweep.plan.config import parse_config, read_config
-from tsfm_lens.sweep.plan.sources import evaluation_sets, repeats
+from tsfm_lens.sweep.plan.data_sources import repeats
 
 DAYS = pd.date_range("2021-03-01", periods=40, freq="D")
 
@@ -28,7 +28,7 @@ def content(*sources: dict[str, Any]) -> dict[str, Any]:
 
 
 def sets(*sources: dict[str, Any]) -> list[EvaluationSet]:
-    return evaluation_sets(parse_config(content(*sources)))
+    return parse_config(content(*sources)).evaluation_sets()
 
 
 def file(path: Path, **fields: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_frequency_and_start_of_a_file_without_timestamps(tmp_path: Path) -> Non
     source = {"source": "file", "path": "load.csv", "horizon": 4, "freq": "h"}
     text = yaml.safe_dump(content(source)).replace("horizon: 4", "horizon: 4\n  start: 2020-01-31")
     (tmp_path / "sweep.yaml").write_text(text)
-    (found,) = evaluation_sets(read_config(tmp_path / "sweep.yaml"))
+    (found,) = read_config(tmp_path / "sweep.yaml").evaluation_sets()
     assert (found.freq, found.seasonality, found.windows[0].start) == ("h", 24, pd.Timestamp("2020-01-31"))
 
 
@@ -188,7 +188,7 @@ def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None
             np.testing.assert_array_equal(each.windows[0].label, alone[each.name].windows[0].label)
     assert [each.name for each in sets(file(plants, name="p"))] == ["p/north", "p/sea", "p/south"]
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content(file(Path("plants/n*.csv")))))
-    (one,) = evaluation_sets(read_config(tmp_path / "sweep.yaml"))
+    (one,) = read_config(tmp_path / "sweep.yaml").evaluation_sets()
     assert one.name == "north"
     with pytest.raises(InputError, match=r"no file that can be read: expected \.csv"):
         sets(file(plants / "x*.csv"))
@@ -345,7 +345,7 @@ def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
     write_stored(tmp_path / "mine", values, "H")
     # a bare word beside the configuration is its folder too
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content({"source": "folder", "path": "mine"})))
-    (found,) = evaluation_sets(read_config(tmp_path / "sweep.yaml"))
+    (found,) = read_config(tmp_path / "sweep.yaml").evaluation_sets()
     # a tenth of 700 steps is two windows of the benchmark's 48 hours
     assert (found.name, found.horizon, found.freq, found.seasonality, len(found)) == ("mine/short", 48, "h", 24, 4)
     np.testing.assert_array_equal(found.windows[2].label[0], values[1, -96:-48])
@@ -371,6 +371,6 @@ def test_windows_are_drawn_from_every_kind_of_source(tmp_path: Path, multivariat
     lines = write_lines(tmp_path / "lines.json", entries(numbers((3, 40))))
     stored = write_stored(tmp_path / "stored", numbers((2, 700)), "H")
     sources = [file(multivariate[0], windows=3), gluonts(lines, windows=3), {"source": "folder", "path": str(stored)}]
-    found = evaluation_sets(parse_config({**content(*sources), "windows": 2, "seed": 3}))
+    found = parse_config({**content(*sources), "windows": 2, "seed": 3}).evaluation_sets()
     assert [(each.name, len(each)) for each in found] == [("multi", 2), ("lines", 2), ("stored/short", 2)]
     assert found[0].notes

@@ -82,7 +82,6 @@ def test_only_wanted_cells_and_columns_are_read(store: Store) -> None:
     assert found.column_names == ["cell", "error"]
     assert set(found.column("cell").to_pylist()) == {CELLS[1], CELLS[3]}
     assert store.read([CELLS[1]], ["error"]).to_pydict() == toys.toy_rows(CELLS[1:2]).select(["error"]).to_pydict()
-    assert store.unused(CELLS[1:3]) == 2
     with pytest.raises(UnknownNameError, match="error"):
         store.read([CELLS[1]], ["eror"])
 

@@ -338,11 +338,7 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
 
 @lru_cache
 def known_frequency(freq: Any) -> str:
-    """Return a pandas alias whose steps go forward.
-
-    Raises:
-        InputError: it is none, or its step is zero or negative.
-    """
+    """Return a pandas alias whose steps go forward."""
     offset = None
     with warnings.catch_warnings(), suppress(ValueError):
         # pandas takes the letters one by one, and warns of an old one before it refuses the word

@@ -29,16 +29,7 @@ Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
 
 
 def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
-    """Read the content of a YAML (or JSON) file.
-
-    Args:
-        file: to read.
-        what: the kind of file, as in "the configuration".
-        fields: what it should hold, in words.
-
-    Raises:
-        InputError: the file cannot be read, is no YAML, or holds no fields.
-    """
+    """Read the content of a YAML (or JSON) file."""
     try:
         missing = not file.exists()
         text = "" if missing else file.read_text(encoding="utf-8")

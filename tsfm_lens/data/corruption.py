@@ -125,11 +125,7 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
 
 
 def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
-    """Compute the season (time,) of a series by a robust STL decomposition (Cleveland et al. 1990).
-
-    Raises:
-        InputError: a period below 2, fewer than two periods, or missing values.
-    """
+    """Compute the season (time,) of a series by a robust STL decomposition (Cleveland et al. 1990)."""
     if period < 2:
         raise InputError(f"series {name!r} has no known season; give period=…, in steps")
     if len(values) < 2 * period:

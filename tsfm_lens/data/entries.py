@@ -31,17 +31,7 @@ def is_entry(data: Any) -> bool:
 
 
 def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> SeriesBatch:
-    """Make a batch of items with their covariates.
-
-    ``feat_dynamic_real`` (feature, time and horizon) and the names in ``future_covariates`` are known covariates,
-    ``past_feat_dynamic_real`` (feature, time) and the other ``past_covariates`` past ones; features without names are
-    called by their field and number. Text is categories. Without ``freq``, the frequency is that of the periods that
-    all entries start with.
-
-    Raises:
-        UnknownNameError: an entry has another field.
-        InputError: a covariate and its target differ in length, or a future has no past.
-    """
+    """Make a batch of items with their covariates."""
     rows: list[dict[str, Any]] = []
     for number, entry in enumerate(entries):
         for field in entry:
@@ -135,15 +125,7 @@ def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]
 
 
 def start_time(value: Any, owner: str = "") -> pd.Timestamp:
-    """Read the time of a first value, as a clock on the wall shows it.
-
-    Args:
-        value: ISO 8601 text, or a date, timestamp or period of Python, numpy or pandas.
-        owner: of the value, for messages, as in " of 'a'".
-
-    Raises:
-        InputError: it is a number, missing, or beyond the dates that nanoseconds hold.
-    """
+    """Read the time of a first value, as a clock on the wall shows it."""
     try:
         if not isinstance(value, str | date | np.datetime64 | pd.Period):
             raise InputError(f"expected a date, not {type(value).__name__}")

@@ -344,22 +344,7 @@ def rolling_windows(
     stride: int | None = None,
     start: pd.Timestamp | None = None,
 ) -> Iterator[Window]:
-    """Cut the last windows of one item, in time order; each context is the whole history before its label.
-
-    Args:
-        item: its id.
-        values: (variate, time); the windows are views of it.
-        horizon: steps of each label.
-        windows: how many.
-        stride: steps from one label to the next; the horizon if None, so that labels do not overlap.
-        start: timestamp of the first step.
-
-    Raises:
-        InputError: the first window would have no context, or a number is not positive.
-
-    Source:
-        Rolling evaluation of GIFT-Eval (Aksu et al. 2024); ``gluonts.dataset.split``.
-    """
+    """Cut the last windows of one item, in time order; each context is the whole history before its label."""
     stride = horizon if stride is None else stride
     for name, number in (("horizon", horizon), ("windows", windows), ("stride", stride)):
         if number < 1:

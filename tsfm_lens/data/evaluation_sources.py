@@ -143,18 +143,7 @@ def gluonts_file(
     seasonality: int | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it.
-
-    Args:
-        path: a file of JSON lines (.json, .jsonl, either also with .gz), an .arrow, .feather or .parquet file, or a
-            folder of such files, which are read in the order of their names.
-        horizon, windows, stride, freq, seasonality, domain: see :func:`gluonts_set`.
-        name: of the set; the file's or folder's name if None.
-
-    Raises:
-        InputError: nothing is there that gluonts reads, a file is damaged, the frequency is none, or the entries are
-            refused by :func:`gluonts_set`.
-    """
+    """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it."""
     place = local_path(path)
     parse_frequency(freq)
     entries = [entry for file in _gluonts_files(place) for entry in gluonts_rows(file)]

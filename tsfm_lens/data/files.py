@@ -78,11 +78,7 @@ def read_series(
 
 
 def columns_of(path: str | Path) -> list[str]:
-    """List the columns of a file of series, in their order, without reading its values as numbers.
-
-    Raises:
-        InputError: the file is missing, empty or unreadable.
-    """
+    """List the columns of a file of series, in their order, without reading its values as numbers."""
     file = regular_file(path, READABLE)
     return list(map(str, _parquet(file).columns if file.suffix.lower() in _PARQUET else read_table(file).columns))
 

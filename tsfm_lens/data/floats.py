@@ -24,13 +24,7 @@ _CURES: tuple[tuple[str, tuple[type, ...], str], ...] = (
 
 
 def to_floats(values: Any, what: str) -> np.ndarray:
-    """Convert anything numeric into a fresh float64 array; masked values and None become NaN.
-
-    A number that float64 does not hold becomes the nearest that it does.
-
-    Raises:
-        InputError: a value is no real number; the message has its position.
-    """
+    """Convert anything numeric into a fresh float64 array; masked values and None become NaN."""
     array = plain_array(values, what)
     if array.dtype.kind in "OUS":
         floats = [_number(item, position, what) for position, item in enumerate(array.reshape(-1))]
@@ -67,11 +61,7 @@ def plain_array(values: Any, what: str) -> np.ndarray:
 
 
 def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Read a covariate (step,): numbers as float64, text as numbers of its categories in alphabetical order.
-
-    Returns:
-        Values, NaN where missing, and the names of the categories, None of numbers, which stand beside no text.
-    """
+    """Read a covariate (step,): numbers as float64, text as numbers of its categories in alphabetical order."""
     cells = values.tolist() if values.dtype.kind in "OUS" else []
     texts = [cell for cell in cells if isinstance(cell, str)]
     if not texts:

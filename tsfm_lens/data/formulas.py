@@ -40,12 +40,7 @@ def restored(texts: Sequence[str]) -> list[str]:
 
 
 def to_csv(frame: pd.DataFrame, **options: Any) -> str:
-    """Write a frame as CSV without its index, with text and column names defused.
-
-    Args:
-        frame: it is not changed.
-        options: of ``DataFrame.to_csv``, such as ``float_format``.
-    """
+    """Write a frame as CSV without its index, with text and column names defused."""
     safe = frame.copy()
     safe.columns = pd.Index([defused(str(name)) for name in frame.columns])
     for place in range(frame.shape[1]):

@@ -37,11 +37,7 @@ _ANCHORS = {"A": _MONTHS, "Q": _MONTHS, "W": _DAYS}
 
 @lru_cache
 def parse_frequency(freq: str) -> tuple[int, str, str]:
-    """Split a frequency into multiple, letter and last month or day, as "W-WED" into (1, "W", "WED").
-
-    Raises:
-        InputError: it is none that benchmarks use.
-    """
+    """Split a frequency into multiple, letter and last month or day, as "W-WED" into (1, "W", "WED")."""
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
     letter = _LETTERS.get(parts[2]) if parts else None
     if parts is None or letter is None or parts[1] == "0" or (parts[3] and parts[3] not in _ANCHORS.get(letter, ())):
@@ -63,15 +59,7 @@ def stamp_frequency(freq: str) -> str:
 
 
 def start_of(start: Any, freq: str) -> pd.Timestamp | None:
-    """Return the beginning of the period that a series starts with; None if it is unknown or beyond pandas' dates.
-
-    Args:
-        start: text, a timestamp, datetime or period, or None.
-        freq: in any spelling.
-
-    Raises:
-        InputError: it is no time.
-    """
+    """Return the beginning of the period that a series starts with; None if it is unknown or beyond pandas' dates."""
     if start is None or start is pd.NaT:
         return None
     if not isinstance(start, str | date | np.datetime64 | pd.Period):

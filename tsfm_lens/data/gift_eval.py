@@ -63,26 +63,13 @@ class GiftEvalConfig:
 
 
 def source_of(dataset: str) -> str:
-    """Return the collection that a dataset is taken from: "ett1" of "ett1/H/short", and of its other terms.
-
-    A dataset that is not named so is its own source.
-    """
+    """Return the collection that a dataset is taken from: "ett1" of "ett1/H/short", and of its other terms."""
     parts = dataset.split("/")
     return parts[0] if len(parts) > 1 and parts[-1] in TERMS else dataset
 
 
 def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
-    """Return the number of steps that the benchmark forecasts.
-
-    Args:
-        folder: name of the dataset; one with "m4" in it has the horizons of that competition.
-        freq: in any spelling.
-        term: "short", "medium" or "long".
-
-    Raises:
-        UnknownNameError: there is no such term.
-        InputError: the benchmark has no horizon for the frequency.
-    """
+    """Return the number of steps that the benchmark forecasts."""
     if term not in TERMS:
         raise unknown_name("term", term, TERMS)
     horizons = M4_HORIZONS if "m4" in folder else HORIZONS
@@ -179,11 +166,7 @@ def gift_eval(
 
 
 def select_configs(patterns: str | Sequence[str]) -> tuple[GiftEvalConfig, ...]:
-    """Select configurations by key, by part of a key, or by pattern, in the benchmark's order.
-
-    Raises:
-        UnknownNameError: a pattern fits none.
-    """
+    """Select configurations by key, by part of a key, or by pattern, in the benchmark's order."""
     keys: set[str] = set()
     for pattern in [patterns] if isinstance(patterns, str) else patterns:
         matches = [c.key for c in gift_eval_configs() if any(fnmatchcase(c.key, p) for p in (pattern, f"{pattern}/*"))]

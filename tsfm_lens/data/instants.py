@@ -48,20 +48,7 @@ class Times:
 
 
 def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Times:
-    """Read a column of time.
-
-    Dates may have any type and unit, and lie in the whole years that nanoseconds hold, 1678 to 2261. Periods are read
-    by their beginnings. Without a format, text is ISO 8601 or a quarter such as 2020Q1, and numbers are steps.
-
-    Args:
-        column: dates, text or numbers.
-        name: of the column.
-        time_format: of text or whole numbers, as ``strftime`` writes it, without an offset from UTC at the end; or "s",
-            "ms", "us" or "ns" of time since 1970.
-
-    Raises:
-        InputError: a cell is missing, no time or beyond these years; or numbers may be dates and no format is given.
-    """
+    """Read a column of time."""
     if time_format is not None and time_format not in _UNITS and "%" not in time_format:
         raise InputError(
             f"time_format={time_format!r} is no format such as '%d.%m.%Y', and none of {', '.join(_UNITS)}"

@@ -16,11 +16,7 @@ from tsfm_lens.errors import InputError, unknown_name
 def flat(
     frame: pd.DataFrame, id_column: str | None, time_column: str | None
 ) -> tuple[pd.DataFrame, str | None, str | None, list[str]]:
-    """Turn the levels of a frame's index into columns; also return those of ids and timestamps, and notes.
-
-    If one of two levels holds timestamps or is named like them, the other holds the ids, as in AutoGluon's
-    TimeSeriesDataFrame. An index of dates holds the timestamps, and an index that is named like an id the ids.
-    """
+    """Turn the levels of a frame's index into columns; also return those of ids and timestamps, and notes."""
     if frame.columns.nlevels > 1:
         raise InputError(f"the frame's columns have {frame.columns.nlevels} levels, expected one name per column")
     if frame.empty and not (len(frame) and frame.index.nlevels > 1):

@@ -14,11 +14,7 @@ def known_values(values: np.ndarray) -> np.ndarray:
 
 
 def seasonal_error(series: np.ndarray, season: int) -> float:
-    """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair of values.
-
-    Source:
-        ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
-    """
+    """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair of values."""
     season = season if season <= len(series) else 1
     values = known_values(series)
     change = np.abs(values[season:] - values[:-season])

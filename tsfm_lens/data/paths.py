@@ -11,11 +11,7 @@ _MOST_FILES = 5  # files that a message names, the nearest first
 
 
 def local_path(path: str | Path) -> Path:
-    """Resolve ``~`` in a path.
-
-    Raises:
-        InputError: no path can be spelled like this: a NUL, a name that is too long, a user who does not exist.
-    """
+    """Resolve ``~`` in a path."""
     try:
         place = Path(path).expanduser()
         place.exists()
@@ -37,11 +33,7 @@ def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
 
 
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
-    """Return an existing plain file with one of these endings; pipes and devices may never end.
-
-    Raises:
-        InputError: it is not there, no plain file, or has another ending; the message has files that are near.
-    """
+    """Return an existing plain file with one of these endings; pipes and devices may never end."""
     file = local_path(path)
     if not file.exists():
         raise missing_file(file, readable)

@@ -23,14 +23,7 @@ _SHAPE = "._np_shape"  # of the column with the shapes of another column's array
 
 @dataclass(frozen=True, eq=False)
 class StoredSeries:
-    """One row of a stored dataset.
-
-    Attributes:
-        item: its "item_id", the number of the row if there is none.
-        start: its "start", None if there is none.
-        freq: its "freq" as spelled there, None if there is none.
-        values: (variate, time), a view of the mapped file; NaN is missing.
-    """
+    """One row of a stored dataset."""
 
     item: str
     start: Any
@@ -39,11 +32,7 @@ class StoredSeries:
 
 
 def read_folder(folder: Path) -> list[StoredSeries]:
-    """Read all rows of a dataset of ``save_to_disk``; values stay in the mapped files until they are used.
-
-    Raises:
-        InputError: the folder is no stored dataset, a file is missing or ends early, or a row has no target.
-    """
+    """Read all rows of a dataset of ``save_to_disk``; values stay in the mapped files until they are used."""
     rows: list[StoredSeries] = []
     for file in _shards(folder):
         for batch in _batches(file):
@@ -54,14 +43,7 @@ def read_folder(folder: Path) -> list[StoredSeries]:
 
 
 def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a file of gluonts, with targets in single precision as its FileDataset has them.
-
-    Args:
-        file: JSON lines (.json, .jsonl, either also with .gz), or .arrow, .feather or .parquet.
-
-    Raises:
-        InputError: the file is damaged or of another kind, or has no entries with start and target.
-    """
+    """Yield the entries of a file of gluonts, with targets in single precision as its FileDataset has them."""
     plain = file.name.lower().removesuffix(".gz")
     if not plain.endswith((".json", ".jsonl", ".arrow", ".feather", ".parquet")):
         raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
@@ -86,11 +68,7 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an Arrow or Parquet file; arrays that gluonts stored flat get back their shapes.
-
-    Raises:
-        OSError, ValueError: the file is damaged or none of these.
-    """
+    """Yield the rows of an Arrow or Parquet file; arrays that gluonts stored flat get back their shapes."""
     with pa.memory_map(str(file)) as source:
         start = source.read(6)
         if start.startswith(b"PAR1"):

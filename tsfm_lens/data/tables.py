@@ -18,14 +18,7 @@ _WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
 
 
 def to_pandas(data: Any) -> Any:
-    """Convert a table or column with a name into a pandas frame or Series; anything else stays as it is.
-
-    Read are tables of Arrow and of any library that hands out Arrow streams (polars, duckdb, …) or pandas-like frames
-    by the dataframe protocol, and labelled arrays of xarray, whose dimensions become the levels of an index.
-
-    Raises:
-        InputError: the table cannot be converted, or its dimensions cannot be the ids and times of a frame.
-    """
+    """Convert a table or column with a name into a pandas frame or Series; anything else stays as it is."""
     if isinstance(data, pd.DataFrame | pd.Series):
         return data
     if isinstance(data, xr.DataArray | xr.Dataset):
@@ -47,10 +40,7 @@ def to_pandas(data: Any) -> Any:
 
 
 def from_arrow(table: pa.Table | pa.ChunkedArray) -> Any:
-    """Convert an Arrow table into a pandas frame, a column into a Series, without loss.
-
-    Whole numbers and truth values stay such beside missing ones, and decimals are exact.
-    """
+    """Convert an Arrow table into a pandas frame, a column into a Series, without loss."""
     return table.to_pandas(types_mapper=_kind)
 
 

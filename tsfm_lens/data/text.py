@@ -51,11 +51,7 @@ class TextTable:
         return np.asarray(pc.if_else(missing, None, column).to_numpy(zero_copy_only=False), dtype=object)
 
     def numbers(self, name: str, share: float) -> np.ndarray | None:
-        """Return a column as float64, NaN where missing; None if less than this share of its cells is like numbers.
-
-        Raises:
-            InputError: a cell of another column is no number, or has another decimal sign or separators of thousands.
-        """
+        """Return a column as float64, NaN where missing; None if less than this share of its cells is like numbers."""
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())
         sign = self.decimal or "."

@@ -33,13 +33,7 @@ _ITEMS = 8  # items of a batch that pass together
 
 @dataclass(frozen=True)
 class Order:
-    """One way to sort the heads of a layer; prints as "stable_rank:low" or "random:3".
-
-    Attributes:
-        name: of the score, one of ``ORDERS``.
-        end: "low" or "high": which heads go first; "" for a random order.
-        seed: of a random order, else 0.
-    """
+    """One way to sort the heads of a layer; prints as "stable_rank:low" or "random:3"."""
 
     name: str
     end: str = ""
@@ -55,15 +49,7 @@ class Order:
 
 
 def parse_orders(texts: Iterable[str]) -> list[Order]:
-    """Parse orders by name, each once.
-
-    Args:
-        texts: "stable_rank:low", "stable_rank:high" or "stable_rank" for both; "random:3", or "random:0..9" for ten.
-
-    Raises:
-        InputError: a random order without a seed, with one that is no number of nine digits, or with too many.
-        UnknownNameError: no such score or end; the message has the nearest ones.
-    """
+    """Parse orders by name, each once."""
     orders: list[Order] = []
     for text in texts:
         name, _, rest = str(text).partition(":")
@@ -105,45 +91,7 @@ def head_scores(
     *,
     num_samples: int | None = None,
 ) -> xr.DataArray:
-    """Score every head of the stack that is read out.
-
-    In encoder-decoder models, where the paper ablates pairs of self- and cross-attention heads of one index, the
-    cross-attention head gives the pair's score.
-
-    - ``stable_rank``: of W_Q W_Kᵀ; weights alone.
-    - ``entropic_contribution``: the layer's entropic rank R less that of the layer without the head, both
-      exp(mean entropy over all tokens of all series) of the normalised singular values of the unit-length head writes,
-      as :func:`tsfm_lens.probes.entropic_rank` has it. Negative where a head repeats what others write.
-    - ``attention_entropy``: nats, mean over queries and series; layers that attend between variates have none.
-    - ``output_norm``: Euclidean norm of the head's write, mean over tokens and series.
-    - ``attribution``: absolute change of the point forecast when the head writes, in the order of writing
-      (``expected_value`` of token models, ``lens_difference`` at the median of the others), mean over steps and
-      series; each series in standard deviations of its context, so that all count alike.
-    - ``gradient``: absolute change of the point forecast to first order when the head is zeroed, the sum over tokens
-      of activation times gradient; mean over steps and series, in the same units.
-    - ``random``: places in a random permutation of each layer, by ``seed`` and layer alone.
-
-    Args:
-        lens: the model.
-        order: name of the score.
-        series: what the scores from data are measured on.
-        horizon: forecast steps, within one pass; the model's prediction length if None. ``gradient`` runs backward
-            once per step.
-        seed: of a random order; of sampling models' forecasts otherwise.
-        num_samples: of sampling models' forecasts.
-
-    Returns:
-        (layer, head), with the attributes ``order``, ``attention`` and ``source``.
-
-    Source:
-        tsfm-lens paper, definitions 5.1 and appendix E (S3-SRANK, S3-ERANK, S3-HENT, S3-DLA, S3-ORD); attribution
-        patching after Nanda 2023.
-
-    Raises:
-        InputError: a score from data without series; one from attention patterns or gradients on variates that see
-            each other; gradients of a library whose backward pass is not the derivative.
-        UnknownNameError: no such score.
-    """
+    """Score every head of the stack that is read out."""
     return _scores(lens, order, _run_for(lens, [order], series, horizon, seed, num_samples), seed)
 
 
@@ -179,17 +127,7 @@ def _scores(lens: Lens, order: str, run: Run | None, seed: int) -> xr.DataArray:
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
-    """Rank the heads of a layer in the order in which they are ablated; ties by index.
-
-    Args:
-        scores: from :func:`head_scores`.
-        layer: of the stack that is read out.
-        direction: which go first, those of "low" or of "high" score.
-
-    Raises:
-        InputError: a head has no score.
-        UnknownNameError: no such layer or direction.
-    """
+    """Rank the heads of a layer in the order in which they are ablated; ties by index."""
     if direction not in ENDS:
         raise unknown_name("direction", direction, ENDS)
     layer_names = [str(layer_name) for layer_name in scores["layer"].values]
@@ -205,19 +143,7 @@ def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[in
 def rankings(
     lens: Lens, orders: Iterable[str], series: Any = None, horizon: int | None = None, *, seed: int = 0
 ) -> dict[str, dict[int, list[int]]]:
-    """Rank the heads of every layer in several orders, each score measured once.
-
-    Args:
-        lens, series, horizon: see :func:`head_scores`.
-        orders: see :func:`parse_orders`.
-        seed: of sampling models' forecasts.
-
-    Returns:
-        Order as text -> layer -> heads in the order in which they are ablated.
-
-    Raises:
-        InputError, UnknownNameError: see :func:`head_scores` and :func:`parse_orders`.
-    """
+    """Rank the heads of every layer in several orders, each score measured once."""
     parsed = parse_orders(orders)
     run = _run_for(lens, [order.name for order in parsed], series, horizon, seed)
     measured = cache(partial(_scores, lens, run=run))

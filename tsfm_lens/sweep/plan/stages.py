@@ -65,17 +65,7 @@ def parts_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[E
 
 
 class ModelPlan:
-    """The variants of one model, stage by stage.
-
-    Attributes:
-        first: what is known beforehand.
-        later: how many variants may follow, at most.
-        results: of heads@k, one per layer and order, once its stages are over.
-        unfit: recipes that are written for other models.
-
-    Raises:
-        LensError: variants that the model does not have.
-    """
+    """The variants of one model, stage by stage."""
 
     def __init__(self, lens: Lens, model: ModelConfig, config: SweepConfig, sets: Sequence[EvaluationSet]) -> None:
         self.lens, self.name, self.config, self.variants = lens, model.title, config, config.variants

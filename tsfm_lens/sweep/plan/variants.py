@@ -33,16 +33,7 @@ TAGS = (
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """Components taken out of a model, whatever the variant is called and in whatever order they are named.
-
-    Build it with :func:`variant_spec`, which expands globs.
-
-    Attributes:
-        components: names of branches and heads, each once, in model order; () is the plain model. A whole layer
-            is written as its branches. All heads of a branch are not the branch: the output projection's bias stays.
-        how: what takes their place: "zero", "mean", "resample" or "noise".
-        seed: of resample and noise, else 0.
-    """
+    """Components taken out of a model, whatever the variant is called and in whatever order they are named."""
 
     components: tuple[str, ...] = ()
     how: str = "zero"
@@ -66,17 +57,7 @@ class VariantSpec:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def to_variant(self, lens: Lens, reference: Any = None, horizon: int | None = None) -> Variant:
-        """Return the variant as interventions on a lens.
-
-        Args:
-            lens: the model.
-            reference: for mean and resample: activations (recorded once for many variants), or series.
-            horizon: of the forecasts along which reference series are recorded.
-
-        Raises:
-            InputError: a reference is needed and none is given.
-            UnknownNameError: a component does not exist.
-        """
+        """Return the variant as interventions on a lens."""
         if not self.components:
             return Variant(PLAIN, ())
         options: dict[str, Any] = {}
@@ -89,16 +70,7 @@ class VariantSpec:
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """One line of a plan: a variant of a model, and why it is run.
-
-    Attributes:
-        model: name of the model in the configuration.
-        family: "plain", "layers", "groups", "ranges", "heads", "head_counts", "heads_per_layer", "components",
-            "recipes" or "random".
-        label: for readers.
-        spec: what is taken out; several entries may share one.
-        tags: coordinates of the entry in its family, keys from ``TAGS``.
-    """
+    """One line of a plan: a variant of a model, and why it is run."""
 
     model: str
     family: str
@@ -108,11 +80,7 @@ class PlanEntry:
 
 
 def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0) -> VariantSpec:
-    """Specify the variant without some components, or globs of them, in any order; overlaps do not matter.
-
-    Raises:
-        UnknownNameError: a pattern matches nothing, or no such ``how``.
-    """
+    """Specify the variant without some components, or globs of them, in any order; overlaps do not matter."""
     pattern_list = list(patterns)
     subset: set[Component] = set()
     for component in lens.components(*pattern_list) if pattern_list else []:
@@ -146,16 +114,7 @@ def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
 
 
 def kinds_of(stack: Stack, layer: int, kind: str | None = None, *, paired: bool = True) -> list[str]:
-    """Return the kinds of attention whose heads are selected, as far as a layer has them.
-
-    Args:
-        stack, layer: where.
-        kind: one kind, or "all"; the last one over time if None.
-        paired: with None, every kind over time: self- and cross-attention of a decoder.
-
-    Raises:
-        UnknownNameError: no layer has this kind.
-    """
+    """Return the kinds of attention whose heads are selected, as far as a layer has them."""
     here = [row.kind for row in stack.attentions(layer)]
     if kind == EVERY_KIND:
         return here
@@ -181,13 +140,7 @@ def mlps_in(stack: Stack, layer: int) -> list[Component]:
 
 @dataclass(frozen=True)
 class VariantPlanner:
-    """Planner of the variants of one model, which are of the stack that is read out.
-
-    Attributes:
-        lens: the model.
-        model: its name in the plan.
-        how, seed: see :class:`VariantSpec`.
-    """
+    """Planner of the variants of one model, which are of the stack that is read out."""
 
     lens: Lens
     model: str
@@ -209,22 +162,7 @@ class VariantPlanner:
         return PlanEntry(self.model, "plain", "plain model", VariantSpec())
 
     def layers(self, parts: Sequence[str] = PARTS, sizes: Sequence[int | Literal["all"]] = (1,)) -> list[PlanEntry]:
-        """Plan single layers, groups of consecutive layers, and the whole stack.
-
-        Args:
-            parts: "both" (the whole layer: its block becomes the identity), "heads" (all heads, the MLP stays) and
-                "mlp". As heads count those of every kind over time (self- and cross-attention of a decoder).
-            sizes: layers in a group; "all" is the whole stack.
-
-        Returns:
-            Entries of families "layers" (one layer) and "groups".
-
-        Source:
-            tsfm-lens paper, figures 2, 3, 8 and 9 (S3-ZA-L, S3-ZA-H, S3-ZA-M).
-
-        Raises:
-            InputError: a size that does not fit the stack.
-        """
+        """Plan single layers, groups of consecutive layers, and the whole stack."""
         of = self.stack.n_layers
         spans = []
         for size in sizes:
@@ -240,16 +178,7 @@ class VariantPlanner:
         ]
 
     def ranges(self, grow: str = "outward", parts: Sequence[str] = ("heads", "mlp")) -> list[PlanEntry]:
-        """Plan ranges of consecutive layers that grow by one layer until they reach the ends of the stack.
-
-        Args:
-            grow: "outward" (from the middle layer, above and below in turn), "up" from the lowest or "down" from the
-                highest layer.
-            parts: see :meth:`layers`.
-
-        Source:
-            tsfm-lens paper, figure 4 (S3-ZA-L).
-        """
+        """Plan ranges of consecutive layers that grow by one layer until they reach the ends of the stack."""
         top = self.stack.n_layers - 1
         first = last = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}[grow]
         spans = [(first, last)]
@@ -277,16 +206,7 @@ class VariantPlanner:
         return [self._entry(family, label, components, part=part, first=first, last=last, **single)]
 
     def heads(self, *, paired: bool = False, kind: str | None = None) -> list[PlanEntry]:
-        """Plan every head by itself.
-
-        Args:
-            paired: ablate the heads of one index of all kinds over time together, as the paper counts heads of
-                encoder-decoder models.
-            kind: kind of attention; the last one over time if None, "all" for every kind.
-
-        Raises:
-            UnknownNameError: no such kind.
-        """
+        """Plan every head by itself."""
         stack, entries = self.stack, []
         for layer in range(stack.n_layers):
             kinds = kinds_of(stack, layer, kind, paired=paired)
@@ -309,16 +229,7 @@ class VariantPlanner:
     def head_counts(
         self, layer: int, order: str, ranking: Sequence[int], counts: Sequence[int] | None = None
     ) -> list[PlanEntry]:
-        """Plan the first k heads of a layer in some order, for several k; none of them is the plain model.
-
-        Args:
-            layer, order: whose heads, and by which order, such as "stable_rank:low".
-            ranking: all heads of the layer, the first to be ablated first.
-            counts: numbers of heads ablated; 0 to all if None.
-
-        Source:
-            tsfm-lens paper, figures 7 and 10 (S3-ORD).
-        """
+        """Plan the first k heads of a layer in some order, for several k; none of them is the plain model."""
         stack, kinds = self.stack, kinds_of(self.stack, layer)
         return [
             self._entry(
@@ -336,16 +247,7 @@ class VariantPlanner:
     def heads_per_layer(
         self, order: str, rankings: Mapping[int, Sequence[int]], counts: Sequence[int]
     ) -> list[PlanEntry]:
-        """Plan the first k heads of several layers at once, for several k.
-
-        Args:
-            order: see :meth:`head_counts`.
-            rankings: layer -> all its heads, the first to be ablated first.
-            counts: numbers of heads ablated in each layer.
-
-        Raises:
-            InputError: a layer has fewer heads.
-        """
+        """Plan the first k heads of several layers at once, for several k."""
         stack, entries = self.stack, []
         for count in counts:
             if not 0 <= count <= stack.n_heads:
@@ -366,12 +268,7 @@ class VariantPlanner:
         return entries
 
     def components(self, sets: Mapping[str, Sequence[str]]) -> list[PlanEntry]:
-        """Plan any sets of components: label -> components or globs.
-
-        Raises:
-            InputError: a set is empty.
-            UnknownNameError: a pattern matches nothing.
-        """
+        """Plan any sets of components: label -> components or globs."""
         entries = []
         for name, patterns in sets.items():
             if not patterns:
@@ -389,24 +286,7 @@ class VariantPlanner:
         selection: str = "listed",
         draw: int = -1,
     ) -> PlanEntry:
-        """Plan heads and MLPs of several layers at once.
-
-        Args:
-            name: of the recipe.
-            heads, mlps: layer -> indices of the heads that go; layers whose MLP goes.
-            selection: how the heads were chosen: "listed", the name of an order, or "random".
-            draw: seed of a random choice, -1 where there is none.
-
-        Returns:
-            An entry of family "recipes", or "random", whose tags ``ablated`` and ``of`` count heads by index, so that
-            a pair of self- and cross-attention heads is one.
-
-        Source:
-            tsfm-lens paper, tables 1 and 4 (S3-HEAVY).
-
-        Raises:
-            InputError: nothing is ablated.
-        """
+        """Plan heads and MLPs of several layers at once."""
         stack = self.stack
         components = [
             head
@@ -430,14 +310,7 @@ class VariantPlanner:
     def random(
         self, recipe: str, keep: Mapping[int, int], seeds: Sequence[int], mlps: Sequence[int] = ()
     ) -> list[PlanEntry]:
-        """Draw a recipe's counts of heads (``keep``: layer -> heads that stay) without replacement, once per seed.
-
-        Source:
-            tsfm-lens paper, figures 12 and 13 (S3-ORD).
-
-        Raises:
-            InputError: more heads are kept than there are, or nothing is ablated.
-        """
+        """Draw a recipe's counts of heads (``keep``: layer -> heads that stay) without replacement, once per seed."""
         entries = []
         for draw in seeds:
             heads: dict[int, list[int]] = {}

@@ -23,7 +23,7 @@ from tsfm_lens.models import Lens, load
 from tsfm_lens.models.ablating import reference_activations
 from tsfm_lens.sweep.plan.config import ModelConfig
 from tsfm_lens.sweep.plan.variants import VariantSpec
-from tsfm_lens.sweep.run.tasks import GroupTask
+from tsfm_lens.sweep.run.engines import GroupTask
 from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
 from tsfm_lens.sweep.statistics.scores import DISTANCES, forecast_distances, window_scores
 
@@ -34,15 +34,7 @@ NUMERICS = 1
 
 @dataclass(frozen=True, eq=False)
 class Chunk:
-    """Windows of one dataset that are forecast together.
-
-    Attributes:
-        dataset: name of the evaluation set.
-        batch: contexts, cropped to what the model is shown.
-        truth: (series, step).
-        scale: (series,) seasonal error of the whole contexts.
-        items, windows, variates: (series,) where each series comes from.
-    """
+    """Windows of one dataset that are forecast together."""
 
     dataset: str
     batch: SeriesBatch
@@ -58,13 +50,7 @@ class Chunk:
 
 
 class ChunkSource:
-    """Chunk that is loaded when it is needed, and travels between processes as loaded.
-
-    Args:
-        dataset, indices: the evaluation set, and which of its windows.
-        context_length: steps that the model is shown; all if None.
-        univariate: whether variates are forecast apart.
-    """
+    """Chunk that is loaded when it is needed, and travels between processes as loaded."""
 
     def __init__(
         self, dataset: EvaluationSet, indices: Sequence[int], context_length: int | None, univariate: bool = False
@@ -104,14 +90,7 @@ class ChunkSource:
 
 @dataclass(frozen=True)
 class CellGroup:
-    """Cells that run side by side: some variants of one model on one chunk.
-
-    Attributes:
-        model, specs: the variants.
-        seed: of the forecasts, the same for all variants, so that differences are the ablation's.
-        distance_steps: forecast steps that distances are taken over.
-        memory: limit in bytes; half of what is free if None. It decides nothing but speed.
-    """
+    """Cells that run side by side: some variants of one model on one chunk."""
 
     model: ModelConfig
     specs: tuple[VariantSpec, ...]
@@ -129,10 +108,7 @@ class Shared:
 
 
 def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
-    """Identify a model's forecasts: weights, settings, architecture, library versions, precision and context.
-
-    The device is no part of it: a sweep may use several.
-    """
+    """Identify a model's forecasts: weights, settings, architecture, library versions, precision and context."""
     digest = hashlib.sha256()
     for name, tensor in sorted(lens.adapter.model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
@@ -190,12 +166,7 @@ def shown_steps(lens: Lens, config: ModelConfig) -> int:
 
 
 def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]) -> pa.Table:
-    """Forecast and score the cells of a group, ``cells`` by key, with the plain model beside them.
-
-    Returns:
-        One row per cell and series: the key columns, the sums of :func:`window_scores` and the distances to the
-        plain forecast of :func:`forecast_distances`.
-    """
+    """Forecast and score the cells of a group, ``cells`` by key, with the plain model beside them."""
     chunk = shared.chunk.load()
     reference = _reference(lens, group, shared)
     horizon = chunk.truth.shape[1]

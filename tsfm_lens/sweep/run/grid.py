@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from functools import cached_property
+from typing import Any
+
+import pandas as pd
 
 from tsfm_lens.data.evaluation import EvaluationSet
+from tsfm_lens.errors import InputError, StoreError, unknown_name
 from tsfm_lens.models import Lens
 from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
 from tsfm_lens.sweep.plan.stages import parts_of
-from tsfm_lens.sweep.plan.variants import PlanEntry, VariantSpec
+from tsfm_lens.sweep.plan.variants import PlanEntry, VariantSpec, plan_frame
 from tsfm_lens.sweep.run.cells import CellGroup, ChunkSource, Shared, model_fingerprint, shown_steps
-from tsfm_lens.sweep.run.tasks import GroupTask
-from tsfm_lens.sweep.store.folder import cell_key
+from tsfm_lens.sweep.run.engines import GroupTask
+from tsfm_lens.sweep.store.folder import Store, cell_key
 
 # of the context in one pass of a model that takes patches
 _TOKENS = 64
@@ -33,15 +41,7 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class ChunkPlace:
-    """A chunk of windows, where all variants of a model run.
-
-    Attributes:
-        dataset: whose windows.
-        number: of the chunk.
-        look: of a sequential test at which it is added, 0 without one.
-        chunk: the windows.
-        reference: windows on which "mean" and "resample" are recorded.
-    """
+    """A chunk of windows, where all variants of a model run."""
 
     dataset: EvaluationSet
     number: int
@@ -142,3 +142,50 @@ class ModelCells:
             cell = Cell(key, self.model.title, spec.id, place.dataset.name, place.number, series)
             self._cache[spec.id, place.number] = cell
         return self._cache[spec.id, place.number]
+
+
+@dataclass(frozen=True, eq=False)
+class SavedPlan:
+    """A plan as a store holds it."""
+
+    name: str
+    about: dict[str, Any]
+    entries: pd.DataFrame
+    cells: pd.DataFrame
+
+
+def plan_name(config: SweepConfig) -> str:
+    """Name a sweep's plan: its own name, as far as a file can have it, and a hash of all that decides its results."""
+    text = json.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"memory", "devices"}), sort_keys=True)
+    name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
+    return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def save_plan(
+    store: Store, config: SweepConfig, about: Mapping[str, Any], entries: Sequence[PlanEntry], cells: Sequence[Cell]
+) -> None:
+    """Write a plan, unless the store holds one of this configuration that has all its cells and more."""
+    name = plan_name(config)
+    keys = {cell.key for cell in cells}
+    if name in store.plans():
+        with suppress(StoreError):
+            before = read_saved(store, name)
+            earlier_keys = set(before.cells["key"])
+            # a run that resumes begins with less than it knew when it was stopped
+            if earlier_keys > keys or (earlier_keys == keys and before.about["complete"] >= about["complete"]):
+                return
+    store.write_plan(name, about, entries=plan_frame(entries), cells=pd.DataFrame([asdict(cell) for cell in cells]))
+
+
+def read_saved(store: Store, name: str | None = None) -> SavedPlan:
+    """Read a plan of a store."""
+    names = store.plans()
+    if not names:
+        raise InputError(f"no sweep was planned in {store.path}: run `tsfm-lens sweep CONFIG` first")
+    matches = [plan for plan in names if name in (None, plan, plan.rpartition("-")[0])]
+    if not matches:
+        raise unknown_name("sweep", name, names)
+    if len(matches) > 1:
+        raise InputError(f"{store.path} holds several sweeps, name one of them: {', '.join(matches)}")
+    about, tables = store.read_plan(matches[0])
+    return SavedPlan(matches[0], about, tables["entries"], tables["cells"])

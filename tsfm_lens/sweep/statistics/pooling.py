@@ -37,6 +37,7 @@ _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
 }
 METRICS = tuple(_FORMULAS)
 MEASURES = (*METRICS, *DISTANCES)
+_FORMULAS |= {distance: ((distance, f"n_{distance}"), _ratio) for distance in DISTANCES}
 # a sum of errors over what does not depend on the forecast, so that sums alone tell by how much it changes
 SUMS_OF_ERRORS = ("MASE", "sMAPE", "ND", "MAE", "MAPE", "MSIS", "CRPS")
 # the largest value of a distance; none is negative
@@ -44,60 +45,22 @@ LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
 
 
 def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
-    """Return the columns of `per_series` that a metric or distance is made of, and the function that makes it.
-
-    Raises:
-        UnknownNameError: no metric and no distance of that name.
-    """
-    if measure in _FORMULAS:
-        return _FORMULAS[measure]
-    if measure in DISTANCES:
-        return (measure, f"n_{measure}"), _ratio
-    raise unknown_name("metric", measure, MEASURES)
+    """Return the columns of `per_series` that a metric or distance is made of, and the function that makes it."""
+    if measure not in _FORMULAS:
+        raise unknown_name("metric", measure, MEASURES)
+    return _FORMULAS[measure]
 
 
 def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METRICS) -> dict[str, Any]:
-    """Compute metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None).
-
-    Args:
-        sums: SUMS as columns or entries, each a number, array or column.
-        metrics: which; all if not given.
-
-    Returns:
-        The metrics by name, in the form of the entries. NaN where a metric has no step to be a mean of, and in all
-        metrics where a forecast was not finite (``n_invalid`` above 0).
-    """
+    """Compute metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None)."""
     with np.errstate(all="ignore"):
         valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
-        formulas = {name: formula(name) for name in metrics}
-        values = {name: function(*(sums[c] for c in columns)) for name, (columns, function) in formulas.items()}
-        finite = {name: np.where(np.isfinite(value), value, np.nan) * valid for name, value in values.items()}
-    if isinstance(sums, pd.DataFrame):
-        return {name: pd.Series(value, index=sums.index, name=name) for name, value in finite.items()}
-    return {name: value[()] for name, value in finite.items()}
-
-
-def _mix(window: np.ndarray, variate: np.ndarray) -> np.ndarray:
-    """Hash each window and variate to a 64-bit number, whose sum tells one set of them from another."""
-    return pd.util.hash_array((window.astype(np.int64) << 20) + variate.astype(np.int64))
+        values = {name: formula(name)[1](*(sums[c] for c in formula(name)[0])) for name in metrics}
+        return {name: (np.where(np.isfinite(value), value, np.nan) * valid)[()] for name, value in values.items()}
 
 
 def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
-    """Sum over the windows and variates of each series.
-
-    Args:
-        frame: rows of a store: KEYS, ``window``, ``variate``, and the columns that the measures need.
-        measures: metrics and distances that will be asked for; fewer take less time and memory.
-
-    Returns:
-        A row for each (model, variant, dataset, item), sorted: ``n_rows``, how many windows and variates;
-        ``windows``, a number that tells which; ``n`` and ``n_invalid``; the sums; for a distance its sum and, as
-        ``n_<distance>``, how many of its values are defined.
-
-    Raises:
-        InputError: columns are missing, a sum is NaN, or a window of a series is counted twice.
-        UnknownNameError: no such measure.
-    """
+    """Sum over the windows and variates of each series."""
     inputs = [column for measure in measures for column in formula(measure)[0]]
     sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in inputs if c in SUMS)]))
     distances = [measure for measure in measures if measure in DISTANCES]
@@ -112,9 +75,15 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     group = by.ngroup().to_numpy()
     out = by.size().rename("n_rows").reset_index()
     window, variate = frame["window"].to_numpy(), frame["variate"].to_numpy()
-    _refuse_twice(frame, group, window, variate)
+    width, depth = int(window.max(initial=0)) + 1, int(variate.max(initial=0)) + 1
+    place = pd.Series((group.astype(np.int64) * width + window) * depth + variate)
+    if len(place.unique()) < len(place):
+        row = frame.iloc[int(place.duplicated().argmax())]
+        where = ", ".join(f"{key} {row[key]!r}" for key in (*KEYS, "window", "variate"))
+        raise InputError(f"a row is there twice: {where}")
+    # the sum of 64-bit hashes tells one set of windows and variates from another
     which = np.zeros(len(out), dtype=np.uint64)
-    np.add.at(which, group, _mix(window, variate))
+    np.add.at(which, group, pd.util.hash_array((window.astype(np.int64) << 20) + variate.astype(np.int64)))
     columns: dict[str, Any] = {**{str(name): out[name] for name in out}, "windows": which}
     # column by column and without a copy of all: a report should hold the rows once
     for name in sums:
@@ -129,17 +98,6 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     return pd.DataFrame(table, copy=False).sort_values(list(KEYS), ignore_index=True)
 
 
-def _refuse_twice(frame: pd.DataFrame, group: np.ndarray, window: np.ndarray, variate: np.ndarray) -> None:
-    if not len(frame):
-        return
-    width, depth = int(window.max()) + 1, int(variate.max()) + 1
-    place = (group.astype(np.int64) * width + window) * depth + variate
-    if len(pd.unique(place)) < len(place):
-        row = frame.iloc[int(np.flatnonzero(pd.Series(place).duplicated())[0])]
-        where = ", ".join(f"{key} {row[key]!r}" for key in (*KEYS, "window", "variate"))
-        raise InputError(f"a row is there twice: {where}")
-
-
 def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
     """Return `per_series` of stored rows, or the frame itself if it is that already."""
     if "n_rows" not in frame:
@@ -151,16 +109,7 @@ def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame
 
 
 def dataset_metrics(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
-    """Compute metrics, and the mean over windows of distances, by (model, variant, dataset).
-
-    Args:
-        frame: stored rows, or `per_series` of them.
-        measures: metrics and distances; all if not given.
-
-    Returns:
-        A frame with these three as index; also ``n_series``, ``n_rows`` and ``n_invalid``, steps whose forecast is
-        not finite. NaN where a metric is undefined.
-    """
+    """Compute metrics, and the mean over windows of distances, by (model, variant, dataset)."""
     sums = as_series_sums(frame, measures).drop(columns=["windows", "item"])
     by = sums.groupby(["model", "variant", "dataset"], sort=True, observed=True)
     total = by.sum()
@@ -173,23 +122,11 @@ def dataset_metrics(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> 
     return table.assign(n_series=by.size(), n_rows=total["n_rows"], n_invalid=total["n_invalid"])
 
 
-def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.DataFrame:
-    """Divide metrics by those of the seasonal naive forecast, dataset by dataset, as on leaderboards.
-
-    Args:
-        metrics: of `dataset_metrics`.
-        naive: the same for the seasonal naive forecast, by dataset (or with model and variant in the index, of one
-            model and variant); without it, the rows of variant "seasonal_naive" in metrics, whatever their model.
-
-    Returns:
-        The metrics as ratios, without the naive rows; NaN where the naive forecast's is 0, undefined or not there.
-
-    Raises:
-        InputError: there is no naive forecast, or more than one for a dataset.
-    """
+def normalised(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Divide metrics by those of the seasonal naive forecast, dataset by dataset, as on leaderboards."""
     is_naive = metrics.index.get_level_values("variant") == SEASONAL_NAIVE
-    naive = metrics[is_naive] if naive is None else naive
-    if not len(naive):
+    naive = metrics[is_naive]
+    if naive.empty:
         raise InputError(f"no rows of the variant {SEASONAL_NAIVE!r}: add the seasonal naive forecast to the sweep")
     names = [name for name in metrics if name in METRICS]
     table = naive[names].set_axis(naive.index.get_level_values("dataset"))
@@ -198,21 +135,3 @@ def normalised(metrics: pd.DataFrame, naive: pd.DataFrame | None = None) -> pd.D
     rest = metrics.loc[~is_naive, names]
     below = table.reindex(rest.index.get_level_values("dataset")).to_numpy()
     return rest.div(np.where(below > 0, below, np.nan))
-
-
-def geometric_mean(values: pd.Series | pd.DataFrame) -> tuple[Any, list[str]]:
-    """Compute the geometric mean over datasets, and list the datasets that had to be left out of it.
-
-    Args:
-        values: a column per thing to compare, a row per dataset.
-
-    Returns:
-        A number for a series, a series by column for a frame; and the datasets where any column is NaN, infinite, 0
-        or negative: all columns are means over the same datasets. NaN if none is left.
-    """
-    table = values.to_frame() if isinstance(values, pd.Series) else values
-    array = table.to_numpy(dtype=float)
-    usable = (np.isfinite(array) & (array > 0)).all(axis=1)
-    unusable = [str(name) for name in table.index[~usable]]
-    mean = np.exp(np.log(array[usable]).mean(axis=0)) if usable.any() else np.full(array.shape[1], np.nan)
-    return (float(mean[0]) if isinstance(values, pd.Series) else pd.Series(mean, index=table.columns)), unusable

@@ -36,14 +36,7 @@ class DamagedFileError(Exception):
 
 @dataclass(frozen=True)
 class Footer:
-    """Footer of a file of finished cells.
-
-    Attributes:
-        path: of the file.
-        cells: keys of its cells; their rows stand one cell after the other, in this order.
-        counts: rows of each.
-        columns: names of its columns.
-    """
+    """Footer of a file of finished cells."""
 
     path: Path
     cells: tuple[str, ...]
@@ -53,13 +46,7 @@ class Footer:
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not used.
-
-    Attributes:
-        path: where it was found.
-        why: what is wrong with it.
-        moved_to: where it is now; None if it was left in place.
-    """
+    """A file that is not used."""
 
     path: Path
     why: str
@@ -71,18 +58,7 @@ class Damage:
 
 
 def cell_key(**content: object) -> str:
-    """Compute the key of a cell: a hash of everything that decides its numbers, and of the schema version.
-
-    Args:
-        content: names and values: texts, numbers, None, and sequences or mappings of such. NumPy numbers and arrays
-            count as the numbers that they hold; the order of names does not matter.
-
-    Returns:
-        32 hex digits of a SHA-256, the same on every machine.
-
-    Raises:
-        InputError: a value has no canonical text, such as a NaN or an object.
-    """
+    """Compute the key of a cell: a hash of everything that decides its numbers, and of the schema version."""
     return _digest({"schema": SCHEMA_VERSION, **content})
 
 
@@ -126,11 +102,7 @@ def make_folder(path: Path, ours: Collection[str]) -> None:
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write a file so that its name never stands for half of it, whenever the process or the machine dies.
-
-    Raises:
-        StoreError: no space, no right to write, or another fault of the file system; nothing is left behind.
-    """
+    """Write a file so that its name never stands for half of it, whenever the process or the machine dies."""
     try:
         with replacing(path) as part:
             part.write_bytes(content)
@@ -166,12 +138,7 @@ def trouble(error: OSError, path: Path) -> StoreError:
 
 
 def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) -> pa.Table:
-    """Bring the rows of a group into the store's form, one cell after the other, or refuse them; see ``Store.write``.
-
-    Raises:
-        InputError: a column is missing, unknown or of a wrong type; a key is missing; a row stands twice; a cell has
-            no row, or was not announced.
-    """
+    """Bring the rows of a group into the store's form, one cell after the other, or refuse them."""
     table = pa.Table.from_pandas(rows, preserve_index=False) if isinstance(rows, pd.DataFrame) else rows
     names = table.column_names
     schema = schema_of(
@@ -214,10 +181,7 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
 
 
 def encode_rows(table: pa.Table, cells: Sequence[str]) -> memoryview:
-    """Encode rows that ``checked_rows`` gave as a Parquet file, in memory.
-
-    Its footer lists the cells. Pages have checksums; what the footer says is checked against the file's name and rows.
-    """
+    """Encode rows that ``checked_rows`` gave as a Parquet file, in memory."""
     order = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
     counts = np.bincount(order, minlength=len(cells)).tolist()
     footer = json.dumps({"cells": list(cells), "counts": counts, "columns": table.column_names})
@@ -238,12 +202,7 @@ def encode_rows(table: pa.Table, cells: Sequence[str]) -> memoryview:
 
 
 def read_footer(path: Path) -> Footer:
-    """Read the list of cells that a file holds, without reading its rows.
-
-    Raises:
-        DamagedFileError: the file is cut short, changed, renamed or not a store's.
-        StoreError: it may not be read.
-    """
+    """Read the list of cells that a file holds, without reading its rows."""
     try:
         metadata = pq.read_metadata(path)
         content = json.loads(metadata.metadata[_FOOTER.encode()])
@@ -260,12 +219,7 @@ def read_footer(path: Path) -> Footer:
 
 
 def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None = None) -> pa.Table:
-    """Read rows of the cells of a file to keep, and verify the pages that are read; texts are dictionary-encoded.
-
-    Raises:
-        DamagedFileError: the file is cut short or changed.
-        StoreError: it may not be read.
-    """
+    """Read rows of the cells of a file to keep, and verify the pages that are read; texts are dictionary-encoded."""
     names = list(footer.columns if columns is None else columns)
     try:
         with pq.ParquetFile(footer.path, page_checksum_verification=True, read_dictionary=list(TEXT_COLUMNS)) as file:
@@ -289,12 +243,7 @@ def encode_json(content: Mapping[str, Any], name: str) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the content of a JSON file that ``encode_json`` made.
-
-    Raises:
-        DamagedFileError: it is none, was changed or renamed.
-        OSError: it cannot be read.
-    """
+    """Read the content of a JSON file that ``encode_json`` made."""
     try:
         content = json.loads(path.read_bytes())
         checksum = content.pop("sha256")
@@ -320,12 +269,7 @@ def encode_table(table: pd.DataFrame) -> tuple[memoryview, str]:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a table whose file's name ends in its checksum.
-
-    Raises:
-        DamagedFileError: the file is cut short, changed or renamed.
-        OSError: it cannot be read.
-    """
+    """Read a table whose file's name ends in its checksum."""
     content = path.read_bytes()
     if path.stem.rpartition(".")[2] != hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]:
         raise DamagedFileError("it was changed, cut short or renamed after it was written")

@@ -188,10 +188,6 @@ class Store:
         except DamagedFileError:
             return False
 
-    def unused(self, cells: Iterable[str]) -> int:
-        """Count the finished cells that are none of these: left by another configuration, and not read."""
-        return len(self.done() - set(cells))
-
     def read(
         self, cells: Iterable[str], columns: Sequence[str] | None = None, *, allow_missing: bool = False
     ) -> pa.Table:
