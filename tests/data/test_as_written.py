@@ -170,10 +170,7 @@ def test_what_cannot_be_told_is_refused(reading: Any, text: str | bytes, message
     ("text", "options", "ids", "columns"),
     [
         (",0,1\n0,5,6\n1,7,8\n", {"header": True}, ("0", "1"), [[5, 7], [6, 8]]),
-        (
-            *(",3,4\n1,5,6\n", {"header": False}),
-            *(("column-0", "column-1", "column-2"), [[np.nan, 1], [3, 5], [4, 6]]),
-        ),
+        (*(",3,4\n1,5,6\n", {"header": False}), *(("column-0", "column-1", "column-2"), [[np.nan, 1], [3, 5], [4, 6]])),
         ("2020-01-01,5\n2020-01-02,6\n", {"header": False}, ("column-1",), [[5, 6]]),
         ("a,5\nb,6\n", {"header": False, "targets": ["column-1"], "id_column": "column-0"}, "ab", [[5], [6]]),
         ("value\n1\n\n3\n", {}, ("value",), [[1, np.nan, 3]]),

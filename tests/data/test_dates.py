@@ -16,7 +16,7 @@ import pytest
 
 from tsfm_lens.data import SeriesBatch, as_series, gluonts_set
 from tsfm_lens.data.frequencies import start_of
-from tsfm_lens.data.instants import looks_like_dates, times_of
+from tsfm_lens.data.times import looks_like_dates, times_of
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.forecast import forecast_timestamps
 

@@ -322,10 +322,7 @@ def test_one_set_a_frequency_and_season() -> None:
     assert [(each.name, each.n_series) for each in found] == [("mixed/MS", 2), ("mixed/YS-JAN", 1)]
     seasons = SeriesBatch.concat([as_series([[1.0, 2, 3]], ids=["a"], seasonality=s) for s in (1,)])
     seasons = SeriesBatch.concat([seasons, as_series([[1.0, 2, 3]], ids=["b"], seasonality=2)])
-    assert [each.name for each in holdout_sets(seasons, 1)] == [
-        "series/unknown/season-1",
-        "series/unknown/season-2",
-    ]
+    assert [each.name for each in holdout_sets(seasons, 1)] == ["series/unknown/season-1", "series/unknown/season-2"]
 
 
 def test_other_forms_of_gluonts_datasets() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
 LARGEST = 1e18
@@ -38,21 +38,18 @@ class SeriesBatch:
         freq: pandas frequency alias shared by all series, None if unknown or mixed.
         starts: timestamp of each first value, None if unknown.
         units: unit of each series, "" if unknown.
-        seasonality: season length in steps shared by all series, 1 if there is none, or it is unknown or mixed.
+        seasonality: season length in steps shared by all series, 1 if unknown or mixed.
         notes: remarks from reading, e.g. that gaps were filled with NaN.
-        freqs, seasonalities: frequency and season length of each series; by default ``freq`` and ``seasonality``.
-        groups: the item of each series; series of one group are adjacent and share their time axis. By default the id.
+        freqs, seasonalities: of each series; by default ``freq`` and ``seasonality``.
+        groups: item of each series, by default its id; series of a group are adjacent and share their time axis.
         variates: name of each series within its group, "" if there is none.
-        roles: "target" of series that are forecast. Covariates follow the targets of their group: first "past", seen
-            up to the end of the context, then "known", whose future is known.
-        futures: values (time,) of each known covariate after the context, possibly none; None of all others.
+        roles: "target", then "past" covariates of its group, then "known" ones, whose future is known.
+        futures: values (time,) of each known covariate after the context; None of all others.
         categories: names of the categories of a covariate, whose values are their numbers from 0; None of others.
-        static: properties of each series that do not change with time, by name. No model reads them; tables show them.
+        static: properties of each series by name, which no model reads.
 
     Raises:
-        InputError: a series is empty, not one-dimensional, infinite, all NaN or beyond single precision, the
-            lists differ in length, the series of a group are not adjacent, share a name or differ in time, or
-            covariates have no target, no future, or one with gaps.
+        InputError: a series is empty, infinite, all NaN or beyond single precision, or the lists contradict each other.
     """
 
     values: tuple[np.ndarray, ...]

@@ -1,8 +1,4 @@
-"""Corruptions of series for causal tracing: one property is removed, length and scale are kept.
-
-Each function returns a batch of the same ids, lengths and times. With ``keep_scale`` the result gets back the mean
-and standard deviation of the series, because models normalise each series by its own.
-"""
+"""Corruptions of series for causal tracing: one property is removed, ids, lengths and times are kept."""
 
 from __future__ import annotations
 
@@ -70,7 +66,7 @@ def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scal
         series: anything that ``as_series`` takes.
         shift: steps; positive moves the season later.
         period: of the season; that of each series if None.
-        keep_scale: restore mean and standard deviation.
+        keep_scale: restore mean and standard deviation, by which models normalise a series.
 
     Raises:
         InputError: the season is unknown, a series is shorter than two of them or has gaps.
@@ -101,7 +97,7 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
         series: anything that ``as_series`` takes.
         new_period: steps of the new season.
         period: of the present season; that of each series if None.
-        keep_scale: restore mean and standard deviation.
+        keep_scale: restore mean and standard deviation, by which models normalise a series.
 
     Raises:
         InputError: a period below 2, the season is unknown, a series is shorter than two of them or has gaps.

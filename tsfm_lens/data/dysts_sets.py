@@ -1,8 +1,4 @@
-"""Trajectories of chaotic systems: integrated with the package dysts, or read from its published files.
-
-Systems, parameters and time scales: Gilpin 2021, "Chaos as an interpretable benchmark for forecasting and data-driven
-modelling".
-"""
+"""Trajectories of chaotic systems: integrated with the package dysts, or read from its published files."""
 
 from __future__ import annotations
 
@@ -57,24 +53,19 @@ def dysts_sets(
     multivariate: bool = False,
     path: str | Path | None = None,
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of trajectories of chaotic systems.
+    """Cut rolling windows at the end of trajectories of chaotic systems, one set ``dysts/System`` per system.
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
         horizon, windows, stride: see :func:`tsfm_lens.data.holdout_sets`.
         points: steps of a trajectory.
         periods: of the system's dominant oscillation that these steps span.
-        instances: trajectories per system. The first starts at the system's published initial condition, the others
-            at points drawn from its attractor.
+        instances: trajectories per system: from its published initial condition, then from points of its attractor.
         seed: of these points.
-        integrator: "LSODA" (tolerance 1e-8, a second per system), or "DOP853" (1e-9), which follows the true path
-            for longer and takes several times that.
+        integrator: "LSODA" (tolerance 1e-8), or "DOP853" (1e-9), which takes several times as long.
         multivariate: whether the coordinates are variates of one item; by default each is a series of its own.
-        path: read trajectories there instead: one of the package's ``….json.gz`` files, or a folder with a folder
-            of gluonts arrow files per system. ``points`` to ``integrator`` are then without effect.
-
-    Returns:
-        One set per system, named ``dysts/System``, without frequency and season.
+        path: read trajectories there instead: one of the package's ``….json.gz`` files, or a folder of gluonts arrow
+            files per system. ``points`` to ``integrator`` are then without effect.
 
     Raises:
         MissingExtraError: dysts is not installed.
@@ -82,7 +73,7 @@ def dysts_sets(
         InputError: a trajectory is too short for the windows, or could not be integrated or read.
 
     Source:
-        Gilpin 2021; 40 periods in 4096 steps and horizon 512 as in the chaotic series of the tsfm-lens paper.
+        Gilpin 2021, "Chaos as an interpretable benchmark for forecasting and data-driven modelling".
 
     Example:
         >>> len(data.dysts_sets("Lorenz", horizon=64, points=512))  # doctest: +SKIP

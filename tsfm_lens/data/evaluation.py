@@ -13,7 +13,6 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.data.naive import filled, known_values, last_season, seasonal_error
 from tsfm_lens.errors import InputError
 
 
@@ -90,8 +89,7 @@ class EvaluationSet:
         horizon: steps of every label.
         freq: pandas alias, None if unknown.
         seasonality: m of the scaled errors, in steps.
-        domain: field that the series come from.
-        source: where they come from, in words.
+        domain, source: field that the series come from, and where they come from, in words.
         notes: remarks from reading, e.g. what was left out.
 
     Raises:
@@ -150,9 +148,6 @@ class EvaluationSet:
 
         Raises:
             InputError: n is not positive.
-
-        Source:
-            GIFT-Eval test windows drawn per configuration, as in the whole-layer study of the tsfm-lens paper.
         """
         if n is not None and n < 1:
             raise InputError(f"sample({n}) of {self.name!r}: expected at least 1 window")
@@ -184,16 +179,14 @@ class EvaluationSet:
     def batch(self, indices: Sequence[int], context_length: int | None = None) -> tuple[SeriesBatch, np.ndarray]:
         """Return the contexts of some windows as a batch, and their truth.
 
-        A series without any value in its (cropped) context cannot be forecast from it. Its last step gets the last
-        value known before it, 0 if there is none, as gluonts' LastValueImputation fills it, and a note says so.
+        Where a (cropped) context has no value, its last step gets the last value before it, else 0, and a note says so.
 
         Args:
             indices: numbers of windows.
             context_length: the most recent steps to keep; all if None.
 
         Returns:
-            Series named ``item/window`` or ``item/window/variate``, the variates of a window in one group; and the
-            truth (series, horizon), NaN where missing.
+            Series ``item/window`` or ``item/window/variate``; and the truth (series, horizon), NaN where missing.
 
         Raises:
             InputError: an index is out of range, there is none, or a value is beyond single precision.
@@ -218,12 +211,8 @@ class EvaluationSet:
     def scales(self, indices: Sequence[int]) -> np.ndarray:
         """Compute the seasonal error of each series' full context, the denominator of MASE and MSIS.
 
-        Args:
-            indices: numbers of windows.
-
         Returns:
-            (series,) in data units, rows as in :meth:`batch`; NaN where it is 0 or has no pair of values, so that
-            such a series drops out of scaled errors.
+            (series,) in data units, rows as in :meth:`batch`; NaN where it is 0 or has no pair of values.
 
         Source:
             Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
@@ -235,10 +224,7 @@ class EvaluationSet:
         return np.array([scale for number in numbers for scale in self._scales[number]])
 
     def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:
-        """Repeat the last season, with Gaussian quantiles.
-
-        Gaps take the last value before them (at the beginning, the first after them). The standard deviation is
-        that of the in-sample seasonal differences and grows with the square root of the seasons ahead.
+        """Repeat the last season, with Gaussian quantiles whose variance grows with the seasons ahead.
 
         Args:
             indices: numbers of windows.
@@ -267,10 +253,7 @@ class EvaluationSet:
     def fingerprint(self, indices: Iterable[int] | None = None) -> str:
         """Compute the SHA-256, in hex, of all that is scored: values, labels, names, horizon, frequency and season.
 
-        The order of the indices, the set's name and the float type of equal values do not matter to it.
-
-        Args:
-            indices: numbers of windows; all if None.
+        The order of the indices (all if None), the set's name and the float type of equal values do not matter to it.
         """
         numbers = range(len(self)) if indices is None else {self._position(index) for index in indices}
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
@@ -364,3 +347,39 @@ def rolling_windows(
 def steps_needed(horizon: int, windows: int, stride: int) -> int:
     """Return the length of the shortest series that these windows fit, with one step of context for the first."""
     return horizon + stride * (windows - 1) + 1
+
+
+def known_values(values: np.ndarray) -> np.ndarray:
+    """Copy values as float64 with infinite ones missing too, as gluonts masks both."""
+    floats = values.astype(np.float64)
+    floats[np.isinf(floats)] = np.nan
+    return floats
+
+
+def seasonal_error(series: np.ndarray, season: int) -> float:
+    """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair of values."""
+    season = season if season <= len(series) else 1
+    values = known_values(series)
+    change = np.abs(values[season:] - values[:-season])
+    valid = change[~np.isnan(change)]
+    return float(valid.mean()) if valid.any() else np.nan
+
+
+def filled(series: np.ndarray) -> np.ndarray:
+    """Fill the gaps of a context: with the last value before, at the start the first value after, 0 if none."""
+    values = known_values(series)
+    if not np.isnan(values).any():
+        return values
+    return pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
+
+
+def last_season(series: np.ndarray, season: int, horizon: int) -> tuple[np.ndarray, float]:
+    """Repeat the last season over the horizon, and return the deviation of the seasonal differences."""
+    length = len(series)
+    last: np.ndarray = series[-season:]
+    if length < season:
+        # the part of a season that was never seen takes the first value
+        last = np.concatenate([np.full(season - length, series[0]), series])
+    change = series[season:] - series[:-season]
+    deviation = float(np.sqrt(np.sum(change**2) / (length - season))) if length > season else 0.0
+    return np.resize(last, horizon), deviation

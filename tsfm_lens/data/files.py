@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,11 @@ import pyarrow.parquet as pq
 
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.ends import noted_ends
-from tsfm_lens.data.frames import from_frame
-from tsfm_lens.data.labels import in_units
-from tsfm_lens.data.layout import column_names, key_and_time, value_columns
+from tsfm_lens.data.frames import column_names, from_frame, key_and_time, value_columns
 from tsfm_lens.data.paths import regular_file
 from tsfm_lens.data.tables import from_arrow
 from tsfm_lens.data.text import TextTable, read_table
+from tsfm_lens.data.values import texts
 from tsfm_lens.errors import InputError, UnknownNameError
 
 _PARQUET = (".parquet", ".pq")
@@ -36,21 +36,16 @@ def read_series(
     header: bool | None = None,
     **columns: Any,
 ) -> SeriesBatch:
-    """Read the series of a file, from the columns that :func:`tsfm_lens.data.from_frame` reads.
-
-    Ids stay text. What can be read in two ways is refused, and the message names the option that decides; docs/data.md
-    has the rules. Apostrophes that defuse formulas in our own CSV are removed.
+    """Read the series of a file. Ids stay text, and what can be read in two ways is refused.
 
     Args:
         path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
         units: unit of all series but covariates, or one per series.
-        delimiter: sign between the cells of text; "tab" and "space" are names for those. The only one in the first
-            line if None.
+        delimiter: sign between cells, "tab" or "space"; the only one in the first line if None.
         decimal: "." or ","; a point if None.
         encoding: of text; UTF-8, or UTF-16 with a byte order mark, if None.
         header: whether the first line has names; needed where it has numbers or dates.
-        columns: options of ``from_frame``: ``freq``, ``targets``, ``variates``, ``id_column``, ``time_column``,
-            ``time_format``, ``known`` and ``past``.
+        columns: options of :func:`tsfm_lens.data.from_frame`.
 
     Raises:
         InputError: the file is missing, empty, unreadable or ambiguous; the message names row and column.
@@ -75,6 +70,16 @@ def read_series(
     except (OSError, MemoryError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
     return in_units(noted_ends(batch), units)
+
+
+def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
+    """Give all series that are forecast one unit, or each series its own; return the batch unchanged without units."""
+    if not units:
+        return batch
+    if isinstance(units, str):
+        # covariates are seldom measured in the same
+        return replace(batch, units=tuple(units if role == "target" else "" for role in batch.roles))
+    return replace(batch, units=texts(units, "units"))
 
 
 def columns_of(path: str | Path) -> list[str]:

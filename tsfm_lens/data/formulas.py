@@ -1,11 +1,4 @@
-"""CSV without formulas: text that a spreadsheet would run is written so that it stays text.
-
-A cell that begins with ``=``, ``+``, ``-``, ``@``, a tab or a line break, or has them behind a separator, gets an
-apostrophe before it unless it is a number; text with apostrophes there gets one more.
-
-Source:
-    https://owasp.org/www-community/attacks/CSV_Injection
-"""
+"""CSV without formulas (OWASP, CSV injection): an apostrophe keeps text that a spreadsheet would run as text."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""Conversion of the frequencies of benchmarks into pandas' present aliases.
-
-Files hold the period spelling of pandas before 2.2 ("H", "15T", "A-DEC", "W-SUN"). A period's stamp is its beginning,
-so that W-SUN, whose weeks end on Sunday, is stamped every Monday.
-"""
+"""Conversion of the frequencies of benchmarks, as pandas before 2.2 spelled periods, into pandas' present aliases."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""GIFT-Eval: its 97 configurations from the folders of the benchmark, and other datasets stored like it.
-
-Protocol: Aksu et al. 2024, "GIFT-Eval: A Benchmark For General Time Series Forecasting Model Evaluation", as its
-repository runs it.
-"""
+"""GIFT-Eval: its 97 configurations from the folders of the benchmark, and other datasets stored like it."""
 
 from __future__ import annotations
 
@@ -44,11 +40,8 @@ class GiftEvalConfig:
     Attributes:
         key: "dataset/frequency/term" as in the leaderboard's table.
         folder: of the stored dataset, in the benchmark's folder.
-        term: "short", "medium" or "long".
-        freq: frequency as the key spells it.
-        horizon: steps of each label.
-        seasonality: m of MASE.
-        variates: series per item.
+        term, freq: "short", "medium" or "long", and the frequency as the key spells it.
+        horizon, seasonality, variates: steps of each label, m of MASE, series per item.
         domain: field of the data.
     """
 
@@ -98,10 +91,7 @@ def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
 
 
 def published_seasonal_naive() -> pd.DataFrame:
-    """Return the leaderboard's scores of Seasonal_Naive, by which it divides a model's scores.
-
-    Returns:
-        Columns MASE and CRPS to four digits, one row per configuration, by its key.
+    """Return the leaderboard's scores of Seasonal_Naive: columns MASE and CRPS, one row per configuration's key.
 
     Source:
         GIFT-Eval leaderboard, columns MASE[0.5] and mean_weighted_sum_quantile_loss of Seasonal_Naive.
@@ -120,19 +110,19 @@ def gift_eval(
     *,
     missing: Literal["error", "skip"] = "error",
 ) -> list[EvaluationSet]:
-    """Read the test windows of GIFT-Eval from its folders, as the leaderboard evaluates them.
+    """Read the test windows of GIFT-Eval from its folders, one set per configuration, as the leaderboard has them.
 
     Args:
         path: the benchmark's folder; that of the environment variable ``GIFT_EVAL`` if None.
         configs: names or patterns of keys, as in ``ett1/H/short``, ``m4_*``, ``*/short`` or ``ett1/H`` (all its terms).
         missing: whether a configuration without a folder is an error, or left out with a warning.
 
-    Returns:
-        One set per configuration, in the benchmark's order; variates of an item share its windows.
-
     Raises:
         InputError: there is no benchmark folder, or a dataset in it is missing or damaged.
         UnknownNameError: a pattern fits no configuration; the message has the nearest keys.
+
+    Source:
+        Aksu et al. 2024, "GIFT-Eval: A Benchmark For General Time Series Forecasting Model Evaluation".
 
     Example:
         >>> data.gift_eval("path/to/gift-eval", "m4_*")  # doctest: +SKIP
@@ -192,8 +182,7 @@ def gift_eval_folder(
         path: folder with state.json.
         term: "short", "medium" or "long".
         name: of the set; folder and term if None.
-        horizon: steps of each label; the benchmark's for the frequency and term if None.
-        freq: in any spelling; the stored one if None.
+        horizon, freq: the benchmark's for frequency and term, and the stored one, if None.
         domain: field of the data.
 
     Raises:

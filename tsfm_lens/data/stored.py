@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tsfm_lens.data.labels import label
+from tsfm_lens.data.values import label
 from tsfm_lens.errors import InputError
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"

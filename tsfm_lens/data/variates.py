@@ -16,11 +16,8 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
 
     Where a group lacks a variate, floats and integers are NaN, times NaT and text "".
 
-    Args:
-        dataset: with coordinates ``group`` and ``variate`` on dim ``series``; it is not changed.
-
     Raises:
-        InputError: the coordinates are missing or incomplete, or a group has a variate twice.
+        InputError: coordinates ``group`` and ``variate`` are missing or incomplete, or a group has a variate twice.
 
     Example:
         >>> pair = xr.Dataset({"load": ("series", [1.0, 2.0])}, coords={"series": ["a/0", "a/1"]})

@@ -17,8 +17,7 @@ from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig, parse_config
 from tsfm_lens.sweep.plan.released import SAME_WEIGHTS
 from tsfm_lens.sweep.results.gathering import Gathered, gather
 from tsfm_lens.sweep.run.cells import open_model
-from tsfm_lens.sweep.run.sweeping import Progress
-from tsfm_lens.sweep.run.sweeping import run_sweep
+from tsfm_lens.sweep.run.sweeping import Progress, run_sweep
 
 
 @dataclass(frozen=True)

@@ -91,48 +91,28 @@ def head_scores(
     *,
     num_samples: int | None = None,
 ) -> xr.DataArray:
-    """Score every head of the stack that is read out."""
-    return _scores(lens, order, _run_for(lens, [order], series, horizon, seed, num_samples), seed)
-
-
-def _run_for(
-    lens: Lens, names: Iterable[str], series: Any, horizon: int | None, seed: int, num_samples: int | None = None
-) -> Run | None:
-    """Return the run that scores are measured on, None where weights alone give them."""
-    data_scores = [name for name in names if name in _MEASURES]
-    if not data_scores:
-        return None
-    if series is None:
-        raise InputError(f"the order {data_scores[0]!r} is measured on data; give series")
-    return lens.run(series, horizon, rollout=False, num_samples=num_samples, seed=seed)
-
-
-def _scores(lens: Lens, order: str, run: Run | None, seed: int) -> xr.DataArray:
-    """Score heads as :func:`head_scores` does; scores from data are measured on the run."""
+    """Score every head of the stack that is read out, (layer, head); from data, on series or on a run of them."""
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack
     attention, layers = stack.layers_with(attention_over_time(stack))
+    measure, source = _SCORES[order]
     if order == "random":
         ranks = [np.random.default_rng([seed, layer]).permutation(stack.n_heads) for layer in layers]
         scores = _array(np.array(ranks, dtype=float), layers)
-    elif order == "stable_rank":
+    elif measure is None:
         scores = head_spectra(lens, kind=attention, products=["QK"])["stable_rank"].sel(product="QK", drop=True)
+    elif series is None:
+        raise InputError(f"the order {order!r} is measured on data; give series")
     else:
-        assert run is not None
-        scores = _MEASURES[order](run, attention)
-    scores = scores.rename(order)
-    scores.attrs = {"order": order, "attention": attention, "source": _SOURCES[order]}
-    return scores
+        how: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
+        run = series if isinstance(series, Run) else lens.run(series, horizon, **how)
+        scores = measure(run, attention)
+    return scores.rename(order).assign_attrs(order=order, attention=attention, source=source)
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
-    """Rank the heads of a layer in the order in which they are ablated; ties by index."""
-    if direction not in ENDS:
-        raise unknown_name("direction", direction, ENDS)
-    layer_names = [str(layer_name) for layer_name in scores["layer"].values]
-    if str(layer) not in layer_names:
-        raise unknown_name("layer with this score", layer, layer_names)
+    """Rank the heads of a layer in the order in which they are ablated, low or high scores first; ties by index."""
     row = scores.sel(layer=str(layer)).values
     if not np.isfinite(row).all():
         lost = int(np.flatnonzero(~np.isfinite(row))[0])
@@ -145,8 +125,9 @@ def rankings(
 ) -> dict[str, dict[int, list[int]]]:
     """Rank the heads of every layer in several orders, each score measured once."""
     parsed = parse_orders(orders)
-    run = _run_for(lens, [order.name for order in parsed], series, horizon, seed)
-    measured = cache(partial(_scores, lens, run=run))
+    if series is not None and any(order.needs_series for order in parsed):
+        series = lens.run(series, horizon, rollout=False, seed=seed)
+    measured = cache(partial(head_scores, lens, series=series))
     by_order = {}
     for order in parsed:
         scores = measured(order.name, seed=order.seed if order.name == "random" else seed)
@@ -254,20 +235,14 @@ def _array(values: np.ndarray, layers: Sequence[int]) -> xr.DataArray:
     return xr.DataArray(values, dims=("layer", "head"), coords=coords)
 
 
-_MEASURES: dict[str, Callable[[Run, str], xr.DataArray]] = {
-    "entropic_contribution": _contribution,
-    "attention_entropy": _entropy,
-    "output_norm": _norm,
-    "attribution": _attribution,
-    "gradient": _gradient,
+_SCORES: dict[str, tuple[Callable[[Run, str], xr.DataArray] | None, str]] = {
+    "stable_rank": (None, "tsfm-lens paper, definition 5.1 (S3-SRANK)"),
+    "entropic_contribution": (_contribution, "tsfm-lens paper, appendix E (S3-ERANK)"),
+    "attention_entropy": (_entropy, "tsfm-lens paper, section 4 (S3-HENT)"),
+    "output_norm": (_norm, "norm of the head's write"),
+    "attribution": (_attribution, "tsfm-lens paper, section 2 (S3-DLA)"),
+    "gradient": (_gradient, "Nanda 2023 (attribution patching)"),
+    "random": (None, "tsfm-lens paper, appendix B (S3-ORD)"),
 }
-_SOURCES = {
-    "stable_rank": "tsfm-lens paper, definition 5.1 (S3-SRANK)",
-    "entropic_contribution": "tsfm-lens paper, appendix E (S3-ERANK)",
-    "attention_entropy": "tsfm-lens paper, section 4 (S3-HENT)",
-    "output_norm": "norm of the head's write",
-    "attribution": "tsfm-lens paper, section 2 (S3-DLA)",
-    "gradient": "Nanda 2023 (attribution patching)",
-    "random": "tsfm-lens paper, appendix B (S3-ORD)",
-}
-ORDERS = tuple(_SOURCES)
+"""Measure on data, if there is one, and source of each score."""
+ORDERS = tuple(_SCORES)

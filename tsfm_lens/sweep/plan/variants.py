@@ -85,9 +85,8 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
     subset: set[Component] = set()
     for component in lens.components(*pattern_list) if pattern_list else []:
         rows = lens.wiring.stack(component.stack).rows(component.layer)
-        subset |= (
-            {component} if component.kind else {Component(component.stack, component.layer, row.kind) for row in rows}
-        )
+        branches = {Component(component.stack, component.layer, row.kind) for row in rows}
+        subset |= {component} if component.kind else branches
     if how != "noise":
         # what replaces a branch's write leaves nothing of its heads; noise is added to it
         subset = {c for c in subset if c.head is None or Component(c.stack, c.layer, c.kind) not in subset}
@@ -96,19 +95,10 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
 
 def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
     """Return a plan as a table, one row per entry; None where an entry has no such tag."""
-    rows = [
-        (
-            e.model,
-            e.family,
-            e.label,
-            e.spec.id,
-            list(e.spec.components),
-            e.spec.how,
-            e.spec.seed,
-            *map(e.tags.get, TAGS),
-        )
-        for e in entries
-    ]
+    rows = []
+    for e in entries:
+        spec = (e.spec.id, list(e.spec.components), e.spec.how, e.spec.seed)
+        rows.append((e.model, e.family, e.label, *spec, *map(e.tags.get, TAGS)))
     columns = ["model", "family", "label", "variant", "components", "how", "spec_seed", *TAGS]
     return pd.DataFrame(rows, columns=columns, dtype=object).astype({"spec_seed": int})
 
@@ -170,12 +160,11 @@ class VariantPlanner:
             if not 1 <= length <= of:
                 raise InputError(f"a group of {size} layers does not fit a stack of {of}; expected fewer, or 'all'")
             spans += [(first, first + length - 1) for first in range(of - length + 1)]
-        return [
-            entry
-            for part in parts
-            for span in dict.fromkeys(spans)
-            for entry in self._span("layers" if span[0] == span[1] else "groups", part, *span)
-        ]
+        entries = []
+        for part in parts:
+            for first, last in dict.fromkeys(spans):
+                entries += self._span("layers" if first == last else "groups", part, first, last)
+        return entries
 
     def ranges(self, grow: str = "outward", parts: Sequence[str] = ("heads", "mlp")) -> list[PlanEntry]:
         """Plan ranges of consecutive layers that grow by one layer until they reach the ends of the stack."""
@@ -188,16 +177,19 @@ class VariantPlanner:
             spans.append((first, last))
         return [entry for part in parts for span in dict.fromkeys(spans) for entry in self._span("ranges", part, *span)]
 
+    def _heads(self, by_layer: Mapping[int, Iterable[int]]) -> list[Component]:
+        """Return the heads of some indices in each layer, of every kind over time."""
+        heads = [heads_in(self.stack, layer, by_layer[layer], kinds_of(self.stack, layer)) for layer in sorted(by_layer)]
+        return [head for of_layer in heads for head in of_layer]
+
     def _span(self, family: str, part: str, first: int, last: int) -> list[PlanEntry]:
         """Plan one range of layers; no entry where it has no such part."""
-        stack, components = self.stack, []
-        for layer in range(first, last + 1):
-            if part == "both":
-                components.append(Component(stack.name, layer))
-            elif part == "mlp":
-                components += mlps_in(stack, layer)
-            else:
-                components += heads_in(stack, layer, range(stack.n_heads), kinds_of(stack, layer))
+        stack, layers = self.stack, range(first, last + 1)
+        components = {
+            "both": [Component(stack.name, layer) for layer in layers],
+            "mlp": [mlp for layer in layers for mlp in mlps_in(stack, layer)],
+            "heads": self._heads(dict.fromkeys(layers, range(stack.n_heads))),
+        }[part]
         if not components:
             return []
         words = f"layer {first}" if first == last else f"layers {first} to {last}"
@@ -212,59 +204,36 @@ class VariantPlanner:
             kinds = kinds_of(stack, layer, kind, paired=paired)
             for group in [kinds] if paired and kinds else [[each] for each in kinds]:
                 words = "+".join(group)
-                entries += [
-                    self._entry(
-                        "heads",
-                        f"head {head} of layer {layer} ({words})",
-                        heads_in(stack, layer, [head], group),
-                        **_in_layer(layer, words),
-                        head=head,
-                        ablated=1,
-                        of=stack.n_heads,
-                    )
-                    for head in range(stack.n_heads)
-                ]
+                for head in range(stack.n_heads):
+                    label, heads = f"head {head} of layer {layer} ({words})", heads_in(stack, layer, [head], group)
+                    tags = {**_in_layer(layer, words), "head": head, "ablated": 1, "of": stack.n_heads}
+                    entries.append(self._entry("heads", label, heads, **tags))
         return entries
 
     def head_counts(
         self, layer: int, order: str, ranking: Sequence[int], counts: Sequence[int] | None = None
     ) -> list[PlanEntry]:
         """Plan the first k heads of a layer in some order, for several k; none of them is the plain model."""
-        stack, kinds = self.stack, kinds_of(self.stack, layer)
-        return [
-            self._entry(
-                "head_counts",
-                f"{count} of {stack.n_heads} heads of layer {layer}, {order_words(order)}",
-                heads_in(stack, layer, ranking[:count], kinds),
-                **_in_layer(layer, "+".join(kinds)),
-                order=order,
-                ablated=int(count),
-                of=stack.n_heads,
-            )
-            for count in (range(stack.n_heads + 1) if counts is None else counts)
-        ]
+        of, entries = self.stack.n_heads, []
+        tags = {**_in_layer(layer, "+".join(kinds_of(self.stack, layer))), "order": order, "of": of}
+        for count in range(of + 1) if counts is None else counts:
+            label = f"{count} of {of} heads of layer {layer}, {order_words(order)}"
+            heads = self._heads({layer: ranking[:count]})
+            entries.append(self._entry("head_counts", label, heads, **tags, ablated=int(count)))
+        return entries
 
     def heads_per_layer(
         self, order: str, rankings: Mapping[int, Sequence[int]], counts: Sequence[int]
     ) -> list[PlanEntry]:
         """Plan the first k heads of several layers at once, for several k."""
-        stack, entries = self.stack, []
+        of, entries = self.stack.n_heads, []
+        tags: dict[str, str | int] = {"part": "heads", "first": min(rankings), "last": max(rankings), "order": order}
         for count in counts:
-            if not 0 <= count <= stack.n_heads:
-                raise InputError(f"{count} heads are to go, and a layer has {stack.n_heads}; expected 0 to that")
-            components = [
-                head
-                for layer, ranking in sorted(rankings.items())
-                for head in heads_in(stack, layer, ranking[:count], kinds_of(stack, layer))
-            ]
-            label = f"{count} of {stack.n_heads} heads in each of {len(rankings)} layers, {order_words(order)}"
-            tags: dict[str, str | int] = {
-                "part": "heads",
-                "first": min(rankings),
-                "last": max(rankings),
-                "order": order,
-            }
-            entries.append(self._entry("heads_per_layer", label, components, **tags, ablated=count, of=stack.n_heads))
+            if not 0 <= count <= of:
+                raise InputError(f"{count} heads are to go, and a layer has {of}; expected 0 to that")
+            heads = self._heads({layer: ranking[:count] for layer, ranking in rankings.items()})
+            label = f"{count} of {of} heads in each of {len(rankings)} layers, {order_words(order)}"
+            entries.append(self._entry("heads_per_layer", label, heads, **tags, ablated=count, of=of))
         return entries
 
     def components(self, sets: Mapping[str, Sequence[str]]) -> list[PlanEntry]:
@@ -288,19 +257,12 @@ class VariantPlanner:
     ) -> PlanEntry:
         """Plan heads and MLPs of several layers at once."""
         stack = self.stack
-        components = [
-            head
-            for layer, indices in sorted(heads.items())
-            for head in heads_in(stack, layer, indices, kinds_of(stack, layer))
-        ]
-        components += [mlp for layer in mlps for mlp in mlps_in(stack, layer)]
+        components = [*self._heads(heads), *(mlp for layer in mlps for mlp in mlps_in(stack, layer))]
         if not components:
             raise InputError(f"recipe {name!r} ablates nothing of this model")
         total = stack.n_heads * sum(bool(kinds_of(stack, layer)) for layer in range(stack.n_layers))
         count, n_mlps = sum(len(set(indices)) for indices in heads.values()), len(set(mlps))
-        share = f"{count} of {total} heads"
-        if n_mlps:
-            share += f" and {n_mlps} MLP{'s' if n_mlps > 1 else ''}"
+        share = f"{count} of {total} heads" + (f" and {n_mlps} MLP{'s' * (n_mlps > 1)}" if n_mlps else "")
         words = {"listed": "as listed", "random": f"at random, seed {draw}"}
         label = f"{name}: {share}, {words.get(selection, 'by ' + selection.replace('_', ' '))}"
         family = "random" if selection == "random" else "recipes"

@@ -50,7 +50,6 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     Raises:
         StoreError: the folder is no store, or a file in it is damaged.
         InputError: no sweep has been planned there, several have and no name is given, or nothing is finished.
-        UnknownNameError: no sweep of that name.
 
     Example:
         >>> sweep.gather("sweep-demo.store").results  # doctest: +SKIP

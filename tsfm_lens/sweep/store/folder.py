@@ -1,17 +1,4 @@
-"""The store of a sweep: one content-keyed Parquet file a finished group of cells.
-
-    store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
-    cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
-    plans/NAME.json       a plan's provenance, which names its tables
-    plans/NAME.TABLE.CHECKSUM.parquet
-    locks/KEY.lock        held by the process that computes a group; the kernel frees it when the process dies
-    damaged/              files that could not be read, moved aside
-
-A file appears under its name only when it is whole and on disk, and is never changed afterwards. Checksums and names
-show what was changed or renamed. A cell's key is a hash of all that decides its numbers. So cells of another
-configuration are never read by mistake, two processes may share a store, and two stores are joined by copying their
-``cells`` together.
-"""
+"""The store of a sweep: one content-keyed Parquet file a finished group of cells."""
 
 from __future__ import annotations
 
@@ -64,15 +51,18 @@ _LEFTOVER_SECONDS = 3600.0
 
 
 class Store:
-    """Results of sweeps in a folder.
+    """Results of sweeps in a folder, whose files appear when they are whole and never change.
+
+        store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
+        cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
+        plans/NAME.json       a plan's provenance, which names its tables NAME.TABLE.CHECKSUM.parquet
+        locks/KEY.lock        held by the process that computes a group; the kernel frees it when the process dies
+        damaged/              files that could not be read, moved aside
 
     Args:
         path: the folder.
         create: make it if it is not there; without, nothing is written before the first result.
         values: names of the columns of numbers. A new store keeps them; of an existing one they must be the same.
-
-    Attributes:
-        repaired: files that were damaged and moved aside when the store was opened.
 
     Raises:
         StoreError: the folder is none, is no store, is of another schema version or has other columns.
@@ -151,14 +141,11 @@ class Store:
         )
 
     def write(self, rows: Any, cells: Sequence[str]) -> Path:
-        """Keep the rows of a finished group of cells.
+        """Keep the rows of a finished group of cells, in a file that is on disk when this returns its path.
 
         Args:
             rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers, one row per series and window.
             cells: keys of the cells; the rows hold each of them, and no other.
-
-        Returns:
-            The file, which is on disk when this returns.
 
         Raises:
             InputError: the rows are not those of the cells, or a column is wrong.
@@ -191,16 +178,12 @@ class Store:
     def read(
         self, cells: Iterable[str], columns: Sequence[str] | None = None, *, allow_missing: bool = False
     ) -> pa.Table:
-        """Read rows of some cells, each cell once even where several files hold it.
+        """Read rows of some cells, each once even where several files hold it, with dictionary-encoded texts.
 
         Args:
             cells: their keys; the order does not matter.
             columns: names; all if None.
             allow_missing: leave out cells that are not finished.
-
-        Returns:
-            A table with dictionary-encoded text columns, in the order of file names; of two files with the same cell
-            the first one counts.
 
         Raises:
             StoreError: cells are not finished, a file is damaged, or files have different columns.
@@ -243,11 +226,9 @@ class Store:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Lock a group of cells by its key while the context lasts; the kernel frees the lock of a process that dies.
+        """Lock a group of cells by its key while the context lasts; yield False while somebody else has it.
 
-        Yields:
-            True if the lock is ours; False while another process, or another lock of this one, has it. Where the file
-            system has no locks it is always True: groups may then be computed twice, and still count once.
+        Where the file system has no locks it is always True: groups may then be computed twice, and still count once.
 
         Raises:
             StoreError: its file cannot be made.
@@ -270,15 +251,10 @@ class Store:
             lock.release()
 
     def damaged(self, *, move: bool = False) -> list[Damage]:
-        """Read every file of cells and every plan, and find those that are cut short, changed, or not a store's.
+        """Find files of cells and plans that are cut short, changed, or not a store's, so that they do not count.
 
         Args:
-            move: move them into ``damaged``, and remove what killed processes left half written. Nothing else is
-                ever deleted.
-
-        Returns:
-            The damaged files, with those that were moved aside when the store was opened; their cells count as not
-            finished.
+            move: move them into ``damaged``, and remove what killed processes left half written, but nothing else.
         """
         whole = (
             footer
@@ -349,9 +325,7 @@ class Store:
         return [fresh[name][1] for name in sorted(fresh)]
 
     def write_plan(self, name: str, about: Mapping[str, Any], **tables: pd.DataFrame) -> None:
-        """Keep a plan's provenance (what JSON can hold) and tables under a name, replacing an older one.
-
-        The tables go first, under names of their own; the file that names them is replaced at once, last.
+        """Keep a plan's provenance (what JSON can hold) and tables under a name, replacing an older one at once.
 
         Raises:
             StoreError: it cannot be written.

@@ -1,7 +1,8 @@
-"""Conversion of numbers of any kind into float64."""
+"""Conversion of cells of any kind: values into float64, names into text."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import date, timedelta
 from decimal import Decimal
 from typing import Any
@@ -116,3 +117,56 @@ def _number(item: object, position: int, what: str) -> float:
         raise InputError(f"{what} holds a number beyond double precision at position {position}") from error
     cure = next((f"; {cure}" for _, types, cure in _CURES if isinstance(item, types)), "")
     raise InputError(f"{what} holds {item!r} at position {position}, which is not a number{cure}")
+
+
+def texts(values: Any, what: str) -> tuple[str, ...]:
+    """Convert names to text; a text is one name, not its letters."""
+    if isinstance(values, str):
+        return (values,)
+    if not isinstance(values, Iterable):
+        raise InputError(f"{what}={values!r} is no text and no list of texts")
+    return tuple(map(str, values))
+
+
+def label(value: Any, what: str) -> str:
+    """Convert one id or name to text: decimals to their digits, others as Python writes them, but no containers."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes):
+        raise InputError(f"{what} is {value[:60]!r}, bytes and no text; decode it, as with .decode('utf-8')")
+    try:
+        hash(value)
+    except TypeError:
+        raise InputError(
+            f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a number; make one text of it"
+        ) from None
+    return str(value)
+
+
+def id_texts(column: pd.Series, name: str) -> np.ndarray:
+    """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0 or "1", which read alike."""
+    missing = column.isna().to_numpy()
+    if missing.any():
+        raise InputError(f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}")
+    what = f"a value of column {name!r}"
+    if column.dtype == object:
+        ids = np.array([cell if type(cell) is str else label(cell, what) for cell in column], dtype=object)
+        codes, _ = pd.factorize(column.to_numpy())
+    else:
+        codes, values = pd.factorize(column)
+        ids = np.array([label(value, what) for value in values], dtype=object)[codes]
+    # both codes go by first appearance
+    text_codes, _ = pd.factorize(ids)
+    odd = np.flatnonzero(codes != text_codes)
+    if len(odd):
+        row = odd[0]
+        first = np.flatnonzero((codes == codes[row]) | (text_codes == text_codes[row]))[0]
+        why = (
+            f"that differ but read alike: {ids[row]!r}, as text and as a number"
+            if ids[first] == ids[row]
+            else f"that are equal but read differently: {ids[first]!r} and {ids[row]!r}"
+        )
+        raise InputError(f"column {name!r} holds values {why}; write all of them as text")
+    return ids
