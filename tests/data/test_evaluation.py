@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from pathlib import Path
 
 import numpy as np
@@ -101,17 +100,6 @@ def test_scales_are_gluonts_seasonal_errors_of_the_full_context(season: int) -> 
     assert np.isnan(found.scales([3, 4])).all()
 
 
-def test_seasonal_naive_in_a_case_done_by_hand() -> None:
-    # seasonal differences 2, 2, -1, 3: sigma^2 = (4 + 4 + 1 + 9) / 4
-    found = one([1.0, 5.0, 3.0, 7.0, 2.0, 10.0], label=(0.0,) * 5, season=2)
-    q = found.seasonal_naive([0], (0.5, norm.cdf(1.0), 0.1))
-    assert q.shape == (1, 3, 5)
-    np.testing.assert_allclose(q[0, 0], [2, 10, 2, 10, 2])
-    seasons = np.array([1, 1, 2, 2, 3])
-    np.testing.assert_allclose(q[0, 1] - q[0, 0], np.sqrt(4.5 * seasons))
-    np.testing.assert_allclose(q[0, 2], norm.ppf(0.1, [2, 10, 2, 10, 2], np.sqrt(4.5 * seasons)))
-
-
 @pytest.mark.parametrize(("length", "season", "horizon"), [(60, 12, 18), (60, 1, 8), (12, 12, 5), (61, 7, 3)])
 def test_seasonal_naive_equals_a_computation_in_pandas(length: int, season: int, horizon: int) -> None:
     rng = np.random.default_rng(length)
@@ -126,15 +114,6 @@ def test_seasonal_naive_equals_a_computation_in_pandas(length: int, season: int,
     spread = deviation * np.sqrt(np.arange(horizon) // season + 1)
     for row, level in zip(found.seasonal_naive([0], (0.1, 0.5, 0.9))[0], (0.1, 0.5, 0.9), strict=True):
         assert_close(row, point + norm.ppf(level) * spread, depth=10000)
-
-
-def test_seasonal_naive_of_little_data() -> None:
-    short = one([4.0, 6.0], label=(0.0,) * 4, season=3).seasonal_naive([0], (0.5, 0.9))[0]
-    np.testing.assert_array_equal(short, [[4, 4, 6, 4]] * 2)
-    nothing = one([NAN, NAN], label=(0.0,) * 2).seasonal_naive([0], (0.5,))
-    np.testing.assert_array_equal(nothing, np.zeros((1, 1, 2)))
-    with pytest.raises(InputError, match=r"level 1\.5 is not between"):
-        one([1.0]).seasonal_naive([0], (1.5,))
 
 
 def test_batches_name_crop_and_stamp() -> None:
@@ -181,19 +160,6 @@ def test_long_series_are_views_and_short_ones_do() -> None:
         windows[0].context[0, 0] = 1.0
     short = list(rolling_windows("short", np.arange(19.0)[None], 6, 1))
     assert short[0].context.shape == (1, 13)
-    found = EvaluationSet("long", tuple(windows), 48, "15min", 96)
-    stored = pickle.dumps(found)
-    assert len(stored) < 1.1 * long.nbytes
-    back = pickle.loads(stored)
-    assert back.fingerprint() == found.fingerprint()
-    np.testing.assert_array_equal(back.scales(range(20)), found.scales(range(20)))
-
-
-def test_dates_past_the_end_of_time_are_left_out() -> None:
-    late = Window("a", 0, np.ones((1, 900)), np.ones((1, 6)), pd.Timestamp("1750-01-01"))
-    found = EvaluationSet("m4_yearly/A/short", (late,), 6, "YS-JAN")
-    for length in (None, 850, 100):
-        assert found.batch([0], length)[0].starts == (None,)
 
 
 def test_samples_repeat_by_seed_and_never_draw_twice() -> None:
@@ -250,22 +216,6 @@ def test_fingerprints_change_with_any_value_and_not_with_order(found: Evaluation
         assert changed.fingerprint([i for i in range(len(found)) if i != number]) == found.fingerprint(
             [i for i in range(len(found)) if i != number]
         )
-
-
-def test_fingerprints_know_names_season_frequency_and_shape() -> None:
-    base = one([1.0, 2.0, 3.0, 4.0])
-    window = base.windows[0]
-    others = [
-        one([1.0, 2.0, 3.0, 4.0], season=2),
-        one([1.0, 2.0, 3.0, 4.0], freq="h"),
-        EvaluationSet("one", (Window("b", 0, window.context, window.label),), 2),
-        EvaluationSet("one", (Window("a", 1, window.context, window.label),), 2),
-        EvaluationSet("one", (Window("a", 0, window.context, window.label, pd.Timestamp("2020-01-01")),), 2),
-        one([[1.0], [2.0]], label=[[3.0, 4.0], [1.0, 2.0]]),
-        one([1.0, 2.0, 3.0], label=(4.0, 1.0, 2.0)),
-    ]
-    assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 8
-    assert one([0.0, 1.0]).fingerprint() == one([-0.0, 1.0]).fingerprint()
 
 
 REFUSED = {

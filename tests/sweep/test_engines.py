@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 import sweep_toys as toys
 
-from tsfm_lens.errors import InputError, StoreError, SweepFailedError, UnknownNameError
+from tsfm_lens.errors import StoreError, SweepFailedError
 from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, run_groups
 from tsfm_lens.sweep.run.sweeping import SweepProgress
 from tsfm_lens.sweep.store import folder as store_module
@@ -140,17 +140,6 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
 
 
-def test_workers_end_when_their_driver_is_killed(
-    tmp_path: Path, start_process: Callable[..., Any], wait_for: Callable[..., None], alive: Callable[[int], bool]
-) -> None:
-    # a group that takes longer than any test: only the death of the driver can end it
-    process = start_process(toys.run_toy, tmp_path / "store", 4, {"seconds": 600, "notes": tmp_path}, "processes")
-    wait_for(lambda: len(toys.notes_of(tmp_path, "workers")) == 2)
-    process.kill()
-    process.join()
-    wait_for(lambda: not any(alive(int(pid)) for pid, _ in toys.notes_of(tmp_path, "workers")))
-
-
 def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(tmp_path: Path, table_of: Table) -> None:
     tasks = toys.toy_tasks(8, misbehave="die once", which=3)
     # the only one: what is computed after its death is computed by its successor
@@ -211,13 +200,6 @@ def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(tmp_path
     # each task got its own data, not those of the one before
     seen = Counter(" ".join(where) for _, _, *where in toys.notes_of(tmp_path, "computed"))
     assert seen == {"counted": 10, "": 2}
-
-
-def test_unknown_engines_and_numbers_of_workers_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(UnknownNameError, match="Closest: processes"):
-        run(tmp_path, [], engine="process")
-    with pytest.raises(InputError, match="at least one worker, not 0"):
-        run(tmp_path, [], workers=0)
 
 
 def test_the_time_left_is_that_of_this_run_and_follows_its_pace() -> None:

@@ -153,8 +153,14 @@ class SeriesBatch:
     @property
     def group_index(self) -> np.ndarray:
         """Number of each series' group (series,), in order of first appearance."""
-        numbers = {group: number for number, group in enumerate(dict.fromkeys(self.groups))}
-        return np.array([numbers[group] for group in self.groups])
+        return pd.factorize(np.array(self.groups, dtype=object))[0]
+
+    def rows_by_group(self) -> dict[str, list[int]]:
+        """Return the rows of each group, in order of first appearance."""
+        rows: dict[str, list[int]] = {}
+        for row, group in enumerate(self.groups):
+            rows.setdefault(group, []).append(row)
+        return rows
 
     @property
     def n_variates(self) -> int:
@@ -176,11 +182,8 @@ class SeriesBatch:
     def _check_groups(self) -> None:
         if not self.multivariate:
             return
-        rows: dict[str, list[int]] = {}
-        for row, group in enumerate(self.groups):
-            rows.setdefault(group, []).append(row)
         axes = {"lengths": self.lengths, "frequencies": self.freqs, "starts": self.starts}
-        for group, members in rows.items():
+        for group, members in self.rows_by_group().items():
             if members[-1] - members[0] >= len(members):
                 raise InputError(
                     f"the series of group {group!r} are at positions {', '.join(map(str, members))}; expected them "

@@ -319,7 +319,7 @@ def start_time(value: Any, owner: str = "") -> pd.Timestamp:
             raise InputError("leave it out where it is unknown")
         year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
         times = times_of(pd.Series([f"{value}-01" if year else value], dtype=object), "start")
-        if times.steps:
+        if times.clock.dtype.kind != "M":
             raise InputError("it counts steps")
     except (ValueError, OverflowError) as error:
         raise InputError(f"start={value!r}{owner} is no timestamp such as '2020-01-31 12:00': {error}") from error

@@ -7,7 +7,6 @@ import json
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -15,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows
+from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows
 from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.stored import arrow_rows
 from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
 """Relative and absolute tolerance of each integrator."""
+_HINT = "dysts_systems() lists all; no delay equations, no maps."
 REFERENCE_POINTS, REFERENCE_PERIODS, TRANSIENT = 1000, 10, 200
 """Points and periods of the path that initial conditions are drawn from, and its transient steps off the attractor."""
 
@@ -82,7 +82,7 @@ def dysts_sets(
     if path is not None:
         stored = _stored_trajectories(local_path(path))
         source = f"trajectories of {Path(path).name}"
-        paths = {name: stored[name] for name in _matching(systems, tuple(stored))}
+        paths = {name: stored[name] for name in matching("dysts system", systems, list(stored), _HINT)}
     else:
         if integrator not in TOLERANCES:
             raise unknown_name("integrator", integrator, TOLERANCES)
@@ -94,7 +94,7 @@ def dysts_sets(
         source = f"dysts, {integrator}, {points} steps in {periods:g} periods"
         paths = {
             name: _trajectories(name, points, periods, instances, seed, integrator)
-            for name in _matching(systems, dysts_systems())
+            for name in matching("dysts system", systems, dysts_systems(), _HINT)
         }
     sets = []
     for system, trajectories in paths.items():
@@ -107,17 +107,6 @@ def dysts_sets(
                 all_windows += rolling_windows(item, rows, horizon, windows, stride)
         sets.append(EvaluationSet(f"dysts/{system}", tuple(all_windows), horizon, domain="chaos", source=source))
     return sets
-
-
-def _matching(patterns: str | Sequence[str], systems: tuple[str, ...]) -> list[str]:
-    matches: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        names = [name for name in systems if fnmatchcase(name, pattern)]
-        if not names:
-            hint = "dysts_systems() lists all; no delay equations, no maps."
-            raise unknown_name("dysts system", pattern, systems, hint=hint)
-        matches.update(names)
-    return [name for name in systems if name in matches]
 
 
 def _trajectories(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -13,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,11 +62,6 @@ class Window:
     def n_variates(self) -> int:
         """Number of variates of the item."""
         return len(self.context)
-
-    @property
-    def row_ids(self) -> tuple[str, ...]:
-        """Names of the series: the window's own, with the number of the variate if there are several."""
-        return (self.id,) if self.n_variates == 1 else tuple(f"{self.id}/{v}" for v in range(self.n_variates))
 
     @cached_property
     def digest(self) -> bytes:
@@ -199,10 +195,11 @@ class EvaluationSet:
         for window in windows:
             skip = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
             start = self._stamp(window, skip)
-            for number, (name, context) in enumerate(zip(window.row_ids, window.context, strict=True)):
+            for number, context in enumerate(window.context):
+                variate = str(number) if window.n_variates > 1 else ""
+                name = f"{window.id}/{variate}" if variate else window.id
                 values, note = _usable(context, skip, name)
                 notes += note
-                variate = str(number) if window.n_variates > 1 else ""
                 rows.append({"values": values, "ids": name, "starts": start, "groups": window.id, "variates": variate})
         columns: dict[str, Any] = {field: tuple(row[field] for row in rows) for field in rows[0]}
         batch = SeriesBatch(**columns, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes))
@@ -265,25 +262,6 @@ class EvaluationSet:
         """Cache of scales by window: a sweep reads them again for every variant."""
         return {}
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the fields, with one array for contexts that are beginnings of one another."""
-        longest: dict[tuple[Any, ...], np.ndarray] = {}
-        places = []
-        for window in self.windows:
-            key = (window.context.__array_interface__["data"], window.context.strides, len(window.context))
-            if key not in longest or longest[key].shape[1] < window.context.shape[1]:
-                longest[key] = window.context
-            places.append((window.item, window.index, key, window.context.shape[1], window.label, window.start))
-        return {**self.__dict__, "windows": (longest, places)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        longest, places = state["windows"]
-        windows = (
-            Window(item, index, longest[key][:, :steps], label, start)
-            for item, index, key, steps, label, start in places
-        )
-        self.__dict__.update({**state, "windows": tuple(windows)})
-
     def _position(self, index: int) -> int:
         if not -len(self) <= index < len(self):
             raise InputError(f"window {index} is out of range: {self.name!r} has {len(self)}")
@@ -342,6 +320,17 @@ def rolling_windows(
     for index in range(windows):
         cut = length - horizon - stride * (windows - 1 - index)
         yield Window(item, index, values[:, :cut], values[:, cut : cut + horizon], start)
+
+
+def matching(what: str, patterns: str | Sequence[str], names: Sequence[str], hint: str) -> list[str]:
+    """Select names by patterns, which may leave out what follows a slash, in the order of the names."""
+    matches: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        of_pattern = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*")}
+        if not of_pattern:
+            raise unknown_name(what, pattern, names, hint=hint)
+        matches |= of_pattern
+    return [name for name in names if name in matches]
 
 
 def steps_needed(horizon: int, windows: int, stride: int) -> int:

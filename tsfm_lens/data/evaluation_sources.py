@@ -55,11 +55,8 @@ def _sets(
     batch: SeriesBatch, name: str, horizon: int, windows: int, stride: int | None, source: str, domain: str = ""
 ) -> list[EvaluationSet]:
     """Make one set for each frequency and season length of a batch."""
-    rows: dict[str, list[int]] = {}
-    for row, group in enumerate(batch.groups):
-        rows.setdefault(group, []).append(row)
     windows_of_kind: dict[tuple[str | None, int], list[Window]] = {}
-    for group, members in rows.items():
+    for group, members in batch.rows_by_group().items():
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
         cut = rolling_windows(group, values, horizon, windows, stride, batch.starts[first])

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +16,7 @@ from typing import Literal
 import pandas as pd
 
 from tsfm_lens.data.batch import season_of
-from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows, steps_needed
+from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows, steps_needed
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.stored import StoredSeries, read_folder
@@ -73,20 +71,20 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
 
 
 @cache
-def _table() -> tuple[dict[str, str], ...]:
+def _table() -> pd.DataFrame:
     with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(encoding="utf-8") as handle:
-        return tuple(csv.DictReader(handle))
+        return pd.read_csv(handle, keep_default_na=False)
 
 
 @cache
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
     """List the 97 configurations, in the order of the benchmark."""
     configs = []
-    for row in _table():
-        key, folder = row["key"], row["folder"]
-        _, freq, term = key.split("/")
-        horizon, season = gift_eval_horizon(folder, freq, term), season_of(stamp_frequency(freq))
-        configs.append(GiftEvalConfig(key, folder, term, freq, horizon, season, int(row["variates"]), row["domain"]))
+    for row in _table().to_dict("records"):
+        _, freq, term = row["key"].split("/")
+        horizon, season = gift_eval_horizon(row["folder"], freq, term), season_of(stamp_frequency(freq))
+        facts = {name: row[name] for name in ("key", "folder", "variates", "domain")}
+        configs.append(GiftEvalConfig(**facts, term=term, freq=freq, horizon=horizon, seasonality=season))
     return tuple(configs)
 
 
@@ -100,8 +98,8 @@ def published_seasonal_naive() -> pd.DataFrame:
         >>> list(data.published_seasonal_naive().columns)
         ['MASE', 'CRPS']
     """
-    scores = [(row["key"], float(row["seasonal_naive_MASE"]), float(row["seasonal_naive_CRPS"])) for row in _table()]
-    return pd.DataFrame(scores, columns=["key", "MASE", "CRPS"]).set_index("key")
+    scores = _table().set_index("key").filter(like="seasonal_naive_")
+    return scores.rename(columns=lambda name: name.removeprefix("seasonal_naive_")).astype(float)
 
 
 def gift_eval(
@@ -129,7 +127,9 @@ def gift_eval(
     """
     if missing not in ("error", "skip"):
         raise unknown_name("way to treat missing folders", missing, ("error", "skip"))
-    selection = select_configs(configs)
+    by_key = {config.key: config for config in gift_eval_configs()}
+    keys = matching("GIFT-Eval configuration", configs, list(by_key), "gift_eval_configs() lists all 97.")
+    selection = [by_key[key] for key in keys]
     root = _root(path)
     absent = [config for config in selection if not (root / config.folder).is_dir()]
     if absent:
@@ -153,18 +153,6 @@ def gift_eval(
             raise InputError(f"{root / folder} has {variates} variates, expected {config.variates} for {config.key}")
         sets.append(_set(rows, config.key, folder, freq, config.horizon, config.domain, f"GIFT-Eval, {folder}"))
     return sets
-
-
-def select_configs(patterns: str | Sequence[str]) -> tuple[GiftEvalConfig, ...]:
-    """Select configurations by key, by part of a key, or by pattern, in the benchmark's order."""
-    keys: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matches = [c.key for c in gift_eval_configs() if any(fnmatchcase(c.key, p) for p in (pattern, f"{pattern}/*"))]
-        if not matches:
-            hint = "gift_eval_configs() lists all 97."
-            raise unknown_name("GIFT-Eval configuration", pattern, [c.key for c in gift_eval_configs()], hint=hint)
-        keys.update(matches)
-    return tuple(config for config in gift_eval_configs() if config.key in keys)
 
 
 def gift_eval_folder(
@@ -223,7 +211,9 @@ def _set(
     # weeks may begin on different days
     if len({parse_frequency(frequency)[:2] for frequency in freqs}) > 1:
         raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(freqs))}")
-    windows = window_count(folder, min(row.values.shape[1] for row in rows), horizon)
+    # a tenth of the shortest series
+    share = math.ceil(TEST_SHARE * min(row.values.shape[1] for row in rows) / horizon)
+    windows = 1 if "m4" in folder else min(max(1, share), MOST_WINDOWS)
     least = steps_needed(horizon, windows, horizon)
     all_windows: list[Window] = []
     notes: list[str] = []
@@ -239,10 +229,3 @@ def _set(
         raise InputError(f"every series of {folder!r} is shorter than {least} steps, too few for horizon {horizon}")
     alias = stamp_frequency(freq)
     return EvaluationSet(name, tuple(all_windows), horizon, alias, season_of(alias), domain, source, tuple(notes))
-
-
-def window_count(folder: str, shortest: int, horizon: int) -> int:
-    """Return the test windows per series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's."""
-    if "m4" in folder:
-        return 1
-    return min(max(1, math.ceil(TEST_SHARE * shortest / horizon)), MOST_WINDOWS)

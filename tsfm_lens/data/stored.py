@@ -141,44 +141,29 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
 
     items = enumerate(column("item_id"), before)
     ids = [str(row) if item is None else label(item, f"{file}: item_id of row {row}") for row, item in items]
-    values = _arrays(batch.column("target"), ids, file)
+    target = batch.column("target")
+    if not _is_list(target.type):
+        raise InputError(f"the column 'target' holds {target.type}, expected lists of numbers")
+    values = [_array(cell.values, name, file) for cell, name in zip(target, ids, strict=True)]
     return list(map(StoredSeries, ids, column("start"), column("freq"), values))
 
 
-def _arrays(target: pa.Array, ids: list[str], file: Path) -> list[np.ndarray]:
-    """Convert each row of a column of lists, or of lists of lists, into an array (variate, time)."""
-    if target.null_count:
-        where = int(np.flatnonzero(target.is_null().to_numpy(zero_copy_only=False))[0])
-        raise InputError(f"{file}: series {ids[where]!r} has no target")
-    lengths, inner = _lengths(target), target.flatten()
-    if not _is_list(inner.type):
-        flat, ends = _floats(inner, file), np.cumsum(lengths)
-        return [flat[end - length : end][None] for end, length in zip(ends, lengths, strict=True)]
-    steps, flat = _lengths(inner), _floats(inner.flatten(), file)
-    ends, last = np.cumsum(steps), np.cumsum(lengths)
-    arrays = []
-    for name, stop, count in zip(ids, last, lengths, strict=True):
-        lengths_of_row = steps[stop - count : stop]
-        if not count or (lengths_of_row != lengths_of_row[0]).any():
-            raise InputError(f"{file}: series {name!r} has variates of {sorted(set(lengths_of_row.tolist()))} steps")
-        end = ends[stop - 1]
-        arrays.append(flat[end - count * lengths_of_row[0] : end].reshape(count, lengths_of_row[0]))
-    return arrays
+def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
+    """View a list of numbers, or of lists of them, as (variate, time); copy it where it has nulls or is no float."""
+    if cells is None:
+        raise InputError(f"{file}: series {name!r} has no target")
+    count = 1
+    if _is_list(cells.type):
+        steps = set(pc.list_value_length(cells).to_pylist())
+        if len(steps) != 1:
+            raise InputError(f"{file}: series {name!r} has variates of {sorted(steps)} steps")
+        count, cells = len(cells), cells.flatten()
+    if not (pa.types.is_floating(cells.type) or pa.types.is_integer(cells.type)):
+        raise InputError(f"{file}: the column 'target' holds {cells.type}, expected numbers")
+    values = cells.to_numpy(zero_copy_only=False)
+    values = values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
+    return values.reshape(count, -1)
 
 
 def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
-def _lengths(column: pa.Array) -> np.ndarray:
-    if not _is_list(column.type):
-        raise InputError(f"the column 'target' holds {column.type}, expected lists of numbers")
-    return pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _floats(column: pa.Array, file: Path) -> np.ndarray:
-    """View the column as floats; copy it where it has nulls or is no float."""
-    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
-        raise InputError(f"{file}: the column 'target' holds {column.type}, expected numbers")
-    values = column.to_numpy(zero_copy_only=False)
-    return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)

@@ -47,11 +47,6 @@ class Times:
     note: str = ""
 
     @property
-    def steps(self) -> bool:
-        """True if the column holds step numbers and not dates."""
-        return self.clock.dtype.kind != "M"
-
-    @property
     def instants(self) -> np.ndarray:
         """Times in UTC where the column gives offsets, else as the clock shows them."""
         return self.clock if self.utc is None else self.utc

@@ -217,13 +217,10 @@ def parse_config(content: dict[str, Any], where: str = "the configuration") -> S
         InputError: a field is wrong; the message names every such field.
 
     Example:
-        >>> config = sweep.parse_config({
-        ...     "models": [{"source": "bolt-nano"}],
-        ...     "data": [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}],
-        ...     "variants": {"layers": {"sizes": [1]}},
-        ... })
-        >>> config.models[0].source
-        'bolt-nano'
+        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
+        >>> variants = {"layers": {"sizes": [1]}}
+        >>> sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants}).seed
+        0
     """
     try:
         return SweepConfig.model_validate(content)
@@ -233,17 +230,9 @@ def parse_config(content: dict[str, Any], where: str = "the configuration") -> S
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
     """Return the fields of the part of a configuration at a place."""
-    classes: dict[str, type[BaseModel]] = {
-        "models": ModelConfig,
-        **SOURCES,
-        "layers": Layers,
-        "ranges": Ranges,
-        "heads": Heads,
-        "heads_per_layer": HeadsPerLayer,
-        "heads_at": HeadsAtConfig,
-        "variants": Variants,
-        "statistics": Statistics,
-    }
+    classes: dict[str, type[BaseModel]] = {**SOURCES, "models": ModelConfig, "variants": Variants}
+    families = (Layers, Ranges, Heads, HeadsPerLayer, HeadsAtConfig)
+    classes |= {"statistics": Statistics, **dict(zip(_FAMILIES, families, strict=True))}
     names = [part for part in place if isinstance(part, str) and part in classes]
     return list((classes[names[-1]] if names else SweepConfig).model_fields)
 
@@ -263,20 +252,15 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
         bare = isinstance(value, str) and Path(value).name == value and not Path(value).suffix
         return value if bare else beside(value)
 
-    content = dict(content)
-    if isinstance(content.get("data"), list):
-        content["data"] = [
-            {**source, "path": beside(source["path"])} if isinstance(source, dict) and source.get("path") else source
-            for source in content["data"]
-        ]
-    if isinstance(content.get("models"), list):
-        content["models"] = [
-            {**model, "source": path(model["source"]), "name": model.get("name") or model["source"]}
-            if isinstance(model, dict) and isinstance(model.get("source"), str)
-            else model
-            for model in content["models"]
-        ]
+    # what was read is nobody else's
+    for source in content["data"] if isinstance(content.get("data"), list) else []:
+        if isinstance(source, dict) and source.get("path"):
+            source["path"] = beside(source["path"])
+    for model in content["models"] if isinstance(content.get("models"), list) else []:
+        if isinstance(model, dict) and isinstance(model.get("source"), str):
+            model["name"] = model.get("name") or model["source"]
+            model["source"] = path(model["source"])
     variants = content.get("variants")
     if isinstance(variants, dict) and isinstance(variants.get("recipes"), list):
-        content["variants"] = {**variants, "recipes": [path(recipe) for recipe in variants["recipes"]]}
+        variants["recipes"] = [path(recipe) for recipe in variants["recipes"]]
     return content

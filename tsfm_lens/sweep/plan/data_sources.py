@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import date
 from glob import iglob
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import BeforeValidator, Field
@@ -153,14 +153,8 @@ class Dysts(_Cut):
 
 
 Source = Annotated[GiftEval | Folder | Bundled | File | Gluonts | Dysts, Field(discriminator="source")]
-SOURCES: dict[str, type[Strict]] = {
-    "gift_eval": GiftEval,
-    "folder": Folder,
-    "bundled": Bundled,
-    "file": File,
-    "gluonts": Gluonts,
-    "dysts": Dysts,
-}
+_KINDS: tuple[type[Strict], ...] = (GiftEval, Folder, Bundled, File, Gluonts, Dysts)
+SOURCES = {get_args(kind.model_fields["source"].annotation)[0]: kind for kind in _KINDS}
 
 
 def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:

@@ -150,17 +150,9 @@ def _entropies(writes: Tensor) -> Tensor:
     return torch.stack([head_entropy_of_writes(writes), *without], dim=-1)
 
 
-def _entropy(run: Run, kind: str) -> xr.DataArray:
-    return head_entropy(run, kind=kind)["entropy"].drop_attrs()
-
-
 def _norm(run: Run, kind: str) -> xr.DataArray:
-    lengths = mean_over_tokens(run, reduce=_lengths, kind=kind, normed=True)
+    lengths = mean_over_tokens(run, reduce=lambda writes: writes.double().norm(dim=-1), kind=kind, normed=True)
     return _array(lengths.values.mean(axis=1), lengths.layers)
-
-
-def _lengths(writes: Tensor) -> Tensor:
-    return writes.double().norm(dim=-1)
 
 
 def _attribution(run: Run, kind: str) -> xr.DataArray:
@@ -238,7 +230,10 @@ def _array(values: np.ndarray, layers: Sequence[int]) -> xr.DataArray:
 _SCORES: dict[str, tuple[Callable[[Run, str], xr.DataArray] | None, str]] = {
     "stable_rank": (None, "tsfm-lens paper, definition 5.1 (S3-SRANK)"),
     "entropic_contribution": (_contribution, "tsfm-lens paper, appendix E (S3-ERANK)"),
-    "attention_entropy": (_entropy, "tsfm-lens paper, section 4 (S3-HENT)"),
+    "attention_entropy": (
+        lambda run, kind: head_entropy(run, kind=kind)["entropy"].drop_attrs(),
+        "tsfm-lens paper, section 4 (S3-HENT)",
+    ),
     "output_norm": (_norm, "norm of the head's write"),
     "attribution": (_attribution, "tsfm-lens paper, section 2 (S3-DLA)"),
     "gradient": (_gradient, "Nanda 2023 (attribution patching)"),

@@ -179,7 +179,9 @@ class VariantPlanner:
 
     def _heads(self, by_layer: Mapping[int, Iterable[int]]) -> list[Component]:
         """Return the heads of some indices in each layer, of every kind over time."""
-        heads = [heads_in(self.stack, layer, by_layer[layer], kinds_of(self.stack, layer)) for layer in sorted(by_layer)]
+        heads = [
+            heads_in(self.stack, layer, by_layer[layer], kinds_of(self.stack, layer)) for layer in sorted(by_layer)
+        ]
         return [head for of_layer in heads for head in of_layer]
 
     def _span(self, family: str, part: str, first: int, last: int) -> list[PlanEntry]:

@@ -180,7 +180,10 @@ def heads_at(
     table["better"] = False
     for model, rows_of_model in table.groupby("model", sort=False):
         for _, rows in rows_of_model.groupby("layer"):
-            searches = {row["order"]: _search(row, tolerance, search) for _, row in rows.iterrows()}
+            searches = {}
+            for _, row in rows.iterrows():
+                result = (row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"])
+                searches[row["order"]] = SearchResult(*result, False, False)
             table.loc[rows.index[rows["order"] == better(searches)[0]], "better"] = True
         counts = results.of(str(model), "head_counts")
         best_rows = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
@@ -192,10 +195,6 @@ def heads_at(
     about = {"tolerance": tolerance, "metric": metric, "search": search}
     title = "Heads that each layer must keep"
     return _table(results, "heads_at", title, [table], [*names, "leads", "evaluations", "total"], **about)
-
-
-def _search(row: pd.Series, tolerance: float, search: str) -> SearchResult:
-    return SearchResult(row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"], False, False)
 
 
 def _orders_that_stand(results: Results, counts: pd.DataFrame, best_rows: pd.DataFrame, metric: str) -> np.ndarray:

@@ -67,18 +67,9 @@ class ChunkSource:
         batch, truth = self._set.batch(self._indices, self._context)
         if self._univariate:
             batch = replace(batch, groups=batch.ids, variates=("",) * len(batch))
-        places = [
-            (window, v) for i in self._indices for window in [self._set.windows[i]] for v in range(len(window.label))
-        ]
-        return Chunk(
-            self.dataset,
-            batch,
-            truth,
-            self._set.scales(self._indices),
-            tuple(window.item for window, _ in places),
-            tuple(window.index for window, _ in places),
-            tuple(variate for _, variate in places),
-        )
+        windows = [self._set.windows[i] for i in self._indices]
+        places = [(window.item, window.index, v) for window in windows for v in range(window.n_variates)]
+        return Chunk(self.dataset, batch, truth, self._set.scales(self._indices), *zip(*places, strict=True))
 
     def seasonal_naive(self) -> np.ndarray:
         """Forecast the whole contexts by the seasonal naive method, (series, quantile, step)."""
@@ -168,8 +159,12 @@ def shown_steps(lens: Lens, config: ModelConfig) -> int:
 def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]) -> pa.Table:
     """Forecast and score the cells of a group, ``cells`` by key, with the plain model beside them."""
     chunk = shared.chunk.load()
-    reference = _reference(lens, group, shared)
-    horizon = chunk.truth.shape[1]
+    horizon, reference = chunk.truth.shape[1], None
+    if hows := sorted({spec.how for spec in group.specs} & {"mean", "resample"}):
+        # a sweep with one of them has reference windows
+        assert shared.reference is not None
+        recorded = shared.reference.load()
+        reference = reference_activations(lens, hows[0], recorded.batch, recorded.truth.shape[1])
     variants = [Variant("plain", ()), *(spec.to_variant(lens, reference, horizon) for spec in group.specs)]
     forecasts = forecast_variants(
         lens,
@@ -237,16 +232,6 @@ def open_model(config: ModelConfig, device: str | None = None) -> Lens:
         reason = str(error).splitlines()[0]
         raise InputError(f"device {where!r} of {config.title} cannot be used ({reason}); there is cpu {gpus}") from None
     return load(config.source, revision=config.revision, device=where, dtype=config.dtype, check=False)
-
-
-def _reference(lens: Lens, group: CellGroup, shared: Shared) -> Any:
-    hows = sorted({spec.how for spec in group.specs} & {"mean", "resample"})
-    if not hows:
-        return None
-    if shared.reference is None:
-        raise InputError(f"{' and '.join(hows)} need reference windows, and there are none")
-    chunk = shared.reference.load()
-    return reference_activations(lens, hows[0], chunk.batch, chunk.truth.shape[1])
 
 
 def _stack_variants(values: np.ndarray) -> np.ndarray:

@@ -122,23 +122,19 @@ def connect(address: str | None = None) -> bool:
     if ray.is_initialized():
         return False
     address = address or os.environ.get("RAY_ADDRESS") or None
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address in (None, "local"):
-        try:
-            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
-        except Exception as error:
-            # Ray's own exception here is of no class of its own
-            raise SweepFailedError(
-                f"Ray could not start on this machine: {error} Its logs are in /tmp/ray/session_latest/logs"
-            ) from error
-        return True
-    _ping(str(address))
+    local = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
+    own = address in (None, "local")
+    if not own:
+        _ping(str(address))
     try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise InputError(
-            f"no Ray cluster answers at {address!r}: {error}. Start one with: ray start --head --port=6379"
-        ) from error
+        ray.init(**(local if own else {"address": address}), logging_level=logging.ERROR, log_to_driver=False)
+    except Exception as error:
+        # Ray's own exception here is of no class of its own
+        if own:
+            logs = "Its logs are in /tmp/ray/session_latest/logs"
+            raise SweepFailedError(f"Ray could not start on this machine: {error} {logs}") from error
+        start = "Start one with: ray start --head --port=6379"
+        raise InputError(f"no Ray cluster answers at {address!r}: {error}. {start}") from error
     return True
 
 

@@ -79,18 +79,13 @@ class SweepProgress:
         """Set how many cells of a model, and what work, are still to come after this stage, at most."""
         self._later[model] = (cells, cost)
 
-    def settle(self, model: str) -> None:
-        """Record that nothing more is to come of a model."""
-        self._later[model] = (0, 0.0)
-        self._tell()
-
     def begin(self, title: str, finished: int, tasks: Sequence[GroupTask]) -> None:
         """Begin a stage of which so many cells are in the store, and ``tasks`` compute the others."""
         self._title = title
         self._finished += finished
         self._pending = sum(len(task.cells) for task in tasks)
         self._cost = sum(task.cost for task in tasks)
-        self._tell()
+        self.tell()
 
     def done(self, group: GroupDone) -> None:
         """Count a group of the stage that has ended; those of an earlier run say nothing of this machine's pace."""
@@ -101,7 +96,7 @@ class SweepProgress:
         self._cost -= group.task.cost
         if group.how == "finished":
             self._last.append((group.task.cost, group.seconds))
-        self._tell()
+        self.tell()
 
     def seconds_left(self, cost: float) -> float | None:
         """Estimate the seconds that work of some cost takes all workers; None before the first group."""
@@ -110,7 +105,8 @@ class SweepProgress:
         measured = sum(each for each, _ in self._last)
         return sum(seconds for _, seconds in self._last) / measured * cost / self._workers if measured else None
 
-    def _tell(self) -> None:
+    def tell(self) -> None:
+        """Report the present counts."""
         if self._progress is not None:
             cells = sum(cells for cells, _ in self._later.values())
             cost = self._cost + sum(cost for _, cost in self._later.values())
@@ -234,7 +230,8 @@ class Sweep:
             lenses = self.lenses if options["engine"] == "single" else {}
             run_groups(tasks, CellWorker, lenses, store, devices=self.config.devices, on_done=on_done, **options)
             earlier |= fresh
-        progress.settle(title)
+        progress.expect(title, 0, 0.0)
+        progress.tell()
         self.results += plan.results
 
     def _add(self, cells: Sequence[Cell], entries: Sequence[PlanEntry] = ()) -> None:

@@ -108,18 +108,11 @@ def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame
     return frame
 
 
-def dataset_metrics(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
-    """Compute metrics, and the mean over windows of distances, by (model, variant, dataset)."""
-    sums = as_series_sums(frame, measures).drop(columns=["windows", "item"])
-    by = sums.groupby(["model", "variant", "dataset"], sort=True, observed=True)
-    total = by.sum()
-    with np.errstate(all="ignore"):
-        distances = {
-            name: total[name] / total[f"n_{name}"].replace(0, np.nan) for name in measures if name in DISTANCES
-        }
-    metrics = pooled(total, [name for name in measures if name in METRICS])
-    table = pd.DataFrame({**metrics, **distances}, index=total.index)
-    return table.assign(n_series=by.size(), n_rows=total["n_rows"], n_invalid=total["n_invalid"])
+def dataset_metrics(frame: pd.DataFrame, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
+    """Compute metrics by (model, variant, dataset)."""
+    sums = as_series_sums(frame, metrics).drop(columns=["windows", "item"])
+    total = sums.groupby(["model", "variant", "dataset"], sort=True, observed=True).sum()
+    return pd.DataFrame(pooled(total, metrics), index=total.index)
 
 
 def normalised(metrics: pd.DataFrame) -> pd.DataFrame:
@@ -128,10 +121,9 @@ def normalised(metrics: pd.DataFrame) -> pd.DataFrame:
     naive = metrics[is_naive]
     if naive.empty:
         raise InputError(f"no rows of the variant {SEASONAL_NAIVE!r}: add the seasonal naive forecast to the sweep")
-    names = [name for name in metrics if name in METRICS]
-    table = naive[names].set_axis(naive.index.get_level_values("dataset"))
+    table = naive.set_axis(naive.index.get_level_values("dataset"))
     if table.index.has_duplicates:
         raise InputError(f"more than one seasonal naive forecast of {table.index[table.index.duplicated()][0]!r}")
-    rest = metrics.loc[~is_naive, names]
+    rest = metrics[~is_naive]
     below = table.reindex(rest.index.get_level_values("dataset")).to_numpy()
     return rest.div(np.where(below > 0, below, np.nan))

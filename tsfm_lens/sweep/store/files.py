@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -103,9 +104,19 @@ def make_folder(path: Path, ours: Collection[str]) -> None:
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
     """Write a file so that its name never stands for half of it, whenever the process or the machine dies."""
-    try:
+    with faults_told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_bytes(content)
+
+
+@contextmanager
+def faults_told(path: Path) -> Iterator[None]:
+    """Turn errors of the file system into a StoreError."""
+    try:
+        yield
+    except StoreError:
+        raise
     except OSError as error:
         raise trouble(error, path) from error
 
@@ -218,7 +229,7 @@ def read_footer(path: Path) -> Footer:
     return footer
 
 
-def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None = None) -> pa.Table:
+def read_rows(footer: Footer, keep: Sequence[bool] = (), columns: Sequence[str] | None = None) -> pa.Table:
     """Read rows of the cells of a file to keep, and verify the pages that are read; texts are dictionary-encoded."""
     names = list(footer.columns if columns is None else columns)
     try:
@@ -276,18 +287,16 @@ def read_table(path: Path) -> pd.DataFrame:
     return pq.read_table(pa.BufferReader(content)).to_pandas()
 
 
-def check_schema(schema_version: object, where: Path) -> None:
+def check_schema(schema_version: int, where: Path) -> None:
     """Raise a StoreError where a store or file is not of this version's schema."""
-    if not isinstance(schema_version, int):
-        raise StoreError(f"{where} names the schema version {schema_version!r}, which is none")
+    if schema_version == SCHEMA_VERSION:
+        return
+    cure = (
+        "the numbers of older versions are not mixed with new ones. Report on it with the tsfm-lens that wrote it (its "
+        "version is in store.json), or choose another folder and run the sweep again."
+    )
     if schema_version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: update "
-            "tsfm-lens, or choose another folder."
-        )
-    if schema_version < SCHEMA_VERSION:
-        raise StoreError(
-            f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: the "
-            "numbers of older versions are not mixed with new ones. Report on it with the tsfm-lens that wrote it "
-            "(its version is in store.json), or choose another folder and run the sweep again."
-        )
+        cure = "update tsfm-lens, or choose another folder."
+    raise StoreError(
+        f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: {cure}"
+    )

@@ -8,8 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +30,7 @@ from tsfm_lens.sweep.store.files import (
     encode_json,
     encode_rows,
     encode_table,
+    faults_told,
     group_key,
     make_folder,
     read_footer,
@@ -74,10 +74,8 @@ class Store:
         self.path = Path(path).absolute()
         self._footers: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
         self.repaired: list[Damage] = []
-        try:
+        with faults_told(self.path):
             about = self._open(create, values)
-        except OSError as error:
-            raise error if isinstance(error, StoreError) else trouble(error, self.path) from error
         value_names = about.get("values")
         self.values: tuple[str, ...] | None = None if value_names is None else tuple(value_names)
         if values is not None and self.values is not None and set(values) != set(self.values):
@@ -125,7 +123,7 @@ class Store:
             (self.path / "damaged").mkdir(exist_ok=True)
             self.repaired.append(self._set_aside(damage))
             return None
-        check_schema(about.get("schema"), self.path)
+        check_schema(about["schema"], self.path)
         return about
 
     def _has_cells(self) -> bool:
@@ -153,10 +151,6 @@ class Store:
         """
         table = checked_rows(rows, cells, self.values)
         path = self._file(cells)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise trouble(error, path) from error
         write_atomically(path, encode_rows(table, cells))
         return path
 
@@ -166,7 +160,7 @@ class Store:
 
     def done(self) -> set[str]:
         """Return the keys of every finished cell; reads the footers of files that are new since the last call."""
-        return {cell for footer in self._whole() for cell in footer.cells}
+        return {cell for footer in self._finished() for cell in footer.cells}
 
     def holds(self, cells: Sequence[str]) -> bool:
         """Tell if this very group is finished; looks at one file, so it is fast in a large store."""
@@ -191,7 +185,7 @@ class Store:
         keys = set(cells)
         picks: list[tuple[Footer, list[bool]]] = []
         missing = set(keys)
-        for footer in self._whole():
+        for footer in self._finished():
             keep = [cell in missing for cell in footer.cells]
             if any(keep):
                 picks.append((footer, keep))
@@ -234,19 +228,14 @@ class Store:
             StoreError: its file cannot be made.
         """
         path = self.path / "locks" / f"{key}.lock"
-        lock = FileLock(path, timeout=0)
+        lock, ours = FileLock(path, timeout=0), True
         try:
-            lock.acquire()
+            with faults_told(path), suppress(NotImplementedError):
+                lock.acquire()
         except Timeout:
-            yield False
-            return
-        except NotImplementedError:
-            yield True
-            return
-        except OSError as error:
-            raise trouble(error, path) from error
+            ours = False
         try:
-            yield True
+            yield ours
         finally:
             lock.release()
 
@@ -256,17 +245,14 @@ class Store:
         Args:
             move: move them into ``damaged``, and remove what killed processes left half written, but nothing else.
         """
-        whole = (
-            footer
-            if isinstance(footer, Damage)
-            else _find_damage(footer.path, partial(read_rows, footer, [True] * len(footer.cells)))
+        results: list[object] = [
+            footer if isinstance(footer, Damage) else _whole(footer.path, lambda _, f=footer: read_rows(f))
             for footer in self._scan()
-        )
-        plans = (
-            _find_damage(path, partial(read_json if path.suffix == ".json" else read_table, path))
-            for path in self._plan_files()
-        )
-        damages = [damage for damage in (*whole, *self._blocking_files(), *plans) if damage is not None]
+        ]
+        blocking = sorted(place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
+        results += [Damage(place, "a file stands in the way of a folder") for place in blocking]
+        results += [_whole(path, read_json if path.suffix == ".json" else read_table) for path in self._plan_files()]
+        damages = [damage for damage in results if isinstance(damage, Damage)]
         report = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
         if move:
             self.repaired = []
@@ -275,20 +261,14 @@ class Store:
 
     def _set_aside(self, damage: Damage) -> Damage:
         target = self.path / "damaged" / f"{damage.path.stem}.{time.time_ns()}{damage.path.suffix}"
-        try:
-            damage.path.rename(target)
-        except FileNotFoundError:
-            # another process was faster
-            return damage
-        except OSError as error:
-            raise trouble(error, damage.path) from error
+        with faults_told(damage.path):
+            try:
+                damage.path.rename(target)
+            except FileNotFoundError:
+                # another process was faster
+                return damage
         self._footers.pop(damage.path.name, None)
         return Damage(damage.path, damage.why, target)
-
-    def _blocking_files(self) -> list[Damage]:
-        """Find files that stand where a folder of results belongs."""
-        files = (place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
-        return [Damage(place, "a file stands in the way of a folder") for place in sorted(files)]
 
     def _sweep_leftovers(self) -> None:
         oldest = time.time() - _LEFTOVER_SECONDS
@@ -300,27 +280,23 @@ class Store:
                 # it has just been renamed, or is not ours
                 continue
 
-    def _whole(self) -> list[Footer]:
+    def _finished(self) -> list[Footer]:
         return [footer for footer in self._scan() if isinstance(footer, Footer)]
 
     def _scan(self) -> list[Footer | Damage]:
         """Return the footers of all files by file name, from memory where the file has not changed."""
         fresh: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
-        try:
-            folders = [entry for entry in os.scandir(self.path / "cells") if entry.is_dir()]
-            files = [file for folder in folders for file in os.scandir(folder) if file.name.endswith(".parquet")]
-            for file in files:
-                if file.name.startswith("."):
-                    continue
-                state = file.stat()
-                stamp = state.st_mtime_ns, state.st_size
-                cached = self._footers.get(file.name)
-                fresh[file.name] = cached if cached and cached[0] == stamp else (stamp, _footer(Path(file.path)))
-        except FileNotFoundError:
-            if not (self.path / "store.json").exists():
-                raise StoreError(f"{self.path} is no longer there") from None
-        except OSError as error:
-            raise error if isinstance(error, StoreError) else trouble(error, self.path) from error
+        with faults_told(self.path):
+            try:
+                folders = [entry for entry in os.scandir(self.path / "cells") if entry.is_dir()]
+                for file in (file for folder in folders for file in os.scandir(folder)):
+                    if file.name.startswith(".") or not file.name.endswith(".parquet"):
+                        continue
+                    stamp, old = (file.stat().st_mtime_ns, file.stat().st_size), self._footers.get(file.name)
+                    fresh[file.name] = old if old and old[0] == stamp else (stamp, _whole(Path(file), read_footer))
+            except FileNotFoundError:
+                if not (self.path / "store.json").exists():
+                    raise StoreError(f"{self.path} is no longer there") from None
         self._footers = fresh
         return [fresh[name][1] for name in sorted(fresh)]
 
@@ -368,20 +344,13 @@ class Store:
         return sorted(path for path in paths if path.suffix in (".parquet", ".json"))
 
 
-def _footer(path: Path) -> Footer | Damage:
+def _whole(path: Path, read: Callable[[Path], Any]) -> Any:
+    """Read a file, or return its damage."""
     try:
-        return read_footer(path)
-    except DamagedFileError as error:
-        return Damage(path, str(error))
-
-
-def _find_damage(path: Path, read: Callable[[], object]) -> Damage | None:
-    try:
-        read()
+        return read(path)
     except PermissionError as error:
         raise trouble(error, path) from error
     except StoreError:
         raise
     except (DamagedFileError, OSError, ValueError) as error:
         return Damage(path, str(error))
-    return None
