@@ -117,13 +117,6 @@ def test_periods_and_days(year: int, tmp_path: Path) -> None:
                 as_series(data)
 
 
-@pytest.mark.parametrize(("freq", "length"), [("D", 127_836), ("MS", 4201), ("YS-JAN", 351)])
-def test_series_longer_than_int64_nanoseconds(freq: str, length: int) -> None:
-    stamps = pd.date_range("1750-01-01", "2100-01-01", freq=freq)
-    batch = as_series(pd.DataFrame({"ds": stamps, "y": np.arange(length, dtype=float)}))
-    assert (batch.freq, batch.lengths, dates(batch)[-1]) == (freq, (length,), pd.Timestamp("2100-01-01"))
-
-
 @pytest.mark.parametrize("freq", ["YS", "QS", "MS", "W", "B", "D"])
 def test_forecasts_beyond_the_last_date_are_refused(freq: str) -> None:
     batch = as_series(np.arange(12.0), start="2250-01-01", freq=freq)

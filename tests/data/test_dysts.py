@@ -64,17 +64,6 @@ def test_trajectories_repeat_and_leave_the_global_generator_alone() -> None:
     assert not np.array_equal(whole(first, "ic1.1"), whole(first, "ic2.1"))
 
 
-def test_coordinates_are_series_or_variates() -> None:
-    (apart,) = dysts_sets("Lorenz", windows=2, **FAST)
-    (together,) = dysts_sets("Lorenz", windows=2, multivariate=True, **FAST)
-    assert [w.id for w in apart.windows] == [f"ic0.{row}/{k}" for row in range(3) for k in range(2)]
-    assert [w.id for w in together.windows] == ["ic0/0", "ic0/1"]
-    np.testing.assert_array_equal(apart.batch([1, 3, 5])[1], together.batch([1])[1])
-    assert together.batch([0])[0].n_variates == 3
-    assert (apart.name, apart.domain, apart.freq, apart.seasonality) == ("dysts/Lorenz", "chaos", None, 1)
-    assert "LSODA" in apart.source
-
-
 def test_systems_are_chosen_by_name() -> None:
     names = dysts_systems()
     assert len(names) == 129

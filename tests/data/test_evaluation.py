@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -22,13 +20,12 @@ from tsfm_lens.data import (
     Window,
     as_series,
     bundled,
-    bundled_info,
     gluonts_set,
     holdout_sets,
 )
 from tsfm_lens.data.evaluation import rolling_windows
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 from tsfm_lens.testing import assert_close
 
 NAN = np.nan
@@ -243,27 +240,6 @@ REFUSED = {
 def test_refused_with_a_message_that_names_the_place(make: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_bundled_names_are_a_set_each() -> None:
-    found = holdout_sets(["co2", "pedestrians"], 12, 2)
-    assert [each.name for each in found] == ["bundled/co2", "bundled/pedestrians"]
-    assert [each.domain for each in found] == [bundled_info("co2").field, bundled_info("pedestrians").field]
-    assert [(each.freq, each.seasonality) for each in found] == [("MS", 12), ("h", 24)]
-    np.testing.assert_array_equal(found[0].windows[1].label[0], bundled("co2").values[0][-12:])
-    with pytest.raises(UnknownNameError, match="Closest: co2"):
-        holdout_sets(["co2", "co"], 12)
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_files_and_frames_are_held_out(tmp_path: Path, suffix: str) -> None:
-    frame = SeriesBatch.concat([bundled("co2").tail(60), bundled("elnino").tail(50)]).to_frame()
-    path = tmp_path / f"own{suffix}"
-    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path)
-    (found,) = holdout_sets(path, 6, 3)
-    assert (found.name, found.freq, len(found)) == ("own", "MS", 6)
-    assert found.fingerprint() == holdout_sets(frame, 6, 3, name="same")[0].fingerprint()
-    np.testing.assert_allclose(found.windows[5].label[0], bundled("elnino").values[0][-6:])
 
 
 def test_one_set_a_frequency_and_season() -> None:

@@ -12,14 +12,10 @@ import pyarrow as pa
 import pytest
 from gluonts.dataset.common import ListDataset
 from gluonts.dataset.split import split
-from gluonts.ev.metrics import MASE, ND
-from gluonts.model.evaluation import evaluate_forecasts
-from gluonts.model.forecast import QuantileForecast
 
 from tsfm_lens.data import gift_eval, gift_eval_configs, gift_eval_folder, published_seasonal_naive
 from tsfm_lens.data.gift_eval import gift_eval_horizon
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.testing import assert_close
 
 # rows of the benchmark's table: folder, key without the term, horizons by term, season, variates, domain
 TABLE = """
@@ -137,28 +133,6 @@ def test_values_stay_in_the_mapped_file(write_folder: Writer, tmp_path: Path) ->
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
     assert not isinstance(owner, np.ndarray)
-
-
-def test_scores_of_seasonal_naive_are_gluonts(write_folder: Writer, tmp_path: Path) -> None:
-    """Windows, scales and forecasts together, against gluonts' own evaluation of the same forecasts."""
-    series = walks([300, 260, 330], seed=3)
-    series[2][:] = 4.0  # its scale is 0, so it drops out of MASE
-    series[1][-3:] = np.nan
-    write_folder(tmp_path / "restaurant", series, "D")
-    (found,) = gift_eval(tmp_path, "restaurant")
-    indices = range(len(found))
-    _, truth = found.batch(indices)
-    quantiles, scales = found.seasonal_naive(indices, DECILES), found.scales(indices)
-    errors = np.abs(truth - quantiles[:, 4])
-    entries = ListDataset([{"start": "2016-07-01", "target": s} for s in series], freq="D")
-    template = split(entries, offset=-found.horizon)[1]
-    pairs = template.generate_instances(found.horizon, windows=1)
-    keys = [str(level) for level in DECILES]
-    forecasts = [QuantileForecast(q, label["start"], keys) for q, (_, label) in zip(quantiles, pairs, strict=True)]
-    scores = evaluate_forecasts(forecasts, test_data=pairs, metrics=[MASE(), ND()], seasonality=found.seasonality)
-    assert np.isnan(scales[2])
-    assert_close(np.nanmean(errors / scales[:, None]), scores["MASE[0.5]"].iloc[0], depth=100, dtype=np.float32)
-    assert_close(np.nansum(errors) / np.nansum(np.abs(truth)), scores["ND[0.5]"].iloc[0], depth=100, dtype=np.float32)
 
 
 @pytest.mark.parametrize("variates", [0, 3])

@@ -149,14 +149,6 @@ def test_files_read_back(tmp_path: Path, suffix: str) -> None:
     assert (back.freq, back.starts, back.seasonality) == ("MS", bundled("co2").starts, 12)
 
 
-@pytest.mark.parametrize(("name", "text"), [("a.csv", ""), ("a.csv", "x\nfoo\n"), ("a.xlsx", "x"), ("a.parquet", "no")])
-def test_unreadable_files_are_named(tmp_path: Path, name: str, text: str) -> None:
-    path = tmp_path / name
-    path.write_text(text)
-    with pytest.raises(InputError, match=name):
-        read_series(path)
-
-
 def test_gaps_become_nan_and_are_noted() -> None:
     stamps = pd.date_range("2020-01-01", periods=12, freq="h").delete([3, 7, 8])
     batch = as_series(pd.DataFrame({"timestamp": stamps, "y": np.arange(9.0)}))

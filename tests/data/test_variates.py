@@ -143,7 +143,7 @@ ROWS = (np.arange(3.0), np.arange(3.0), np.arange(3.0))
     ],
 )
 def test_groups_are_checked(fields: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises((InputError, UnknownNameError), match=message):
         SeriesBatch(**{"values": ROWS, **fields})
 
 
@@ -177,34 +177,6 @@ def test_methods_carry_groups_and_variates() -> None:
     assert (tuple(labels["group"]), tuple(labels["variate"])) == (batch.groups, batch.variates)
     with_units = as_series(np.ones((1, 2, 3)), units=["kW", "°C"], freq="h", start="2020-01-01", seasonality=4)
     assert (with_units.units, with_units.seasonality, with_units.variates) == (("kW", "°C"), 4, ("0", "1"))
-
-
-def test_forecast_has_dims_for_group_and_variate() -> None:
-    batch = as_series(np.arange(24.0).reshape(2, 3, 4), freq="h", start="2020-01-01", units=["a", "b", "c"] * 2)
-    made = forecast(batch)
-    flat = made.to_dataset(truth=np.ones((6, 2)))
-    assert flat["quantile_forecast"].dims == ("series", "quantile", "step")
-    assert flat["group"].values.tolist() == list(batch.groups)
-    before = flat.copy(deep=True)
-    parted = by_variate(flat)
-    xr.testing.assert_identical(flat, before)
-    xr.testing.assert_identical(parted, made.by_variate(truth=np.ones((6, 2))))
-    assert parted.attrs == flat.attrs
-    assert dict(parted.sizes) == {**flat.sizes, "series": 2, "variate": 3}
-    assert set(parted.data_vars) == set(flat.data_vars)
-    assert set(parted.coords) == set(flat.coords) - {"group"}
-    for name, array in flat.variables.items():
-        if name not in ("group", "variate", "series"):
-            assert parted[name].dtype == array.dtype
-    assert parted["units"].dims == ("series", "variate")
-    assert parted["units"].sel(variate="2").values.tolist() == ["c", "c"]
-    for row, (group, variate) in enumerate(zip(batch.groups, batch.variates, strict=True)):
-        one = parted.sel(series=group, variate=variate)
-        np.testing.assert_array_equal(one["quantile_forecast"], flat["quantile_forecast"][row])
-        np.testing.assert_array_equal(one["forecast_timestamp"], flat["forecast_timestamp"][row])
-        np.testing.assert_array_equal(one["sample"], flat["sample"][row])
-    frame = made.to_frame()
-    assert frame.columns[:4].tolist() == ["id", "group", "variate", "step"]
 
 
 def test_gaps_are_missing_values() -> None:

@@ -61,21 +61,6 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
     pd.testing.assert_frame_equal(table_of(path), expected(tasks))
 
 
-@pytest.mark.parametrize("engine", ["single", "processes"])
-def test_a_finished_sweep_is_not_computed_again(tmp_path: Path, table_of: Table, engine: str) -> None:
-    tasks = toys.toy_tasks(6)
-    common = {"notes": tmp_path}
-    told: list[GroupDone] = []
-    summary = run(tmp_path / "store", tasks, common, engine=engine, workers=2, on_done=told.append)
-    assert (summary.finished, summary.resumed, summary.failed) == (6, 0, [])
-    assert Counter(done.task.label for done in told) == Counter(task.label for task in tasks)
-    assert all(done.how == "finished" and done.seconds > 0 for done in told)
-    pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
-    again = run(tmp_path / "store", tasks, common, engine=engine, workers=2)
-    assert (again.finished, again.resumed) == (0, 6)
-    assert len(toys.notes_of(tmp_path, "computed")) == 6
-
-
 def test_two_processes_share_a_store_and_compute_each_group_once(
     tmp_path: Path, start_process: Callable[..., Any], table_of: Table
 ) -> None:
@@ -91,24 +76,6 @@ def test_two_processes_share_a_store_and_compute_each_group_once(
     assert len({pid for _, pid in computed}) == 2
     tasks = toys.toy_tasks(groups)
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
-
-
-def test_a_group_that_another_process_drops_is_taken_over(
-    tmp_path: Path, start_process: Callable[..., Any], wait_for: Callable[..., None]
-) -> None:
-    tasks = toys.toy_tasks(3)
-    process = start_process(toys.hold_lock, tmp_path / "store", tasks[0].key, tmp_path)
-    wait_for(lambda: toys.notes_of(tmp_path, "lock"))
-
-    def drop(done: GroupDone) -> None:
-        # once all but the locked group are finished, its holder dies
-        if done.task is tasks[-1]:
-            process.kill()
-
-    told: list[str] = []
-    summary = run(tmp_path / "store", tasks, on_done=lambda done: (told.append(done.task.label), drop(done))[0])
-    assert summary.finished == 3
-    assert told == ["group 1", "group 2", "group 0"]
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])

@@ -19,7 +19,6 @@ from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.plan import recipes
 from tsfm_lens.sweep.plan.orders import rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, parse_recipe, read_recipe
-from tsfm_lens.sweep.plan.released import released_lists
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
 from tsfm_lens.testing import last_digit
 
@@ -77,24 +76,6 @@ def test_published_recipes_take_what_the_paper_says(
     assert ablated_share(lens.wiring, lens.components(*entry.spec.components)) == (kinds * heads, kinds * of, mlps)
     counted = recipe in ("bolt-released", "bolt-60")
     assert entry.tags["selection"] == ("stable_rank" if counted else "listed")
-
-
-def test_listed_heads_are_the_released_ones_and_one_more_is_kept_from_the_end() -> None:
-    lens = published("timesfm-2.5")
-    lists = released_lists()["timesfm-2.5"]
-    assert lists.heads is not None
-    heads, mlps = heads_of(read_recipe("timesfm-51"), lens)
-    assert mlps == [10, 11]
-    for layer, kept in enumerate(lists.kept):
-        assert len(lists.heads[layer]) == len(set(lists.heads[layer])) == 16 - kept
-        expected = lists.heads[layer] if 7 <= layer <= 13 else lists.heads[layer][:-1]
-        assert heads.get(layer, []) == list(expected)
-    assert "figure 11" in lists.source
-    totals = {"timesfm-2.5": 177, "toto-1": 90, "chronos-bolt": 88, "moirai-1.1": 83}
-    for name, each in released_lists().items():
-        assert sum(each.n_heads - kept for kept in each.kept) == totals[name]
-        for layer, listed in (each.heads or {}).items():
-            assert len(listed) == each.n_heads - each.kept[layer]
 
 
 def test_files_of_both_kinds_say_the_same(tmp_path: Path) -> None:

@@ -154,18 +154,6 @@ def test_a_model_s_settings_decide_the_cell(lens: Lens) -> None:
     assert model_fingerprint(other, model) == plain
 
 
-def test_a_dataset_without_a_scale_stops_no_search(tmp_path: Path) -> None:
-    table = pd.DataFrame({"constant": np.ones(60), "other": np.sin(np.arange(60.0))})
-    table.to_csv(tmp_path / "two.csv", index=False)
-    for search in ("scan", "sequential"):
-        content = {
-            "name": search,
-            "data": [{"source": "file", "path": str(tmp_path / "two.csv"), "horizon": 6, "windows": 2}],
-            "variants": {"heads_at": {"search": search, "layers": [0], "orders": ["stable_rank:low"]}},
-        }
-        assert not run_sweep(config(**content), tmp_path / "store").failed
-
-
 @pytest.mark.parametrize("change", [{"seed": 1}, {"distance_steps": 4}, {"how": "noise"}])
 def test_what_decides_a_number_decides_the_cell(change: dict[str, Any], undisturbed: Path) -> None:
     standing = plan_sweep(config(**change), undisturbed)

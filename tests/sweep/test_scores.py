@@ -129,14 +129,6 @@ def test_sums_of_any_chunks_pool_to_what_gluonts_says_of_the_whole(
         assert_close(got[name], value, depth=10000, what=name)
 
 
-def test_series_without_a_scale_are_in_the_other_metrics_only() -> None:
-    truth, quantiles = np.ones((3, 2)), np.full((3, 9, 2), 3.0)
-    sums = window_scores(truth, quantiles, DECILES, np.array([0.0, np.nan, 4.0]))
-    assert sums["n_scaled"].tolist() == sums["n_interval"].tolist() == [0, 0, 2]
-    assert sums["abs_error"].tolist() == [4.0, 4.0, 4.0]
-    assert pooled({name: value.sum() for name, value in sums.items()})["MASE"] == pytest.approx(0.5)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 @pytest.mark.parametrize("where", ["quantiles", "mean", "samples"])
 def test_a_forecast_that_is_not_finite_is_counted_and_makes_no_number(bad: float, where: str) -> None:

@@ -9,7 +9,7 @@ from simulated_studies import row, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, resilience
-from tsfm_lens.sweep.statistics.pooling import METRICS, dataset_metrics, normalised, per_series, pooled
+from tsfm_lens.sweep.statistics.pooling import METRICS, per_series
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
 
 
@@ -40,22 +40,6 @@ def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
                 assert sums[f"n_{name}"] == of[name].notna().sum()
 
 
-def test_metrics_of_a_dataset_are_pooled_and_not_averaged() -> None:
-    frame = pd.DataFrame(
-        [
-            row("plain", "d", "a", 1.0, scaled_error=10.0, n_scaled=2.0, n=4.0, squared_error_mean=8.0, abs_label=4.0),
-            row("plain", "d", "b", 1.0, scaled_error=2.0, n_scaled=8.0, n=4.0, squared_error_mean=10.0, abs_label=12.0),
-        ]
-    )
-    found = dataset_metrics(frame).loc[("m", "plain", "d")]
-    assert found["MASE"] == pytest.approx(12 / 10)
-    assert found["RMSE"] == pytest.approx(1.5)
-    assert found["NRMSE"] == pytest.approx(1.5 / 2)
-    assert set(METRICS) <= set(found.index)
-    table = pooled(per_series(frame))
-    assert table["MASE"].tolist() == [5.0, 0.25]
-
-
 def test_damaged_rows_are_refused() -> None:
     frame = study({"plain": {"d": [1.0, 2.0]}, "v": {"d": [1.0, 2.0]}})
     with pytest.raises(InputError, match="there twice: model 'm', variant 'plain', dataset 'd', item 's1'"):
@@ -74,24 +58,6 @@ def test_damaged_rows_are_refused() -> None:
         changes(per_series(frame, ["CRPS"]))
     with pytest.raises(InputError, match="at least 100"):
         changes(frame, replicates=5)
-
-
-def test_ratios_to_the_seasonal_naive_forecast() -> None:
-    frame = study({"plain": {"a": [1.0], "b": [3.0]}, "v": {"a": [2.0], "b": [3.0]}})
-    naive = study({"seasonal_naive": {"a": [2.0], "b": [6.0]}}).assign(model="")
-    found = normalised(dataset_metrics(pd.concat([frame, naive])))["MASE"]
-    assert found.to_dict() == {
-        ("m", "plain", "a"): 0.5,
-        ("m", "plain", "b"): 0.5,
-        ("m", "v", "a"): 1.0,
-        ("m", "v", "b"): 0.5,
-    }
-    with pytest.raises(InputError, match="seasonal naive"):
-        normalised(dataset_metrics(frame))
-    with pytest.raises(InputError, match="more than one"):
-        normalised(dataset_metrics(pd.concat([frame, naive, naive.assign(model="other")])))
-    nowhere = normalised(dataset_metrics(pd.concat([frame, naive[naive["dataset"] == "a"]])))["MASE"]
-    assert np.isnan(nowhere[("m", "v", "b")])
 
 
 def test_a_change_by_hand() -> None:

@@ -116,22 +116,6 @@ def test_a_variant_is_named_by_what_it_ablates() -> None:
     assert VariantSpec(("a", "b")).id == VariantSpec(("b", "a", "b")).id
 
 
-@pytest.mark.parametrize("how", ["mean", "resample", "noise"])
-def test_other_replacements_are_those_of_the_lens(how: str) -> None:
-    lens = load("bolt-nano")
-    context, reference = bundled("co2").tail(96), bundled("electricity", "elnino").tail(96)
-    spec = variant_spec(lens, ["decoder.1.cross_attn.1", "decoder.0.mlp"], how, 5)
-    options = {"reference": reference} if how != "noise" else {}
-    options |= {"seed": 5} if how != "mean" else {}
-    with lens.ablate("decoder.1.cross_attn.1", "decoder.0.mlp", how=how, **options):
-        expected = lens.forecast(context, 8).quantiles
-    with lens.edit(*spec.to_variant(lens, options.get("reference"), 8).interventions):
-        np.testing.assert_array_equal(lens.forecast(context, 8).quantiles, expected)
-    if how != "noise":
-        with pytest.raises(InputError, match="reference"):
-            spec.to_variant(lens)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_of_every_architecture_runs(name: str) -> None:
     lens = lens_of(name)

@@ -322,6 +322,12 @@ class SeriesBatch:
         return cls(**fields)
 
 
+def batch_of(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
+    """Make a batch of its series, each a mapping of the same fields."""
+    fields = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else ("values",))}
+    return SeriesBatch(**fields, **common)
+
+
 @lru_cache(maxsize=64)
 def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
     """Generate timestamps from a start, within those that pandas can hold."""

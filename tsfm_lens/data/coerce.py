@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency
+from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
 from tsfm_lens.data.files import in_units, read_series
 from tsfm_lens.data.frames import from_frame
 from tsfm_lens.data.frequencies import stamp_frequency
@@ -25,8 +25,6 @@ FIELDS = (
     *("feat_dynamic_real", "past_feat_dynamic_real", "feat_static_real", "feat_static_cat"),
 )
 """Of gluonts's data entries and of Chronos-2's inputs."""
-Covariates = dict[str, tuple[np.ndarray, np.ndarray | None, tuple[str, ...] | None]]
-"""Past, future or None, and categories or None of each covariate, by name."""
 _TEXT_ONLY = ("delimiter", "decimal", "encoding", "header")
 _LEVELS = ("id_column", "time_column", "time_format")
 
@@ -175,22 +173,19 @@ def _items(items: Sequence[Any], names: tuple[str, ...] | None, freq: str | None
         if len(with_times) < len(items):
             raise InputError("some series have timestamps and others are arrays; give all alike")
         return SeriesBatch.concat([_from_pandas(item, freq) for item in with_times])
-    values: list[np.ndarray] = []
-    groups: list[str] = []
-    variates: list[str] = []
+    rows: list[dict[str, Any]] = []
     for name, item in zip(names, items, strict=True):
         array = to_floats(item, f"series {name!r}")
         if array.ndim not in (1, 2) or not len(np.atleast_2d(array)):
             raise InputError(f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)")
-        labels = [""] if array.ndim == 1 else [str(index) for index in range(len(array))]
-        values += list(np.atleast_2d(array))
-        groups += [name] * len(labels)
-        variates += labels
-    return SeriesBatch(tuple(values), _ids(groups, variates), groups=tuple(groups), variates=tuple(variates))
+        for index, values in enumerate(np.atleast_2d(array)):
+            variate = "" if array.ndim == 1 else str(index)
+            rows.append({"values": values, "ids": _id(name, variate), "groups": name, "variates": variate})
+    return batch_of(rows)
 
 
-def _ids(groups: Sequence[str], variates: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{group}/{variate}" if variate else group for group, variate in zip(groups, variates, strict=True))
+def _id(group: str, variate: str) -> str:
+    return f"{group}/{variate}" if variate else group
 
 
 def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
@@ -202,7 +197,7 @@ def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
         raise InputError(f"{len(items)} series came with {len(names)} ids")
     check_unique(names)
     groups = tuple(names[number] for number in batch.group_index)
-    return replace(batch, ids=_ids(groups, batch.variates), groups=groups)
+    return replace(batch, ids=tuple(map(_id, groups, batch.variates)), groups=groups)
 
 
 def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesBatch:
@@ -229,8 +224,7 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> Seri
     freqs = {start.freqstr if isinstance(start, pd.Period) else "" for start in starts}
     if freq is None and len(freqs) == 1 and "" not in freqs:
         freq = stamp_frequency(freqs.pop())
-    columns: dict[str, Any] = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else ("values",))}
-    return SeriesBatch(**columns, freq=freq)
+    return batch_of(rows, freq=freq)
 
 
 def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
@@ -238,30 +232,29 @@ def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
     targets = np.atleast_2d(to_floats(entry["target"], f"the target of {group!r}"))
     if targets.ndim != 2:
         raise InputError(f"the target of {group!r} has shape {targets.shape}, expected (time,) or (variate, time)")
-    covariates = _features(entry, group, targets.shape[1]) | _named(entry, group, targets.shape[1])
+    covariates = [*_features(entry, group, targets.shape[1]), *_named(entry, group, targets.shape[1])]
     single = ("target" if covariates else "",)
     names = single if len(targets) == 1 else tuple(map(str, range(len(targets))))
-    members: list[tuple[Any, ...]] = [
-        (name, "target", values, None, None) for name, values in zip(names, targets, strict=True)
-    ]
-    for role in ("past", "known"):
-        members += [
-            (name, role, *each) for name, each in covariates.items() if (each[1] is not None) == (role == "known")
-        ]
+    rows = [_row(name, values) | {"roles": "target"} for name, values in zip(names, targets, strict=True)]
+    rows += sorted(covariates, key=lambda row: row["roles"] == "known")
     start = entry.get("start")
     common = {
         "groups": group,
         "static": {name: entry[name] for name in ("feat_static_real", "feat_static_cat") if name in entry},
         "starts": None if start is None else start_time(start, f" of {group!r}"),
     }
-    fields = ("variates", "roles", "values", "futures", "categories")
-    rows = [dict(zip(fields, member, strict=True)) | common for member in members]
-    return [row | {"ids": f"{group}/{row['variates']}" if row["variates"] else group} for row in rows]
+    return [row | common | {"ids": _id(group, row["variates"])} for row in rows]
 
 
-def _features(entry: Mapping[str, Any], group: str, steps: int) -> Covariates:
-    """Return gluonts's covariates, which have no names."""
-    covariates: Covariates = {}
+def _row(
+    name: str, values: np.ndarray, future: np.ndarray | None = None, categories: tuple[str, ...] | None = None
+) -> dict[str, Any]:
+    role = "past" if future is None else "known"
+    return {"variates": name, "roles": role, "values": values, "futures": future, "categories": categories}
+
+
+def _features(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[str, Any]]:
+    """Yield gluonts's covariates, which have no names."""
     for field in ("past_feat_dynamic_real", "feat_dynamic_real"):
         if entry.get(field) is None:
             continue
@@ -272,17 +265,15 @@ def _features(entry: Mapping[str, Any], group: str, steps: int) -> Covariates:
         if rows.shape[1] < steps or (not has_future and rows.shape[1] > steps):
             raise InputError(f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}")
         for place, values in enumerate(rows):
-            covariates[f"{field}/{place}"] = (values[:steps], values[steps:] if has_future else None, None)
-    return covariates
+            yield _row(f"{field}/{place}", values[:steps], values[steps:] if has_future else None)
 
 
-def _named(entry: Mapping[str, Any], group: str, steps: int) -> Covariates:
-    """Return Chronos-2's covariates."""
+def _named(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[str, Any]]:
+    """Yield Chronos-2's covariates."""
     pasts, futures = (_by_name(entry, field, group) for field in ("past_covariates", "future_covariates"))
     for name in futures:
         if name not in pasts:
             raise InputError(f"covariate {name!r} of {group!r} has a future and no past_covariates")
-    covariates: Covariates = {}
     for name, values in pasts.items():
         what = f"covariate {name!r} of {group!r}"
         past = plain_array(values, what)
@@ -294,8 +285,7 @@ def _named(entry: Mapping[str, Any], group: str, steps: int) -> Covariates:
         # categories are numbered over both, and numbers beside text stay what they are
         both = np.concatenate([past.astype(object), future.astype(object)])
         numbers, categories = numbers_or_categories(both, name)
-        covariates[name] = (numbers[:steps], numbers[steps:] if name in futures else None, categories)
-    return covariates
+        yield _row(name, numbers[:steps], numbers[steps:] if name in futures else None, categories)
 
 
 def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch
+from tsfm_lens.data.batch import SeriesBatch, batch_of
 from tsfm_lens.errors import InputError, unknown_name
 
 
@@ -201,8 +201,7 @@ class EvaluationSet:
                 values, note = _usable(context, skip, name)
                 notes += note
                 rows.append({"values": values, "ids": name, "starts": start, "groups": window.id, "variates": variate})
-        columns: dict[str, Any] = {field: tuple(row[field] for row in rows) for field in rows[0]}
-        batch = SeriesBatch(**columns, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes))
+        batch = batch_of(rows, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes))
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, known_frequency, refuse_gaps
+from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, refuse_gaps
 from tsfm_lens.data.formulas import NUMBER
 from tsfm_lens.data.tables import without_arrow
 from tsfm_lens.data.text import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
@@ -85,19 +85,15 @@ def from_frame(
     numbers = _all_numbers(frame, columns)
     covariates = {name: (role, *_covariate(frame[name], str(name))) for name, role in roles.items()}
     items = [tuple(columns)] if variates is not None else [(column,) for column in columns]
-    fields: dict[str, list[Any]] = {
-        name: [] for name in ("values", "ids", "groups", "variates", "roles", "futures", "categories", "starts")
-    }
+    series: list[dict[str, Any]] = []
     for place, (group, rows) in enumerate(groups):
         grid = None if grids is None else grids[place]
         for item in items:
             name = group if len(items) == 1 and (grouped or group) else "/".join(filter(None, (group, str(item[0]))))
             for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates, frame.index):
                 row |= {} if grouped else {"ids": name, "variates": ""}
-                for field, value in (row | {"groups": name, "starts": None if grid is None else grid.start}).items():
-                    fields[field].append(value)
-    whole: dict[str, Any] = {name: tuple(column) for name, column in fields.items()}
-    return SeriesBatch(**whole, freq=freq if grids is None else grids[0].freq, notes=tuple(notes))
+                series.append(row | {"groups": name, "starts": None if grid is None else grid.start})
+    return batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes))
 
 
 def _item_rows(

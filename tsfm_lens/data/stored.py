@@ -47,24 +47,17 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
     plain = file.name.lower().removesuffix(".gz")
     if not plain.endswith((".json", ".jsonl", ".arrow", ".feather", ".parquet")):
         raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
-    axes: set[int] = set()
     try:
         for entry in _json_rows(file) if plain.endswith((".json", ".jsonl")) else arrow_rows(file):
             if not isinstance(entry, dict) or "target" not in entry or "start" not in entry:
                 holds = f"entries with {', '.join(map(str, entry))}" if isinstance(entry, dict) else repr(entry)[:80]
                 raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
-            target = np.asarray(entry["target"], dtype=np.float32)
-            axes.add(target.ndim)
-            if not axes <= {1, 2} or len(axes) > 1:
-                raise ValueError(f"targets with {' and '.join(map(str, sorted(axes)))} axes")
-            yield entry | {"target": target}
+            yield entry | {"target": np.asarray(entry["target"], dtype=np.float32)}
     except InputError:
         raise
     except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
         # a line of JSON may be long
         raise InputError(f"{file} is no dataset of gluonts: {str(error)[:200]}") from error
-    if not axes:
-        raise InputError(f"{file} holds no entry, expected 'start' and 'target'")
 
 
 def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
