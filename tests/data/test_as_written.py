@@ -117,6 +117,8 @@ REFUSED = {
     "a cell among numbers": ("a,b\n1,2\nx,3\n4,5\n", "column 'a' holds 'x' in row 3, which is not a number"),
     "a short row": ("a,b\n1,2\n3\n", "row 3 has 1 cells"),
     "a quote too many": ('a,b\n1,"2\n3,4\n', "quotation mark"),
+    "swallowed rows": ('a,b\n1,"2\n3,4\n5,6"\n', "goes over several lines"),
+    "no name": ("a,,c\n1,2,3\n", "has no name"),
     "NUL": ("a,b\n1,\0\n", "row 2 holds a NUL"),
     "other encoding": ("Größe,b\n1,2\n".encode("cp1252"), r"not text in UTF-8.*encoding='cp1252'"),
     "names or values": ("a,5\nb,6\n", "may be names or values; give header="),
@@ -149,6 +151,13 @@ def test_headers_and_single_columns(reading: Any, text: str, options: dict, ids:
     assert batch.ids == tuple(ids)
     for values, expected in zip(batch.values, columns, strict=True):
         np.testing.assert_array_equal(values, expected)
+
+
+def test_text_that_tells_series_apart_is_never_left_out(reading: Any) -> None:
+    text = "Shop name,sales\nNord,1\nSüd,2\nNord,3\nSüd,4\n"
+    with pytest.raises(InputError, match=r"rows differ in 'Shop name' \(text such as 'Nord'\).*id_column=…"):
+        reading(text)
+    assert reading(text, id_column="Shop name").ids == ("Nord", "Süd")
 
 
 def test_what_is_not_read_is_noted(reading: Any) -> None:

@@ -18,7 +18,6 @@ from tsfm_lens.data import (
     EvaluationSet,
     SeriesBatch,
     Window,
-    as_series,
     bundled,
     gluonts_set,
     holdout_sets,
@@ -240,15 +239,6 @@ REFUSED = {
 def test_refused_with_a_message_that_names_the_place(make: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_one_set_a_frequency_and_season() -> None:
-    batch = SeriesBatch.concat([bundled("co2"), bundled("nile"), bundled("elnino")])
-    found = holdout_sets(batch, 3, name="mixed")
-    assert [(each.name, each.n_series) for each in found] == [("mixed/MS", 2), ("mixed/YS-JAN", 1)]
-    seasons = SeriesBatch.concat([as_series([[1.0, 2, 3]], ids=["a"], seasonality=s) for s in (1,)])
-    seasons = SeriesBatch.concat([seasons, as_series([[1.0, 2, 3]], ids=["b"], seasonality=2)])
-    assert [each.name for each in holdout_sets(seasons, 1)] == ["series/unknown/season-1", "series/unknown/season-2"]
 
 
 def test_other_forms_of_gluonts_datasets() -> None:

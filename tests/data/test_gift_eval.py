@@ -124,17 +124,6 @@ def test_windows_are_the_benchmarks(
         assert ours.context.dtype == np.float32
 
 
-def test_values_stay_in_the_mapped_file(write_folder: Writer, tmp_path: Path) -> None:
-    write_folder(tmp_path / "solar/D", walks([900]), "D")
-    (found,) = gift_eval(tmp_path, "solar/D")
-    first, last = found.windows[0].context, found.windows[-1].context
-    assert np.shares_memory(first, last)
-    owner = first
-    while isinstance(owner, np.ndarray) and owner.base is not None:
-        owner = owner.base
-    assert not isinstance(owner, np.ndarray)
-
-
 @pytest.mark.parametrize("variates", [0, 3])
 def test_the_layout_is_that_of_the_datasets_library(write_folder: Writer, tmp_path: Path, variates: int) -> None:
     hub = pytest.importorskip("datasets")

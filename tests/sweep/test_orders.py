@@ -147,20 +147,6 @@ def test_attribution_is_what_the_forecast_gains_when_the_head_writes() -> None:
             stream = stream + acts[f"decoder_blocks.{layer}.mlp.hook_out"]
 
 
-def test_attention_entropy_is_that_of_the_patterns() -> None:
-    lens = lens_of("chronos-bolt")
-    series = bundled("co2").tail(40)
-    scores = head_scores(lens, "attention_entropy", series, 6)
-    with torch.no_grad():
-        _, acts = lens.run_with_cache(
-            lens.encode(series, horizon=6), names_filter="decoder_blocks.*.cross_attn.hook_pattern"
-        )
-    for layer in range(3):
-        p = acts[f"decoder_blocks.{layer}.cross_attn.hook_pattern"][0].double().numpy()
-        expected = -np.where(p > 0, p * np.log(np.where(p > 0, p, 1.0)), 0.0).sum(-1).mean(-1)
-        assert_close(scores.sel(layer=str(layer)), expected, depth=100, dtype=np.float32)
-
-
 def test_rankings_name_the_first_to_go_and_agree_with_the_choice_of_heads() -> None:
     lens = load("bolt-nano")
     found = rankings(lens, ["stable_rank", "random:0..2"])

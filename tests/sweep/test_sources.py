@@ -50,19 +50,6 @@ def multivariate(tmp_path: Path) -> tuple[Path, np.ndarray]:
     return tmp_path / "multi.csv", values
 
 
-@pytest.fixture
-def shops(tmp_path: Path) -> tuple[Path, np.ndarray]:
-    """Four shops in columns of odd names, and their sales (shop, day)."""
-    values = numbers((4, 40), 1)
-    columns = {
-        "Shop name": np.repeat(["Nord", "Süd", "May", "West"], 40),
-        "When?": np.tile(DAYS.strftime("%d %b %Y"), 4),
-        "Sales (€)": values.ravel(),
-    }
-    pd.DataFrame(columns).to_csv(tmp_path / "odd.csv", index=False)
-    return tmp_path / "odd.csv", values
-
-
 def test_columns_of_a_file_are_the_variates_of_an_item(multivariate: tuple[Path, np.ndarray]) -> None:
     path, values = multivariate
     (found,) = sets(file(path, variates=["wind", "y2"], windows=2, stride=3, seasonality=7))
@@ -78,21 +65,6 @@ def test_columns_of_a_file_are_the_variates_of_an_item(multivariate: tuple[Path,
     assert [window.item for window in apart.windows] == ["a/wind", "a/y2", "b/wind", "b/y2"]
     assert apart.name == "mine"
     assert {window.n_variates for window in apart.windows} == {1}
-
-
-def test_text_that_tells_series_apart_is_never_left_out(shops: tuple[Path, np.ndarray]) -> None:
-    path, values = shops
-    with pytest.raises(InputError, match=r"odd\.csv: rows differ in 'Shop name' \(text such as 'Nord'\)") as e:
-        sets(file(path))
-    assert "Name the column of ids with id_column=…" in str(e.value)
-    when = {"time_column": "When?", "time_format": "%d %b %Y"}
-    # naming the dates alone leaves four values a day
-    with pytest.raises(InputError, match=r"rows differ in 'Shop name' .*Name the column of ids with id_column=…"):
-        sets(file(path, **when))
-    (found,) = sets(file(path, id_column="Shop name", seasonality=7, **when))
-    assert (found.freq, found.seasonality, found.notes) == ("D", 7, ())
-    assert [window.item for window in found.windows] == ["Nord", "Süd", "May", "West"]
-    np.testing.assert_array_equal([window.label[0] for window in found.windows], values[:, -4:])
 
 
 @pytest.mark.parametrize(
@@ -180,23 +152,6 @@ def test_gluonts_files_are_what_gluonts_reads(tmp_path: Path, name: str, variate
         series = np.atleast_2d(entry["target"])
         np.testing.assert_array_equal(first.label, series[:, -8:-4])
         np.testing.assert_array_equal(np.hstack([last.context, last.label]), series)
-
-
-def test_gluonts_folders_are_read_by_name_in_any_spelling_of_frequency(tmp_path: Path) -> None:
-    rows = [{"start": "2021-03-31", "target": each.tolist()} for each in numbers((4, 20))]
-    rows[2]["target"][3] = "NaN"
-    whole = write_lines(tmp_path / "whole.json", rows)
-    (tmp_path / "parts").mkdir()
-    for number, row in reversed(list(enumerate(rows))):
-        write_lines(tmp_path / "parts" / f"{number}.json", [row])
-    (tmp_path / "parts" / ".hidden").write_text("no data")
-    month, week = ("MS", "2021-03-01"), ("W-MON", "2021-03-29")
-    for freq, (alias, start) in {"M": month, "MS": month, "W-SUN": week, "15T": ("15min", "2021-03-31")}.items():
-        (one,) = sets(gluonts(whole, freq=freq, name="set"))
-        (parts,) = sets(gluonts(tmp_path / "parts", freq=freq, name="set"))
-        assert one.fingerprint() == parts.fingerprint()
-        assert (one.freq, one.windows[0].start) == (alias, pd.Timestamp(start))
-        assert np.isnan(one.windows[2].context[0]).tolist() == [False] * 3 + [True] + [False] * 12
 
 
 def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

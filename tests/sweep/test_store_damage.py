@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import struct
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -134,21 +133,3 @@ def test_a_store_json_that_is_gone_or_changed_is_made_anew(store: Store, name: s
     assert Store(store.path, create=False).damaged() == []
     # what stood under the other name is nobody's, and stays
     assert name in (None, "changed") or (store.path / name).read_bytes() == before
-
-
-def test_a_file_beside_a_store_that_lost_its_cells_is_named_with_the_way_out(store: Store) -> None:
-    (store.path / "store.json").rename(store.path / "it's a copy")
-    (store.path / "cells").rmdir()
-    with pytest.raises(StoreError, match=r"holds it's a copy: .* run the same command again: mv ") as caught:
-        Store(store.path)
-    subprocess.run(str(caught.value).partition("again: ")[2], shell=True, check=True)
-    assert Store(store.path, values=toys.VALUES).done() == set()
-    # of somebody else's folder, nothing is to be moved
-    (store.path / "store.json").unlink()
-    (store.path / "cells").rmdir()
-    for name in ("thesis", "photos"):
-        (store.path / name).mkdir()
-    # folders of cells have names of two hexadecimal digits
-    (store.path / "cells" / "biopsies").mkdir(parents=True)
-    with pytest.raises(StoreError, match=r"holds photos: give a new or empty folder$"):
-        Store(store.path)

@@ -214,9 +214,7 @@ class SeriesBatch:
             if group not in last and place:
                 raise InputError(f"group {group!r} begins with covariate {name!r}; expected its target first")
             if place < last.get(group, 0):
-                raise InputError(
-                    f"{role} series {name!r} of group {group!r} stands after a {ROLES[last[group]]} covariate"
-                )
+                raise InputError(f"{role} series {name!r} of {group!r} stands after a {ROLES[last[group]]} covariate")
             last[group] = place
 
     def noted(self, notes: Sequence[str]) -> SeriesBatch:

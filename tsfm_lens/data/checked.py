@@ -45,9 +45,7 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
         raise InputError(f"{what} {str(file)!r} is nested too deeply to be read; expected {fields}") from None
     except (ValueError, OverflowError) as error:
         # a date that is none, a number of thousands of digits
-        raise InputError(
-            f"{what} {str(file)!r} holds a value that is none: {error}; a text stands in quotes"
-        ) from error
+        raise InputError(f"{what} {str(file)!r} holds a value that is none: {error}; quote a text") from error
     if not isinstance(content, dict):
         raise InputError(f"{what} {str(file)!r} holds {type(content).__name__}, expected {fields}")
     return content

@@ -40,9 +40,8 @@ def remove_motif(
         length = len(values)
         first, last = (start + length if start < 0 else start), (stop + length if stop <= 0 else stop)
         if not 0 <= first < last <= length or last - first == length:
-            raise InputError(
-                f"the motif [{start}, {stop}) of series {name!r} is empty, all of it, or outside its {length} steps"
-            )
+            where = f"is empty, all of it, or outside its {length} steps"
+            raise InputError(f"the motif [{start}, {stop}) of series {name!r} {where}")
         if every is not None and every <= last - first:
             raise InputError(f"every {every} steps leaves nothing between motifs of {last - first} steps")
         mask = np.zeros(length, dtype=bool)

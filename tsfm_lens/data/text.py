@@ -100,9 +100,8 @@ class TextTable:
         texts = pc.utf8_trim_whitespace(self.columns[name])
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
         forms = {**_NUMBERS, "thousands": _THOUSANDS}
-        return cells, {
-            sign: _mask(pc.fill_null(pc.match_substring_regex(cells, form), True)) for sign, form in forms.items()
-        }
+        masks = {sign: pc.match_substring_regex(cells, form) for sign, form in forms.items()}
+        return cells, {sign: _mask(pc.fill_null(mask, True)) for sign, mask in masks.items()}
 
 
 def read_table(
@@ -208,22 +207,16 @@ def _rows(text: str, sign: str) -> list[list[str]]:
         if len(row) != width:
             raise InputError(_uneven(sign.join(row), number, len(row), width, sign))
         if quoted and any(sign in cell and ("\n" in cell or "\r" in cell) for cell in row):
-            raise InputError(
-                f"a cell of row {number} goes over several lines; a quotation mark is missing or one too many"
-            )
+            raise InputError(f"a cell of row {number} goes over several lines; a quotation mark is amiss")
     return rows
 
 
 def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
     message = f"row {number} has {cells} cells and the first row {width}: {text[:80]!r}"
     if sign == "," and cells > width:
-        more = (
-            "delimiter=';' and decimal=','" if width == 1 else "decimal=',' and another delimiter, or quote the numbers"
-        )
+        more = "delimiter=';' and decimal=','" if width == 1 else "decimal=',' and another delimiter, or quotes"
         return f"{message}. If the comma is the decimal sign, the file needs {more}"
-    return (
-        message if sign in text else f"{message}. If {_DELIMITERS.get(sign, repr(sign))} part nothing, give delimiter=…"
-    )
+    return message if sign in text else f"{message}. If {_DELIMITERS.get(sign, sign)} part nothing, give delimiter=…"
 
 
 def _has_header(first: Sequence[str]) -> bool:

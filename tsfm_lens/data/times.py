@@ -295,9 +295,7 @@ def _all_grids(
     grids = [grid(*group, freq) for group in groups]
     freqs = sorted({each.freq for each in grids if each.freq is not None})
     if len(freqs) > 1:
-        raise InputError(
-            f"the series have different frequencies ({', '.join(freqs)}); read them in batches of one frequency each"
-        )
+        raise InputError(f"the series have different frequencies ({', '.join(freqs)}); read them apart")
     # of fewer than three timestamps nothing can be inferred; they are to fit the others' grid
     step = freqs[0] if freqs else None
     return [each if each.freq == step else grid(*group, step) for each, group in zip(grids, groups, strict=True)]

@@ -102,9 +102,7 @@ class Recipe(Strict):
 
 def recipe_names() -> list[str]:
     """List the recipes that come with the package, also those that their publication leaves open."""
-    return sorted(
-        file.name.removesuffix(".yaml") for file in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir()
-    )
+    return sorted(Path(file.name).stem for file in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir())
 
 
 def read_recipe(source: str | Path) -> Recipe:

@@ -188,9 +188,8 @@ def heads_at(
         counts = results.of(str(model), "head_counts")
         best_rows = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
         table.loc[best_rows.index, "order_stands"] = _orders_that_stand(results, counts, best_rows, metric)
-        table.loc[rows_of_model.index, "leads"] = (
-            rows_of_model["layer"].map(_layers_that_lead(results, counts)).fillna("")
-        )
+        leads = rows_of_model["layer"].map(_layers_that_lead(results, counts))
+        table.loc[rows_of_model.index, "leads"] = leads.fillna("")
     names = ["model", "layer", "order", "ablated", "of", "kept", "better", "change", "judged_by", "order_stands"]
     about = {"tolerance": tolerance, "metric": metric, "search": search}
     title = "Heads that each layer must keep"
@@ -224,18 +223,13 @@ def by_dataset(results: Results, limits: pd.DataFrame, tolerance: float, cap: fl
     for model, entries in results.by_model("head_counts"):
         mine = limits[limits["better"] & (limits["model"] == model)]
         complete = results.changes(entries)["change"]
-        whole = (
-            entries[entries["ablated"] == entries["of"]]
-            .drop_duplicates("layer")
-            .set_index("layer")["variant"]
-            .map(complete)
-        )
+        ends = entries[entries["ablated"] == entries["of"]].drop_duplicates("layer")
+        whole = ends.set_index("layer")["variant"].map(complete)
         layers = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(["kept", "whole"])
         # the two ends, or the only layer
         for row in layers.iloc[[-1, 0][: len(layers)]].to_dict("records"):
-            line = entries[(entries["layer"] == row["layer"]) & (entries["order"] == row["order"])].sort_values(
-                "ablated"
-            )
+            own = (entries["layer"] == row["layer"]) & (entries["order"] == row["order"])
+            line = entries[own].sort_values("ablated")
             if len(line):
                 parts.append(_panel(results, line, tolerance).assign(kept=row["kept"]))
     names = ["model", "layer", "kept", "order", "ablated", "of", "dataset", "mase", "change", "largest_within"]
@@ -261,12 +255,10 @@ def recipes(results: Results) -> pd.DataFrame | None:
     parts = []
     for model, entries in results.by_model("recipes", "random", "components"):
         counts = resilience(results.rows(model, list(entries["variant"]))).set_index("variant")
-        entries = entries.assign(
-            recipe=entries["recipe"].fillna(entries["label"]), selection=entries["selection"].fillna("listed")
-        )
-        entries = entries.assign(
-            **{name: entries["variant"].map(counts[name]) for name in ("n_resilient", "n_improved", "n_datasets")}
-        )
+        words = {"recipe": entries["recipe"].fillna(entries["label"])}
+        words["selection"] = entries["selection"].fillna("listed")
+        of_sets = ("n_resilient", "n_improved", "n_datasets")
+        entries = entries.assign(**words, **{name: entries["variant"].map(counts[name]) for name in of_sets})
         by_metric = pd.concat([results.measured(entries, metric) for metric in TABLE_METRICS])
         # the metrics of an entry stand together
         parts.append(by_metric.sort_index(kind="stable").rename(columns=_SIZES))
@@ -318,15 +310,9 @@ def _table(
             table[name] = pd.to_numeric(table[name]).fillna(-1).astype(int)
         else:
             table[name] = table[name].astype(float)
-    about: dict[str, Any] = {
-        "kind": f"sweep_{kind}",
-        "title": title,
-        "source": SOURCE,
-        "confidence": results.statistics.confidence,
-    }
+    about: dict[str, Any] = {"kind": f"sweep_{kind}", "title": title, "source": SOURCE}
+    about["confidence"] = results.statistics.confidence
     if "method" in rows:
         about |= {"test": "; ".join(dict.fromkeys(rows["method"].dropna())), "correction": "Holm"}
-    about |= dict(results.attrs)
-    about |= attrs
-    table.attrs.update(about)
+    table.attrs.update(about | dict(results.attrs) | attrs)
     return table

@@ -144,9 +144,8 @@ def _values(setting: Any) -> Any:
     if hasattr(setting, "to_dict"):
         setting = setting.to_dict()
     elif not isinstance(setting, dict):
-        setting = (
-            getattr(setting, "__dict__", {}) if type(setting).__name__.lower().endswith(("config", "settings")) else {}
-        )
+        holds_settings = type(setting).__name__.lower().endswith(("config", "settings"))
+        setting = getattr(setting, "__dict__", {}) if holds_settings else {}
     return {str(key): _values(value) for key, value in setting.items() if key not in _PROVENANCE}
 
 

@@ -123,12 +123,9 @@ class Sweep:
         self.sets = config.evaluation_sets()
         self.repeats = repeats(self.sets)
         self.lenses = {model.title: open_model(model, device) for model in config.models}
-        self.models = {
-            model.title: ModelCells(config, model, self.lenses[model.title], self.sets) for model in config.models
-        }
-        self.plans = {
-            model.title: ModelPlan(self.lenses[model.title], model, config, self.sets) for model in config.models
-        }
+        of_models = [(model.title, self.lenses[model.title], model) for model in config.models]
+        self.models = {title: ModelCells(config, model, lens, self.sets) for title, lens, model in of_models}
+        self.plans = {title: ModelPlan(lens, model, config, self.sets) for title, lens, model in of_models}
         for name, times in Counter(read_recipe(source).name for source in config.variants.recipes).items():
             if times > 1:
                 raise InputError(f"two recipes are called {name!r}; give each its own name in its file")

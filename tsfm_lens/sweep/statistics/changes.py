@@ -365,8 +365,6 @@ def resilience(frame: pd.DataFrame, *, metric: str = "MASE", tolerance: float = 
     """Count by model and variant the datasets on which it does little harm, and those on which it does good."""
     table = dataset_changes(frame, metric=metric)
     change = table["change"]
-    flags = table.assign(
-        n_resilient=change < tolerance, n_improved=change < 0, n_datasets=change.notna(), n_left_out=change.isna()
-    )
-    names = ["n_resilient", "n_improved", "n_datasets", "n_left_out"]
-    return flags.groupby(["model", "variant"], sort=True)[names].sum().astype(int).reset_index()
+    flags = {"n_resilient": change < tolerance, "n_improved": change < 0, "n_datasets": change.notna()}
+    by = table[["model", "variant"]].assign(**flags, n_left_out=change.isna()).groupby(["model", "variant"], sort=True)
+    return by.sum().astype(int).reset_index()

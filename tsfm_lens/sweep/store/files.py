@@ -135,9 +135,7 @@ def trouble(error: OSError, path: Path) -> StoreError:
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         origin = Path(error.filename) if error.filename else path
-        blocking = next(
-            (place for place in (origin, path, *path.parents) if place.is_file() or place.is_symlink()), path
-        )
+        blocking = next((each for each in (origin, path, *path.parents) if each.is_file() or each.is_symlink()), path)
         return StoreError(
             f"{path} should be or be in a folder, but a file stands in its way. Move it aside and run the same command "
             f"again: mv {shlex.quote(str(blocking))} {shlex.quote(f'{blocking}.aside')}. Or choose another folder."
@@ -152,9 +150,8 @@ def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) 
     """Bring the rows of a group into the store's form, one cell after the other, or refuse them."""
     table = pa.Table.from_pandas(rows, preserve_index=False) if isinstance(rows, pd.DataFrame) else rows
     names = table.column_names
-    schema = schema_of(
-        [*KEY_COLUMNS, *(values if values is not None else [name for name in names if name not in KEY_COLUMNS])]
-    )
+    numbers = [name for name in names if name not in KEY_COLUMNS] if values is None else values
+    schema = schema_of([*KEY_COLUMNS, *numbers])
     if wrong := sorted(set(schema.names) ^ set(names)):
         raise InputError(f"rows of a sweep have the columns {', '.join(sorted(names))}; missing or unknown: {wrong}")
     try:

@@ -80,9 +80,7 @@ class Store:
         self.values: tuple[str, ...] | None = None if value_names is None else tuple(value_names)
         if values is not None and self.values is not None and set(values) != set(self.values):
             differ = ", ".join(sorted(set(values) ^ set(self.values)))
-            raise StoreError(
-                f"{self.path} holds other columns than this tsfm-lens writes ({differ}): choose a new folder."
-            )
+            raise StoreError(f"{self.path} holds other columns than tsfm-lens writes ({differ}): choose a new folder.")
 
     def _open(self, create: bool, values: Sequence[str] | None) -> Mapping[str, Any]:
         marker = self.path / "store.json"
@@ -204,9 +202,8 @@ class Store:
         if not tables:
             schema = schema_of(columns if columns is not None else (*KEY_COLUMNS, *(self.values or ())))
             text = pa.dictionary(pa.int32(), pa.string())
-            return pa.schema(
-                [(each.name, text if each.type == pa.string() else each.type) for each in schema]
-            ).empty_table()
+            types = [(each.name, text if each.type == pa.string() else each.type) for each in schema]
+            return pa.schema(types).empty_table()
         try:
             return pa.concat_tables(tables).unify_dictionaries()
         except pa.ArrowInvalid:
