@@ -82,7 +82,12 @@ def from_frame(
     if times is not None:
         grids, more = grids_of(times, [(group or str(columns[0]), rows) for group, rows in groups], frame.index, freq)
         notes += more
-    numbers = _all_numbers(frame, columns)
+    kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
+    if all(isinstance(kinds[column], np.dtype) and kinds[column].kind == "f" for column in columns):
+        # one by one, a hundred thousand columns take a minute
+        numbers = dict(zip(columns, frame[columns].to_numpy(dtype=np.float64).T, strict=True))
+    else:
+        numbers = {column: _numbers(frame[column], str(column)) for column in columns}
     covariates = {name: (role, *_covariate(frame[name], str(name))) for name, role in roles.items()}
     items = [tuple(columns)] if variates is not None else [(column,) for column in columns]
     series: list[dict[str, Any]] = []
@@ -135,14 +140,6 @@ def _item_rows(
         row = {"values": values[:end], "ids": f"{name}/{column}", "variates": str(column)}
         out.append(row | {"roles": role, "futures": future, "categories": categories})
     return out
-
-
-def _all_numbers(frame: pd.DataFrame, columns: Sequence[Hashable]) -> dict[Hashable, np.ndarray]:
-    kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
-    if all(isinstance(kinds[column], np.dtype) and kinds[column].kind == "f" for column in columns):
-        # one by one, a hundred thousand columns take a minute
-        return dict(zip(columns, frame[list(columns)].to_numpy(dtype=np.float64).T, strict=True))
-    return {column: _numbers(frame[column], str(column)) for column in columns}
 
 
 def _numbers(column: pd.Series, name: str) -> np.ndarray:

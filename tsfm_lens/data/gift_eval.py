@@ -130,7 +130,16 @@ def gift_eval(
     by_key = {config.key: config for config in gift_eval_configs()}
     keys = matching("GIFT-Eval configuration", configs, list(by_key), "gift_eval_configs() lists all 97.")
     selection = [by_key[key] for key in keys]
-    root = _root(path)
+    place = os.environ.get(VARIABLE) if path is None else path
+    if not place:
+        raise InputError(
+            f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
+            "Salesforce/GiftEval on the Hugging Face hub."
+        )
+    root = local_path(place)
+    if not root.is_dir():
+        where = "" if path is not None else f", to which {VARIABLE} is set"
+        raise InputError(f"there is no folder {str(root)!r}{where}")
     absent = [config for config in selection if not (root / config.folder).is_dir()]
     if absent:
         folders = ", ".join(dict.fromkeys(config.folder for config in absent))
@@ -187,20 +196,6 @@ def gift_eval_folder(
     horizon = horizon or gift_eval_horizon(folder.name, freq, term)
     source = f"stored dataset {folder.name}, windows as in GIFT-Eval"
     return [_set(rows, name or f"{folder.name}/{term}", folder.name, freq, horizon, domain, source)]
-
-
-def _root(path: str | Path | None) -> Path:
-    folder = os.environ.get(VARIABLE) if path is None else path
-    if not folder:
-        raise InputError(
-            f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
-            "Salesforce/GiftEval on the Hugging Face hub."
-        )
-    root = local_path(folder)
-    if not root.is_dir():
-        where = "" if path is not None else f", to which {VARIABLE} is set"
-        raise InputError(f"there is no folder {str(root)!r}{where}")
-    return root
 
 
 def _set(

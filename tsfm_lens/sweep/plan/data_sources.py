@@ -21,12 +21,7 @@ from tsfm_lens.data.files import READABLE
 from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
 from tsfm_lens.errors import InputError
 
-
-def _date_text(value: Any) -> Any:
-    return str(value) if isinstance(value, date) else value
-
-
-Stamp = Annotated[str, BeforeValidator(_date_text)]
+Stamp = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, date) else value)]
 """A timestamp; one without quotes is a date in YAML."""
 
 

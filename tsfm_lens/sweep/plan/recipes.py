@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -108,7 +108,8 @@ def recipe_names() -> list[str]:
 def read_recipe(source: str | Path) -> Recipe:
     """Read a recipe by name, or from a YAML or JSON file."""
     if str(source) in recipe_names():
-        return _load_packaged(str(source))
+        text = (files("tsfm_lens.sweep.plan") / "recipe_files" / f"{source}.yaml").read_text(encoding="utf-8")
+        return parse_recipe(yaml.safe_load(text), str(source))
     file = Path(source)
     if not file.is_file():
         raise unknown_name("recipe", source, recipe_names(), hint="Or give a YAML or JSON file.")
@@ -116,22 +117,13 @@ def read_recipe(source: str | Path) -> Recipe:
     return parse_recipe({"name": file.stem, **content}, str(file))
 
 
-@cache
-def _load_packaged(name: str) -> Recipe:
-    text = (files("tsfm_lens.sweep.plan") / "recipe_files" / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_recipe(yaml.safe_load(text), name)
-
-
 def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
     """Build a recipe from plain values."""
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{where}: {complaints(error, 'a recipe', _fields_at)}") from error
-
-
-def _fields_at(place: tuple[Any, ...]) -> list[str]:
-    return list((LayersAt if place[:1] == ("layers_at",) else Recipe).model_fields)
+        words = complaints(error, "a recipe", lambda at: list((LayersAt if at[:1] else Recipe).model_fields))
+        raise InputError(f"{where}: {words}") from error
 
 
 def heads_of(

@@ -188,8 +188,10 @@ def heads_at(
         counts = results.of(str(model), "head_counts")
         best_rows = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
         table.loc[best_rows.index, "order_stands"] = _orders_that_stand(results, counts, best_rows, metric)
-        leads = rows_of_model["layer"].map(_layers_that_lead(results, counts))
-        table.loc[rows_of_model.index, "leads"] = leads.fillna("")
+        whole = counts[counts["ablated"] == counts["of"]].drop_duplicates("layer").set_index("layer")["variant"]
+        if len(whole) > 1:
+            leads = whole.map(results.changes(counts[counts["variant"].isin(whole)])["leads"])
+            table.loc[rows_of_model.index, "leads"] = rows_of_model["layer"].map(leads).fillna("")
     names = ["model", "layer", "order", "ablated", "of", "kept", "better", "change", "judged_by", "order_stands"]
     about = {"tolerance": tolerance, "metric": metric, "search": search}
     title = "Heads that each layer must keep"
@@ -208,13 +210,6 @@ def _orders_that_stand(results: Results, counts: pd.DataFrame, best_rows: pd.Dat
             pairs = [results.beside(row["model"], in_order.iloc[0], [other], metric) for other in others]
             p[place] = max(1.0 if pair["difference"] >= 0 else pair["p_value"] for pair in pairs)
     return holm(p) < 1 - results.statistics.confidence
-
-
-def _layers_that_lead(results: Results, counts: pd.DataFrame) -> dict[int, str]:
-    whole = counts[counts["ablated"] == counts["of"]].drop_duplicates("layer")
-    if len(whole) < 2:
-        return {}
-    return dict(zip(whole["layer"], whole["variant"].map(results.changes(whole)["leads"]), strict=True))
 
 
 def by_dataset(results: Results, limits: pd.DataFrame, tolerance: float, cap: float = 0.25) -> pd.DataFrame | None:

@@ -99,7 +99,10 @@ class Worker:
         for _ in range(2):
             # before libraries are imported, and after
             if self._threads is not None:
-                _limit_threads(self._threads)
+                os.environ["OMP_NUM_THREADS"] = str(self._threads)
+                pa.set_cpu_count(self._threads)
+                if "torch" in sys.modules:
+                    sys.modules["torch"].set_num_threads(self._threads)
             self._work = self._work or self._make_worker(*self._arguments)
         return os.getpid()
 
@@ -166,13 +169,6 @@ def error_line(error: BaseException) -> str:
 def cores() -> int:
     """Count the cores that this process may use, as a scheduler such as SLURM gave them."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _limit_threads(threads: int) -> None:
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    pa.set_cpu_count(threads)
-    if "torch" in sys.modules:
-        sys.modules["torch"].set_num_threads(threads)
 
 
 def run_groups(

@@ -242,10 +242,15 @@ class Sweep:
 
     def save(self, store: Store, *, complete: bool) -> None:
         """Write what was planned so far, for reports; a plan that holds all of it already stays."""
+        models = {}
+        for title, lens in self.lenses.items():
+            stack = lens.wiring.output_stack
+            sizes = {"layers": stack.n_layers, "heads": stack.n_heads}
+            models[title] = {**self.models[title].fingerprint, **lens.provenance(), **sizes}
         about = {
             "config": self.config.model_dump(mode="json", exclude_none=True),
             "complete": complete,
-            "models": {title: self._about(title) for title in self.models},
+            "models": models,
             "datasets": [
                 {fact: getattr(dataset, fact) for fact in _FACTS}
                 | {"windows": len(dataset), "series": dataset.n_series}
@@ -255,11 +260,6 @@ class Sweep:
             "heads_at": self.results,
         }
         save_plan(store, self.config, about, self.entries, list(self.cells.values()))
-
-    def _about(self, title: str) -> dict[str, Any]:
-        stack = self.lenses[title].wiring.output_stack
-        provenance = self.lenses[title].provenance()
-        return {**self.models[title].fingerprint, **provenance, "layers": stack.n_layers, "heads": stack.n_heads}
 
 
 class _WaitingError(Exception):
