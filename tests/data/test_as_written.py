@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfm_lens.data import SeriesBatch, as_series, read_series
-from tsfm_lens.data.formulas import defused, restored
+from tsfm_lens.data.text import defused, restored
 from tsfm_lens.errors import InputError, LensError
 
 

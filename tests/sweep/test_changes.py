@@ -12,7 +12,7 @@ from simulated_studies import STEPS, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, resilience
-from tsfm_lens.sweep.statistics.pooling import per_series
+from tsfm_lens.sweep.statistics.scores import per_series
 from tsfm_lens.testing import assert_close
 
 # how near an end of an interval comes to Student's t over four seeds

@@ -18,8 +18,7 @@ from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.sweep.statistics.pooling import METRICS, pooled
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS, forecast_distances, window_scores
+from tsfm_lens.sweep.statistics.scores import DISTANCES, METRICS, SUMS, forecast_distances, pooled, window_scores
 from tsfm_lens.testing import assert_close, rounding
 
 DECILES = tuple(k / 10 for k in range(1, 10))

@@ -9,8 +9,7 @@ from simulated_studies import row, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, resilience
-from tsfm_lens.sweep.statistics.pooling import METRICS, per_series
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.statistics.scores import DISTANCES, METRICS, SUMS, per_series
 
 
 def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:

@@ -11,9 +11,8 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, refuse_gaps
-from tsfm_lens.data.formulas import NUMBER
 from tsfm_lens.data.tables import without_arrow
-from tsfm_lens.data.text import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
+from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, times_of
 from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, to_floats
 from tsfm_lens.errors import InputError, unknown_name

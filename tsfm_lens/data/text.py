@@ -1,4 +1,4 @@
-"""Delimited text as columns of text cells, and the numbers among them."""
+"""Delimited text as columns of text cells, the numbers among them, and text that no spreadsheet runs as a formula."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tsfm_lens.data.formulas import NUMBER, restored
 from tsfm_lens.errors import InputError
 
+_BEFORE, _TRIGGER = r"(^|[;,|\t\r\n\"])", r"[=+\-@\t\r\n＝＋－＠]"
+_RISKY = re.compile(rf"{_BEFORE}('*)(?={_TRIGGER})")
+_DEFUSED = re.compile(rf"{_BEFORE}'('*)(?={_TRIGGER})")
+_RAW = re.compile(rf"{_BEFORE}(?={_TRIGGER})")
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = re.compile(NUMBER)
 ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
 TARGET_COLUMNS = ("target", "y", "value", "values")
@@ -239,3 +246,33 @@ def _has_header(first: Sequence[str]) -> bool:
 
 def _mask(array: pa.Array) -> np.ndarray:
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def defused(text: str) -> str:
+    """Change a text so that no spreadsheet runs it as a formula; numbers stay as they are."""
+    if _NUMBER.fullmatch(text):
+        return text
+    return _RISKY.sub(r"\1'\2", text)
+
+
+def restored(texts: Sequence[str]) -> list[str]:
+    """Undo :func:`defused` for one column or header; one in which some text would run is not ours and stays."""
+    if not any("'" in text for text in texts):
+        return list(texts)
+    if any(_RAW.search(text) and not _NUMBER.fullmatch(text) for text in texts):
+        return list(texts)
+    return [text if _NUMBER.fullmatch(text) else _DEFUSED.sub(r"\1\2", text) for text in texts]
+
+
+def to_csv(frame: pd.DataFrame, **options: Any) -> str:
+    """Write a frame as CSV without its index, with text and column names defused."""
+    safe = frame.copy()
+    safe.columns = pd.Index([defused(str(name)) for name in frame.columns])
+    for place in range(frame.shape[1]):
+        column = frame.iloc[:, place]
+        if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
+            continue
+        texts = [defused(cell) if isinstance(cell, str) else cell for cell in column]
+        safe.isetitem(place, pd.array(texts, dtype=object))
+    text: str = safe.to_csv(index=False, lineterminator="\n", **options)
+    return text

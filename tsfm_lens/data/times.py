@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tsfm_lens.data.formulas import NUMBER
-from tsfm_lens.data.text import MISSING
+from tsfm_lens.data.text import MISSING, NUMBER
 from tsfm_lens.errors import InputError
 
 _ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?([T ].+)?|\d{8}T\d{2,6}.*|\d{4}-?Q[1-4]")

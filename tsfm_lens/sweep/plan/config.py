@@ -77,7 +77,7 @@ class HeadsAtConfig(Strict):
 
     @model_validator(mode="after")
     def _errors(self) -> HeadsAtConfig:
-        from tsfm_lens.sweep.statistics.pooling import METRICS, SUMS_OF_ERRORS
+        from tsfm_lens.sweep.statistics.scores import METRICS, SUMS_OF_ERRORS
 
         metrics = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
         if self.metric not in metrics:

@@ -21,7 +21,7 @@ from tsfm_lens.sweep.plan.orders import parse_orders, rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
 from tsfm_lens.sweep.statistics.changes import dataset_changes
-from tsfm_lens.sweep.statistics.pooling import PLAIN, formula, per_series
+from tsfm_lens.sweep.statistics.scores import PLAIN, formula, per_series
 
 Rows = Callable[[Sequence[PlanEntry], int | None], pd.DataFrame]
 """Stored rows of some entries' variants, on the first so many looks; on all windows if None."""

@@ -20,7 +20,7 @@ from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.head_choice import random_heads
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.plan.orders import order_words
-from tsfm_lens.sweep.statistics.pooling import PLAIN
+from tsfm_lens.sweep.statistics.scores import PLAIN
 
 PARTS = ("both", "heads", "mlp")
 EVERY_KIND = "all"

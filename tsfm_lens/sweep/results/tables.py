@@ -13,7 +13,7 @@ from tsfm_lens.ablation.search import SearchResult, better, is_random
 from tsfm_lens.stats import holm
 from tsfm_lens.sweep.plan.config import Statistics
 from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, resilience
-from tsfm_lens.sweep.statistics.pooling import PLAIN, SEASONAL_NAIVE, dataset_metrics, normalised
+from tsfm_lens.sweep.statistics.scores import PLAIN, SEASONAL_NAIVE, dataset_metrics, normalised
 
 SOURCE = "tsfm-lens paper, sections 3 and 5"
 TABLE_METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")

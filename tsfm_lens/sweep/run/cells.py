@@ -24,8 +24,7 @@ from tsfm_lens.models.ablating import reference_activations
 from tsfm_lens.sweep.plan.config import ModelConfig
 from tsfm_lens.sweep.plan.variants import VariantSpec
 from tsfm_lens.sweep.run.engines import GroupTask
-from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
-from tsfm_lens.sweep.statistics.scores import DISTANCES, forecast_distances, window_scores
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, forecast_distances, window_scores
 
 LEVELS = tuple(level / 10 for level in range(1, 10))
 # raised whenever the same cell would be given other numbers

@@ -20,8 +20,7 @@ from tsfm_lens.sweep.plan.variants import PlanEntry
 from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, open_model, run_naive
 from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, cores, run_groups
 from tsfm_lens.sweep.run.grid import Cell, ModelCells, save_plan, specs_of
-from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, SUMS
 from tsfm_lens.sweep.store.folder import Store, cell_key
 
 Progress = Callable[[str, int, int, float | None], None]

@@ -12,7 +12,7 @@ import pandas as pd
 from tsfm_lens.data.gift_eval import source_of
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.stats import Sums, expanded_interval, expanded_p, holm, replicates_for, two_stage_bootstrap
-from tsfm_lens.sweep.statistics.pooling import KEYS, LARGEST, METRICS, PLAIN, as_series_sums, formula
+from tsfm_lens.sweep.statistics.scores import KEYS, LARGEST, METRICS, PLAIN, as_series_sums, formula
 
 _COLUMNS = [
     *("model", "variant", "metric", "value", "baseline", "change", "lower", "upper", "p_value", "p_holm", "stands"),
