@@ -226,11 +226,11 @@ class Store:
         """
         path = self.path / "locks" / f"{key}.lock"
         lock, ours = FileLock(path, timeout=0), True
-        try:
-            with faults_told(path), suppress(NotImplementedError):
+        with faults_told(path), suppress(NotImplementedError):
+            try:
                 lock.acquire()
-        except Timeout:
-            ours = False
+            except Timeout:
+                ours = False
         try:
             yield ours
         finally:
