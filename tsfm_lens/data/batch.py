@@ -322,7 +322,7 @@ class SeriesBatch:
 
 def batch_of(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
     """Make a batch of its series, each a mapping of the same fields."""
-    fields = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else ("values",))}
+    fields: dict[str, Any] = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else ("values",))}
     return SeriesBatch(**fields, **common)
 
 

@@ -144,12 +144,11 @@ class ModelPlan:
             for layer, heads in self._rankings[order].items():
                 if settings.layers is not None and layer not in settings.layers:
                     continue
+                of, tolerance = len(heads), settings.tolerance
+                search = scan(of, tolerance) if settings.search == "scan" else bisection(of, tolerance)
                 if self._schedule is not None:
-                    options = {"alpha": settings.alpha}
-                    searches[layer, order] = sequential(len(heads), self._schedule[0], settings.tolerance, **options)
-                else:
-                    search = scan if settings.search == "scan" else bisection
-                    searches[layer, order] = search(len(heads), settings.tolerance)
+                    search = sequential(of, self._schedule[0], tolerance, alpha=settings.alpha)
+                searches[layer, order] = search
         missing = set(settings.layers or ()) - {layer for layer, _ in searches}
         if missing:
             valid = sorted(next(iter(self._rankings.values())))
