@@ -14,7 +14,7 @@ import planted
 from tsfm_lens.errors import InputError, StoreError
 from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.results.gathering import Gathered, gather
-from tsfm_lens.sweep.run.grid import read_saved
+from tsfm_lens.sweep.run.cells import read_saved
 from tsfm_lens.sweep.run.sweeping import run_sweep
 from tsfm_lens.sweep.store.folder import Store
 from tsfm_lens.testing import assert_close

@@ -19,8 +19,7 @@ from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens
 from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
 from tsfm_lens.sweep.run import engines
-from tsfm_lens.sweep.run.cells import model_fingerprint
-from tsfm_lens.sweep.run.grid import plan_name, read_saved
+from tsfm_lens.sweep.run.cells import model_fingerprint, plan_name, read_saved
 from tsfm_lens.sweep.run.sweeping import plan_sweep, run_sweep
 from tsfm_lens.sweep.store.folder import Store
 from tsfm_lens.testing import assert_close

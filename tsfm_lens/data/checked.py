@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from tsfm_lens.data.paths import missing_file
+from tsfm_lens.data.files import missing_file
 from tsfm_lens.errors import InputError
 
 

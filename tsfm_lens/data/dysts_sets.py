@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows
-from tsfm_lens.data.paths import local_path
+from tsfm_lens.data.files import local_path
 from tsfm_lens.data.stored import arrow_rows
 from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 

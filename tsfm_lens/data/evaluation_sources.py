@@ -13,8 +13,8 @@ from tsfm_lens.data.batch import SeriesBatch, season_of
 from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
 from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows
+from tsfm_lens.data.files import local_path
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
-from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.stored import gluonts_rows
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError

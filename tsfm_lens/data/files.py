@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,6 @@ import pyarrow.parquet as pq
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.ends import noted_ends
 from tsfm_lens.data.frames import column_names, from_frame, key_and_time, value_columns
-from tsfm_lens.data.paths import regular_file
 from tsfm_lens.data.tables import from_arrow
 from tsfm_lens.data.text import TextTable, read_table
 from tsfm_lens.data.values import texts
@@ -23,6 +23,7 @@ from tsfm_lens.errors import InputError, UnknownNameError
 
 _PARQUET = (".parquet", ".pq")
 READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *_PARQUET)
+_MOST_FILES = 5  # files that a message names, the nearest first
 _MOSTLY = 0.5  # numbers in a column, from which on all of it must be
 
 
@@ -125,3 +126,37 @@ def _frame(
     table.check_points(numeric)
     rows = len(columns[names[0]])
     return pd.DataFrame(columns, index=pd.RangeIndex(table.first_row, table.first_row + rows), copy=False)
+
+
+def local_path(path: str | Path) -> Path:
+    """Resolve ``~`` in a path."""
+    try:
+        place = Path(path).expanduser()
+        place.exists()
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        text = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
+        # the system's own message repeats the whole path
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{text!r} is no usable path: {why}") from error
+    return place
+
+
+def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
+    """Build the error for a file that does not exist: it names readable files of the folder, the nearest first."""
+    names = sorted(item.name for item in file.parent.glob("*") if item.suffix in readable)
+    near = get_close_matches(file.name, names, n=_MOST_FILES)
+    nearest = [*near, *(name for name in names if name not in near)][:_MOST_FILES]
+    hint = f" That folder has: {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}." if names else ""
+    return InputError(f"there is no file {str(file)!r}.{hint}")
+
+
+def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
+    """Return an existing plain file with one of these endings; pipes and devices may never end."""
+    file = local_path(path)
+    if not file.exists():
+        raise missing_file(file, readable)
+    if not file.is_file() and not file.is_dir():
+        raise InputError(f"{str(path)!r} is a pipe or a device, expected a plain file; save its content to one first")
+    if file.is_dir() or not file.name.lower().endswith(readable):
+        raise InputError(f"cannot read {str(path)!r}: expected a file that ends in {', '.join(readable)}")
+    return file

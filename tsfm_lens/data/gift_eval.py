@@ -17,8 +17,8 @@ import pandas as pd
 
 from tsfm_lens.data.batch import season_of
 from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows, steps_needed
+from tsfm_lens.data.files import local_path
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
-from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.stored import StoredSeries, read_folder
 from tsfm_lens.errors import InputError, unknown_name
 

@@ -12,7 +12,7 @@ import pandas as pd
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
 from tsfm_lens.sweep.results import tables
-from tsfm_lens.sweep.run.grid import read_saved
+from tsfm_lens.sweep.run.cells import read_saved
 from tsfm_lens.sweep.statistics.scores import DISTANCES, PLAIN, SEASONAL_NAIVE, SUMS, formula, per_series
 from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
 

@@ -17,9 +17,19 @@ from tsfm_lens.sweep.plan.data_sources import repeats
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.stages import ModelPlan
 from tsfm_lens.sweep.plan.variants import PlanEntry
-from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, open_model, run_naive
+from tsfm_lens.sweep.run.cells import (
+    LEVELS,
+    NUMERICS,
+    Cell,
+    CellWorker,
+    ChunkSource,
+    ModelCells,
+    open_model,
+    run_naive,
+    save_plan,
+    specs_of,
+)
 from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, cores, run_groups
-from tsfm_lens.sweep.run.grid import Cell, ModelCells, save_plan, specs_of
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, SUMS
 from tsfm_lens.sweep.store.folder import Store, cell_key
 
