@@ -15,9 +15,8 @@ from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_freq
 from tsfm_lens.data.files import in_units, read_series
 from tsfm_lens.data.frames import from_frame
 from tsfm_lens.data.frequencies import stamp_frequency
-from tsfm_lens.data.tables import to_pandas
 from tsfm_lens.data.times import times_of
-from tsfm_lens.data.values import is_missing, label, numbers_or_categories, plain_array, texts, to_floats
+from tsfm_lens.data.values import is_missing, label, numbers_or_categories, plain_array, texts, to_floats, to_pandas
 from tsfm_lens.errors import InputError, unknown_name
 
 FIELDS = (

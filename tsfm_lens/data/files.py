@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.ends import noted_ends
 from tsfm_lens.data.frames import column_names, from_frame, key_and_time, value_columns
-from tsfm_lens.data.tables import from_arrow
 from tsfm_lens.data.text import TextTable, read_table
-from tsfm_lens.data.values import texts
+from tsfm_lens.data.values import from_arrow, texts
 from tsfm_lens.errors import InputError, UnknownNameError
 
 _PARQUET = (".parquet", ".pq")

@@ -11,10 +11,9 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, refuse_gaps
-from tsfm_lens.data.tables import without_arrow
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, times_of
-from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, to_floats
+from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, to_floats, without_arrow
 from tsfm_lens.errors import InputError, unknown_name
 
 _TRUTHS = {"true": 1.0, "false": 0.0}
