@@ -20,8 +20,7 @@ import pyarrow as pa
 from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, run_groups
 from tsfm_lens.sweep.run.ray_engine import connect
 from tsfm_lens.sweep.statistics.changes import changes
-from tsfm_lens.sweep.statistics.pooling import per_series
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS, per_series
 from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store, cell_key
 
 Row = tuple[str, str, str, str, bool | None]

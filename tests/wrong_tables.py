@@ -28,13 +28,7 @@ Shown = tuple[str, Any]
 def verdict(
     make_case: Callable[[], Case], right: Sequence[Shown], oracles: Sequence[Callable[[Case], OracleResult] | None]
 ) -> str:
-    """ "refused", "rejected by …", "equivalent", or "survives: …".
-
-    Args:
-        make_case: makes the case of a wrong table.
-        right: ``list(behaviour(…))`` of the right one.
-        oracles: in this order; None stands for the comparison with the right table.
-    """
+    """ "refused", "rejected by …", "equivalent", or "survives: …"."""
     try:
         case = make_case()
     except WiringError:
@@ -53,15 +47,7 @@ def verdict(
 
 
 def mutants(model: nn.Module, wiring: Wiring) -> Iterator[Mutant]:
-    """Yield every table that differs in one field from a given one.
-
-    Paths become those of other modules of the same class (in the block, for a row) or empty; layouts have two axes
-    exchanged; numbers are off by one or doubled; flags are flipped; what may be left out is left out.
-
-    Args:
-        model: the native module.
-        wiring: its table.
-    """
+    """Yield every table that differs in one field from a given one."""
     everything = _Paths(model, "")
     for name in ("embed", "unread", "unembed", "sizes_from", "steps_per_readout", "sample_major", "true_gradients"):
         for what, value in _values(name, getattr(wiring, name), everything):
@@ -209,10 +195,7 @@ def _rows(rows: tuple[Writer, ...], paths: _Paths) -> Iterator[tuple[int, tuple[
 
 
 def behaviour(case: Case) -> Iterator[Shown]:
-    """Yield all results of a lens, in one order: sizes, activations, weights, edits, variants, rollouts.
-
-    Names of branches, of stacks, and of axes past the vocabulary's are left out: they are the table's own choice.
-    """
+    """Yield all results of a lens, in one order: sizes, activations, weights, edits, variants, rollouts."""
     lens = case.lens
     yield from _sizes(lens)
     vocabulary = {*RESIDUAL, *HEADS, *PATTERN, *HIDDEN}

@@ -22,7 +22,6 @@ import torch
 
 from tsfm_lens.errors import LensError, StoreError
 from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
-from tsfm_lens.sweep.plan.sources import evaluation_sets
 from tsfm_lens.sweep.results.gathering import gather
 from tsfm_lens.sweep.run import sweeping as run
 from tsfm_lens.sweep.run.cells import open_model
@@ -51,10 +50,10 @@ def config() -> SweepConfig:
 @pytest.fixture(scope="module", autouse=True)
 def opened_once() -> Iterator[None]:
     """Thousands of runs of one sweep read its model and its series once."""
-    sets = evaluation_sets(config())
+    sets = config().evaluation_sets()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run, "open_model", cache(open_model))
-        patch.setattr(run, "evaluation_sets", lambda _config: sets)
+        patch.setattr(SweepConfig, "evaluation_sets", lambda _config: sets)
         yield
 
 

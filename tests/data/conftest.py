@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,21 +14,9 @@ import pytest
 Writer = Callable[..., Path]
 
 
-def _target(series: Sequence[np.ndarray]) -> tuple[pa.Array, dict[str, Any]]:
-    """The column as `save_to_disk` stores it, and its entry in dataset_info.json."""
-    values = {"dtype": "float32", "_type": "Value"}
-    steps = {"feature": values, "_type": "Sequence"}
-    if series[0].ndim == 1:
-        return pa.array([s.astype(np.float32) for s in series], pa.list_(pa.float32())), steps
-    count = len(series[0])
-    kind = pa.list_(pa.list_(pa.float32()), count)
-    rows = [[row.astype(np.float32) for row in s] for s in series]
-    return pa.array(rows, kind), {"feature": steps, "length": count, "_type": "Sequence"}
-
-
 @pytest.fixture(scope="session")
 def write_folder() -> Writer:
-    """Writes a stored dataset: shards of Arrow streams, state.json that orders them, dataset_info.json."""
+    """Writes a stored dataset: shards of Arrow streams, and state.json that orders them."""
 
     def write(
         folder: Path,
@@ -46,36 +33,21 @@ def write_folder() -> Writer:
         names = [f"data-{k:05d}-of-{shards:05d}.arrow" for k in range(shards)]
         names = names[::-1] if backwards else names
         stamp = pd.Timestamp(start).to_datetime64().astype(f"datetime64[{unit}]")
+        several = series[0].ndim > 1
+        kind = pa.list_(pa.list_(pa.float32()), len(series[0])) if several else pa.list_(pa.float32())
         for name, rows in zip(names, np.array_split(np.arange(len(series)), shards), strict=True):
-            target, described = _target([series[row] for row in rows])
+            values = [series[row].astype(np.float32) for row in rows]
             columns = {
                 "item_id": pa.array([ids[row] if ids else f"item_{row}" for row in rows]),
                 "start": pa.array(np.array([stamp] * len(rows)), pa.timestamp(unit)),
                 "freq": pa.array([freq] * len(rows)),
-                "target": target,
+                "target": pa.array([list(each) for each in values] if several else values, kind),
             }
             table = pa.table(columns)
             with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
                 # two batches a shard, where there are rows enough
                 stream.write_table(table, max_chunksize=max(1, (len(rows) + 1) // 2))
-        features = {
-            "item_id": {"dtype": "string", "_type": "Value"},
-            "start": {"dtype": f"timestamp[{unit}]", "_type": "Value"},
-            "freq": {"dtype": "string", "_type": "Value"},
-            "target": described,
-        }
-        info = {"citation": "", "description": "", "features": features, "homepage": "", "license": ""}
-        (folder / "dataset_info.json").write_text(json.dumps(info))
-        state = {
-            "_data_files": [{"filename": name} for name in names],
-            "_fingerprint": "0123456789abcdef",
-            "_format_columns": None,
-            "_format_kwargs": {},
-            "_format_type": None,
-            "_output_all_columns": False,
-            "_split": None,
-        }
-        (folder / "state.json").write_text(json.dumps(state, indent=2))
+        (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
         return folder
 
     return write

@@ -78,14 +78,8 @@ def test_what_has_no_season_is_refused() -> None:
         seasonal_part(gap, 12)
     with pytest.raises(InputError, match="new_period is 1, expected a whole number of 2 or more"):
         swap_season(TREND, 1, period=12)
-
-
-def test_a_constant_has_no_spread_to_restore() -> None:
-    bumped = np.full(96, 0.1)
-    bumped[40:48] += 5
-    np.testing.assert_allclose(remove_motif(bumped, 40, 48).values[0], 0.1)
     with pytest.raises(InputError, match="nothing but a constant"):
-        remove_motif(bumped, 40, 48, keep_scale=True)
+        remove_motif(np.where((TIME >= 40) & (TIME < 48), 5.1, 0.1), 40, 48, keep_scale=True)
 
 
 @pytest.mark.parametrize("wrong", [1.5, "a", float("nan"), True])

@@ -102,17 +102,6 @@ def _read(folder: Path) -> SeriesBatch:
     return data.read_series(folder / "sites.csv", **OPTIONS)
 
 
-def test_a_gap_among_steps_without_times_is_counted_from_one() -> None:
-    with pytest.raises(InputError, match="no number at step 2 of 3 after"):
-        SeriesBatch(
-            (np.arange(4.0), np.arange(4.0)),
-            roles=("target", "known"),
-            futures=(None, [1.0, np.nan, 1.0]),
-            groups="gg",
-            variates="yk",
-        )
-
-
 def test_a_column_with_a_comma_in_its_name_is_one_covariate(frame: pd.DataFrame, tmp_path: Path) -> None:
     named = frame.rename(columns={"temperature": "temperature, indoors"})
     named.to_csv(tmp_path / "sites.csv", index=False)
@@ -151,14 +140,6 @@ def test_entries_of_other_libraries_are_understood() -> None:
         np.testing.assert_array_equal(batch.futures[2], feature[8:])
 
 
-def test_several_targets_get_a_group_each_and_variates_share_one(frame: pd.DataFrame) -> None:
-    how = {"known": ["temperature"], "id_column": "site", "time_column": "ts"}
-    apart = as_series(frame, targets=["load", "price"], **how)
-    assert apart.ids == tuple(f"{s}/{t}/{v}" for s in "AB" for t in ("load", "price") for v in (t, "temperature"))
-    together = as_series(frame, variates=["load", "price"], **how)
-    assert together.roles == ("target", "target", "known") * 2
-
-
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
@@ -174,27 +155,6 @@ def test_columns_that_cannot_be_covariates_are_refused(
 ) -> None:
     with pytest.raises((InputError, UnknownNameError), match=complaint):
         as_series(frame, **{**OPTIONS, "past": [], **change})
-
-
-@pytest.mark.parametrize(
-    ("roles", "futures", "complaint"),
-    [
-        (("past", "target"), (None, None), "target first"),
-        (("target", "known"), (None, None), "known future"),
-        (("target", "past"), (None, [1.0]), "known future"),
-        (("target", "unknown"), (None, None), "known"),
-    ],
-)
-def test_roles_that_make_no_sense_are_refused(roles: Any, futures: Any, complaint: str) -> None:
-    with pytest.raises((InputError, UnknownNameError), match=complaint):
-        SeriesBatch(
-            (np.arange(4.0), np.ones(4)),
-            ("a", "b"),
-            groups=("g", "g"),
-            variates=("a", "b"),
-            roles=roles,
-            futures=futures,
-        )
 
 
 @pytest.mark.parametrize(("period", "freq"), [("2024-01-01", "D"), ("2024-01", "M")])

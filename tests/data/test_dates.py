@@ -16,7 +16,6 @@ import pytest
 
 from tsfm_lens.data import SeriesBatch, as_series, gluonts_set
 from tsfm_lens.data.frequencies import start_of
-from tsfm_lens.data.instants import looks_like_dates, times_of
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.forecast import forecast_timestamps
 
@@ -118,43 +117,6 @@ def test_periods_and_days(year: int, tmp_path: Path) -> None:
                 as_series(data)
 
 
-def test_text_beyond_the_range_is_still_a_column_of_dates() -> None:
-    with pytest.raises(InputError, match=r"column 'when': '2900-01-01' in row 0 is no date of ISO.* beyond the dates"):
-        as_series(pd.DataFrame({"when": ["2900-01-01", "2900-01-02", "2900-01-03"], "y": [1.0, 2.0, 3.0]}))
-
-
-def test_zones_at_the_ends_of_the_range() -> None:
-    ends = pd.DatetimeIndex(np.array(["2262-04-11T20", "2262-04-11T21", "2262-04-11T22"], "datetime64[ns]"))
-    with pytest.raises(InputError, match=r"2262-04-11 20.* in row 0 is beyond"):
-        as_series(pd.DataFrame({"ds": ends.tz_localize("UTC").tz_convert("Asia/Tokyo"), "y": [1.0, 2.0, 3.0]}))
-    with pytest.raises(InputError, match="in row 0 is beyond"):
-        as_series(pd.DataFrame({"ds": [10**10 - 2, 10**10 - 1], "y": [1.0, 2.0]}), time_format="s")
-
-
-def test_a_missing_category_is_a_missing_time() -> None:
-    with pytest.raises(InputError, match="has no timestamp in row 1"):
-        times_of(pd.Series(pd.Categorical([1, None, 3])), "ds")
-    assert looks_like_dates(pd.Series([date(2020, 1, 1), date(2020, 1, 2)]))
-    assert not looks_like_dates(pd.Series([1, 2], dtype=pd.ArrowDtype(pa.int64())))
-
-
-# --- grids and forecasts ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("freq", "length"), [("D", 127_836), ("MS", 4201), ("YS-JAN", 351)])
-def test_series_longer_than_int64_nanoseconds(freq: str, length: int) -> None:
-    stamps = pd.date_range("1750-01-01", "2100-01-01", freq=freq)
-    batch = as_series(pd.DataFrame({"ds": stamps, "y": np.arange(length, dtype=float)}))
-    assert (batch.freq, batch.lengths, dates(batch)[-1]) == (freq, (length,), pd.Timestamp("2100-01-01"))
-
-
-def test_gaps_near_the_last_date() -> None:
-    decades = pd.to_datetime(["2221-01-01", "2231-01-01", "2251-01-01", "2261-01-01"])
-    assert as_series(pd.DataFrame({"ds": decades, "y": [1.0, 2.0, 4.0, 5.0]}), freq="10YS").lengths == (5,)
-    years = pd.to_datetime([f"{year}-01-01" for year in (2250, 2251, 2253, 2255, 2260, 2261)])
-    assert as_series(pd.DataFrame({"ds": years, "y": np.arange(6.0)}), freq="YS").lengths == (12,)
-
-
 @pytest.mark.parametrize("freq", ["YS", "QS", "MS", "W", "B", "D"])
 def test_forecasts_beyond_the_last_date_are_refused(freq: str) -> None:
     batch = as_series(np.arange(12.0), start="2250-01-01", freq=freq)
@@ -171,9 +133,6 @@ def test_starts_of_a_benchmark() -> None:
     for start in ("hello", 2020, [1, 2], True):
         with pytest.raises(InputError, match=r"start=.* is no timestamp"):
             gluonts_set([{"target": np.arange(48.0), "start": start, "freq": "D"}], horizon=12)
-
-
-# --- numbers that may be dates ---------------------------------------------------------------------------------
 
 
 def rolled(first: int, base: int, length: int) -> np.ndarray:

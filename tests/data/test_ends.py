@@ -24,7 +24,7 @@ def test_only_targets_are_noted_and_many_are_counted(tmp_path: Path) -> None:
     assert [missing_at_end(np.array(row)) for row in ([1.0, 2.0], [1.0, np.nan], [np.nan])] == [0, 1, 1]
     many = noted_ends(SeriesBatch(tuple(np.r_[LONG, GONE] for _ in range(5)), tuple("abcde")))
     assert "'a' with 3, 'b' with 3, 'c' with 3, … (5 series)" in many.notes[0]
-    (tmp_path / "y.csv").write_text("y\n1\n2\n\n".replace("\n\n", "\nNA\n"))
+    (tmp_path / "y.csv").write_text("y\n1\n2\nNA\n")
     assert "'y' with 1" in read_series(tmp_path / "y.csv", header=True).notes[-1]
 
 

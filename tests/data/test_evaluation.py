@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
-from pathlib import Path
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -21,15 +18,13 @@ from tsfm_lens.data import (
     EvaluationSet,
     SeriesBatch,
     Window,
-    as_series,
     bundled,
-    bundled_info,
     gluonts_set,
     holdout_sets,
 )
 from tsfm_lens.data.evaluation import rolling_windows
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 from tsfm_lens.testing import assert_close
 
 NAN = np.nan
@@ -101,17 +96,6 @@ def test_scales_are_gluonts_seasonal_errors_of_the_full_context(season: int) -> 
     assert np.isnan(found.scales([3, 4])).all()
 
 
-def test_seasonal_naive_in_a_case_done_by_hand() -> None:
-    # seasonal differences 2, 2, -1, 3: sigma^2 = (4 + 4 + 1 + 9) / 4
-    found = one([1.0, 5.0, 3.0, 7.0, 2.0, 10.0], label=(0.0,) * 5, season=2)
-    q = found.seasonal_naive([0], (0.5, norm.cdf(1.0), 0.1))
-    assert q.shape == (1, 3, 5)
-    np.testing.assert_allclose(q[0, 0], [2, 10, 2, 10, 2])
-    seasons = np.array([1, 1, 2, 2, 3])
-    np.testing.assert_allclose(q[0, 1] - q[0, 0], np.sqrt(4.5 * seasons))
-    np.testing.assert_allclose(q[0, 2], norm.ppf(0.1, [2, 10, 2, 10, 2], np.sqrt(4.5 * seasons)))
-
-
 @pytest.mark.parametrize(("length", "season", "horizon"), [(60, 12, 18), (60, 1, 8), (12, 12, 5), (61, 7, 3)])
 def test_seasonal_naive_equals_a_computation_in_pandas(length: int, season: int, horizon: int) -> None:
     rng = np.random.default_rng(length)
@@ -126,15 +110,6 @@ def test_seasonal_naive_equals_a_computation_in_pandas(length: int, season: int,
     spread = deviation * np.sqrt(np.arange(horizon) // season + 1)
     for row, level in zip(found.seasonal_naive([0], (0.1, 0.5, 0.9))[0], (0.1, 0.5, 0.9), strict=True):
         assert_close(row, point + norm.ppf(level) * spread, depth=10000)
-
-
-def test_seasonal_naive_of_little_data() -> None:
-    short = one([4.0, 6.0], label=(0.0,) * 4, season=3).seasonal_naive([0], (0.5, 0.9))[0]
-    np.testing.assert_array_equal(short, [[4, 4, 6, 4]] * 2)
-    nothing = one([NAN, NAN], label=(0.0,) * 2).seasonal_naive([0], (0.5,))
-    np.testing.assert_array_equal(nothing, np.zeros((1, 1, 2)))
-    with pytest.raises(InputError, match=r"level 1\.5 is not between"):
-        one([1.0]).seasonal_naive([0], (1.5,))
 
 
 def test_batches_name_crop_and_stamp() -> None:
@@ -181,19 +156,6 @@ def test_long_series_are_views_and_short_ones_do() -> None:
         windows[0].context[0, 0] = 1.0
     short = list(rolling_windows("short", np.arange(19.0)[None], 6, 1))
     assert short[0].context.shape == (1, 13)
-    found = EvaluationSet("long", tuple(windows), 48, "15min", 96)
-    stored = pickle.dumps(found)
-    assert len(stored) < 1.1 * long.nbytes
-    back = pickle.loads(stored)
-    assert back.fingerprint() == found.fingerprint()
-    np.testing.assert_array_equal(back.scales(range(20)), found.scales(range(20)))
-
-
-def test_dates_past_the_end_of_time_are_left_out() -> None:
-    late = Window("a", 0, np.ones((1, 900)), np.ones((1, 6)), pd.Timestamp("1750-01-01"))
-    found = EvaluationSet("m4_yearly/A/short", (late,), 6, "YS-JAN")
-    for length in (None, 850, 100):
-        assert found.batch([0], length)[0].starts == (None,)
 
 
 def test_samples_repeat_by_seed_and_never_draw_twice() -> None:
@@ -252,22 +214,6 @@ def test_fingerprints_change_with_any_value_and_not_with_order(found: Evaluation
         )
 
 
-def test_fingerprints_know_names_season_frequency_and_shape() -> None:
-    base = one([1.0, 2.0, 3.0, 4.0])
-    window = base.windows[0]
-    others = [
-        one([1.0, 2.0, 3.0, 4.0], season=2),
-        one([1.0, 2.0, 3.0, 4.0], freq="h"),
-        EvaluationSet("one", (Window("b", 0, window.context, window.label),), 2),
-        EvaluationSet("one", (Window("a", 1, window.context, window.label),), 2),
-        EvaluationSet("one", (Window("a", 0, window.context, window.label, pd.Timestamp("2020-01-01")),), 2),
-        one([[1.0], [2.0]], label=[[3.0, 4.0], [1.0, 2.0]]),
-        one([1.0, 2.0, 3.0], label=(4.0, 1.0, 2.0)),
-    ]
-    assert len({base.fingerprint(), *(other.fingerprint() for other in others)}) == 8
-    assert one([0.0, 1.0]).fingerprint() == one([-0.0, 1.0]).fingerprint()
-
-
 REFUSED = {
     "flat context": (lambda: Window("a", 0, np.ones(3), np.ones((1, 2))), r"'a/0': the context is .* shape \(3,\)"),
     "no context": (lambda: Window("a", 0, np.ones((1, 0)), np.ones((1, 2))), r"shape \(1, 0\)"),
@@ -293,39 +239,6 @@ REFUSED = {
 def test_refused_with_a_message_that_names_the_place(make: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_bundled_names_are_a_set_each() -> None:
-    found = holdout_sets(["co2", "pedestrians"], 12, 2)
-    assert [each.name for each in found] == ["bundled/co2", "bundled/pedestrians"]
-    assert [each.domain for each in found] == [bundled_info("co2").field, bundled_info("pedestrians").field]
-    assert [(each.freq, each.seasonality) for each in found] == [("MS", 12), ("h", 24)]
-    np.testing.assert_array_equal(found[0].windows[1].label[0], bundled("co2").values[0][-12:])
-    with pytest.raises(UnknownNameError, match="Closest: co2"):
-        holdout_sets(["co2", "co"], 12)
-
-
-@pytest.mark.parametrize("suffix", [".csv", ".parquet"])
-def test_files_and_frames_are_held_out(tmp_path: Path, suffix: str) -> None:
-    frame = SeriesBatch.concat([bundled("co2").tail(60), bundled("elnino").tail(50)]).to_frame()
-    path = tmp_path / f"own{suffix}"
-    frame.to_csv(path, index=False) if suffix == ".csv" else frame.to_parquet(path)
-    (found,) = holdout_sets(path, 6, 3)
-    assert (found.name, found.freq, len(found)) == ("own", "MS", 6)
-    assert found.fingerprint() == holdout_sets(frame, 6, 3, name="same")[0].fingerprint()
-    np.testing.assert_allclose(found.windows[5].label[0], bundled("elnino").values[0][-6:])
-
-
-def test_one_set_a_frequency_and_season() -> None:
-    batch = SeriesBatch.concat([bundled("co2"), bundled("nile"), bundled("elnino")])
-    found = holdout_sets(batch, 3, name="mixed")
-    assert [(each.name, each.n_series) for each in found] == [("mixed/MS", 2), ("mixed/YS-JAN", 1)]
-    seasons = SeriesBatch.concat([as_series([[1.0, 2, 3]], ids=["a"], seasonality=s) for s in (1,)])
-    seasons = SeriesBatch.concat([seasons, as_series([[1.0, 2, 3]], ids=["b"], seasonality=2)])
-    assert [each.name for each in holdout_sets(seasons, 1)] == [
-        "series/unknown/season-1",
-        "series/unknown/season-2",
-    ]
 
 
 def test_other_forms_of_gluonts_datasets() -> None:

@@ -62,36 +62,6 @@ def test_arrays_come_back_by_variate(array: np.ndarray, tensor: bool) -> None:
     assert parted["variate"].values.tolist() == [str(variate) for variate in range(n_variates)]
 
 
-@given(st.lists(ITEMS.map(lambda array: array[0]) | ITEMS.map(lambda array: array[0, 0]), min_size=1, max_size=4))
-@settings(deadline=None, max_examples=40)
-def test_lists_mix_univariate_and_multivariate_items(items: list[np.ndarray]) -> None:
-    batch = as_series(items)
-    assert len(batch) == sum(len(np.atleast_2d(item)) for item in items)
-    for index, item in enumerate(items):
-        rows = [row for row, group in enumerate(batch.groups) if group == f"series-{index}"]
-        np.testing.assert_array_equal([batch.values[row] for row in rows], np.atleast_2d(item))
-        univariate = item.ndim == 1
-        labels = [""] if univariate else [str(variate) for variate in range(len(item))]
-        assert [batch.variates[row] for row in rows] == labels
-        ids = [f"series-{index}" if univariate else f"series-{index}/{label}" for label in labels]
-        assert [batch.ids[row] for row in rows] == ids
-
-
-def test_univariate_rows_are_their_own_groups() -> None:
-    batch = as_series([[1, 2], [3]], ids=["a", "b"])
-    assert (batch.groups, batch.variates, batch.multivariate) == (("a", "b"), ("", ""), False)
-    assert (batch.n_variates, batch.group_index.tolist()) == (1, [0, 1])
-    assert as_series(batch, ids=["c", "d"]).groups == ("c", "d")
-    assert as_series(np.zeros((2, 3))).multivariate is False
-    assert "group" not in batch.to_frame()
-    assert "groups" not in repr(batch)
-    made = forecast(batch)
-    assert {"group", "variate"}.isdisjoint(made.to_dataset().coords)
-    assert "group" not in made.to_frame()
-    with pytest.raises(InputError, match="no coordinate 'group'"):
-        made.by_variate()
-
-
 @pytest.mark.parametrize(
     "data",
     [np.ones((2, 2, 3)), [np.ones((2, 3)), torch.ones(2, 3)], {"x": np.ones((2, 3)), "y": [[1, 1, 1], [1, 1, 1]]}],
@@ -133,20 +103,13 @@ def test_named_columns_are_read_together(tmp_path: Path) -> None:
     assert read_series(path, variates=["heat", "load"]).variates == ("heat", "load") * 2
     assert as_series(path, variates=["load", "heat"]).groups == batch.groups
     assert not as_series(frame, targets=["load", "heat"]).multivariate
-    wide = as_series(frame[["load", "heat"]], variates=["load", "heat"])
-    assert (wide.ids, wide.groups) == (("series-0/load", "series-0/heat"), ("series-0", "series-0"))
-    assert as_series(frame, variates=["load"]).ids == ("a/load", "b/load")
-
-
-def test_columns_to_read_together_are_checked() -> None:
     with pytest.raises(UnknownNameError, match="Closest: load"):
         as_series(table(), variates=["loads"])
     with pytest.raises(InputError, match="not both"):
         as_series(table(), targets=["load"], variates=["heat"])
-    with pytest.raises(InputError, match="names columns of a frame or file, but the data is ndarray"):
-        as_series(np.zeros((2, 2, 2)), variates=["load", "heat"])
-    with pytest.raises(InputError, match="'a/load', 'b/load' occurs more than once"):
-        as_series(table(), variates=["load", "load"])
+    wide = as_series(frame[["load", "heat"]], variates=["load", "heat"])
+    assert (wide.ids, wide.groups) == (("series-0/load", "series-0/heat"), ("series-0", "series-0"))
+    assert as_series(frame, variates=["load"]).ids == ("a/load", "b/load")
 
 
 ROWS = (np.arange(3.0), np.arange(3.0), np.arange(3.0))
@@ -160,6 +123,14 @@ ROWS = (np.arange(3.0), np.arange(3.0), np.arange(3.0))
         ({"groups": "aab"}, "group 'a' has variate '' more than once"),
         ({"groups": "ab"}, "3 series came with 2 groups"),
         ({"groups": "abc", "variates": "x"}, "3 series came with 1 variates"),
+        ({"groups": "aaa", "variates": "xyz", "roles": ("past", "target", "target")}, "target first"),
+        ({"groups": "aaa", "variates": "xyz", "roles": ("target", "known", "past")}, "known future"),
+        ({"groups": "aaa", "variates": "xyz", "roles": ("target", "target", "unknown")}, "no role 'unknown'"),
+        (
+            {"groups": "aaa", "variates": "xyz", "roles": ("target", "target", "known")}
+            | {"futures": (None, None, [1.0, np.nan, 1.0])},
+            "no number at step 2 of 3 after",
+        ),
         ({"groups": "aab", "variates": "xyz", "freqs": ("h", "D", "h")}, r"different frequencies \(h, D\)"),
         (
             {"groups": "abb", "variates": "xyz", "starts": (None, pd.Timestamp(0), pd.Timestamp(1))},
@@ -172,7 +143,7 @@ ROWS = (np.arange(3.0), np.arange(3.0), np.arange(3.0))
     ],
 )
 def test_groups_are_checked(fields: dict, message: str) -> None:
-    with pytest.raises(InputError, match=message):
+    with pytest.raises((InputError, UnknownNameError), match=message):
         SeriesBatch(**{"values": ROWS, **fields})
 
 
@@ -206,34 +177,6 @@ def test_methods_carry_groups_and_variates() -> None:
     assert (tuple(labels["group"]), tuple(labels["variate"])) == (batch.groups, batch.variates)
     with_units = as_series(np.ones((1, 2, 3)), units=["kW", "°C"], freq="h", start="2020-01-01", seasonality=4)
     assert (with_units.units, with_units.seasonality, with_units.variates) == (("kW", "°C"), 4, ("0", "1"))
-
-
-def test_forecast_has_dims_for_group_and_variate() -> None:
-    batch = as_series(np.arange(24.0).reshape(2, 3, 4), freq="h", start="2020-01-01", units=["a", "b", "c"] * 2)
-    made = forecast(batch)
-    flat = made.to_dataset(truth=np.ones((6, 2)))
-    assert flat["quantile_forecast"].dims == ("series", "quantile", "step")
-    assert flat["group"].values.tolist() == list(batch.groups)
-    before = flat.copy(deep=True)
-    parted = by_variate(flat)
-    xr.testing.assert_identical(flat, before)
-    xr.testing.assert_identical(parted, made.by_variate(truth=np.ones((6, 2))))
-    assert parted.attrs == flat.attrs
-    assert dict(parted.sizes) == {**flat.sizes, "series": 2, "variate": 3}
-    assert set(parted.data_vars) == set(flat.data_vars)
-    assert set(parted.coords) == set(flat.coords) - {"group"}
-    for name, array in flat.variables.items():
-        if name not in ("group", "variate", "series"):
-            assert parted[name].dtype == array.dtype
-    assert parted["units"].dims == ("series", "variate")
-    assert parted["units"].sel(variate="2").values.tolist() == ["c", "c"]
-    for row, (group, variate) in enumerate(zip(batch.groups, batch.variates, strict=True)):
-        one = parted.sel(series=group, variate=variate)
-        np.testing.assert_array_equal(one["quantile_forecast"], flat["quantile_forecast"][row])
-        np.testing.assert_array_equal(one["forecast_timestamp"], flat["forecast_timestamp"][row])
-        np.testing.assert_array_equal(one["sample"], flat["sample"][row])
-    frame = made.to_frame()
-    assert frame.columns[:4].tolist() == ["id", "group", "variate", "step"]
 
 
 def test_gaps_are_missing_values() -> None:

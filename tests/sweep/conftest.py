@@ -63,13 +63,7 @@ def start_process() -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def kill_often(start_process: Callable[..., Any]) -> Callable[..., int]:
-    """Runs something that resumes from a store again and again, and kills it each time.
-
-    ``kill_often(run, *arguments, store=path, kills=30, longest=0.2, seed=0)`` starts ``run(*arguments)`` in a process
-    and sends it ``kill -9`` after a random time of at most ``longest`` seconds, ``kills`` times or until it ends by
-    itself; ``begun()`` may wait until it is at work. After each kill no file of the store may be less than whole.
-    Returns how many kills hit.
-    """
+    """Runs something that resumes from a store again and again, and kills it each time."""
 
     def kill(
         run: Callable[..., None],

@@ -41,13 +41,7 @@ def toy_rows(cells: Sequence[str], rows: int = 3) -> pa.Table:
 
 
 def toy_tasks(groups: int, cells: int = 4, *, data: Any = None, **payload: Any) -> list[GroupTask]:
-    """Tasks of the toy worker.
-
-    Args:
-        groups, cells: how many, and of how many cells.
-        data: that all of them share.
-        payload: ``rows`` a cell; ``misbehave`` "raise", "die" or "die once", in the group numbered ``which``.
-    """
+    """Tasks of the toy worker."""
     which = payload.pop("which", -1)
     misbehave = payload.pop("misbehave", "")
     return [
@@ -62,11 +56,7 @@ def toy_tasks(groups: int, cells: int = 4, *, data: Any = None, **payload: Any) 
 
 
 def make_toy(common: dict[str, Any], device: str | None) -> Callable[[GroupTask], pa.Table]:
-    """A worker that takes ``seconds`` a group, and notes in the folder ``notes`` what it does.
-
-    After ``most`` groups it does nothing more until it is killed, so that a run is never over before its kill; none
-    of ``together`` workers goes on before all of them have begun a group.
-    """
+    """A worker that takes ``seconds`` a group, and notes in the folder ``notes`` what it does."""
     if common.get("broken"):
         raise RuntimeError("the toy is broken")
     notes = Path(common["notes"]) if "notes" in common else None

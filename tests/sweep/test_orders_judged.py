@@ -9,9 +9,8 @@ import pandas as pd
 from simulated_studies import study
 
 from tsfm_lens.sweep.plan.config import Statistics
-from tsfm_lens.sweep.results.measured import Results
-from tsfm_lens.sweep.results.tables import curves, heads_at
-from tsfm_lens.sweep.statistics.pooling import per_series
+from tsfm_lens.sweep.results.tables import Results, curves, heads_at
+from tsfm_lens.sweep.statistics.scores import per_series
 
 LOW, HIGH = "stable_rank:low", "stable_rank:high"
 # log rise of the error by layer, order and heads ablated: in layer 0 one order is far better, in layer 1 none is

@@ -9,18 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import psutil
 import pytest
 import sweep_toys as toys
 
 from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
-from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.run.engines import GroupDone, run_groups
-from tsfm_lens.sweep.run.sweeping import run_sweep
 from tsfm_lens.sweep.store.folder import Store
-from tsfm_lens.testing import assert_close
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -108,39 +104,6 @@ def test_workers_that_die_and_groups_that_fail_are_told(
     assert (mended.finished, mended.resumed) == (1, 10)
     run_groups(toys.toy_tasks(11), toys.make_toy, {}, Store(tmp_path / "single", values=toys.VALUES))
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), table_of(tmp_path / "single"))
-
-
-def test_a_sweep_of_a_model_loses_a_node_and_ends_in_the_same_table(
-    tmp_path: Path, cluster: Any, table_of: Callable[..., pd.DataFrame]
-) -> None:
-    content = {
-        "models": [{"source": "bolt-nano", "context_length": 64}],
-        "data": [{"source": "bundled", "names": ["co2", "elnino"], "horizon": 6, "windows": 2}],
-        "variants": {"layers": {"sizes": [1, 2]}, "heads": {}},
-        "block": 2,
-    }
-    config = parse_config(content)
-    if not cluster.worker_nodes:
-        cluster.add_node(**NODE)
-        cluster.wait_for_nodes()
-    (node,) = cluster.worker_nodes
-
-    def kill_a_node(what: str, done: int, total: int, left: float | None) -> None:
-        if done > total // 4 and cluster.worker_nodes:
-            cluster.remove_node(node, allow_graceful=False)
-
-    outcome = run_sweep(
-        config, tmp_path / "ray", engine="ray", address=cluster.address, workers=2, progress=kill_a_node
-    )
-    assert not cluster.worker_nodes
-    assert (outcome.failed, outcome.finished) == ([], outcome.cells)
-    run_sweep(config, tmp_path / "single")
-    found, expected = table_of(tmp_path / "ray"), table_of(tmp_path / "single")
-    keys = list(expected.columns[:7])
-    assert found[keys].equals(expected[keys])
-    numbers = [name for name in expected if name not in keys]
-    for name in numbers:
-        assert_close(found[name], expected[name], depth=1000, dtype=np.float32, what=name)
 
 
 @pytest.mark.parametrize("victim", ["raylet/raylet", pytest.param("gcs/gcs_server", marks=pytest.mark.campaign)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,10 @@ import pandas as pd
 import pytest
 
 import planted
-from tsfm_lens import viz
 from tsfm_lens.errors import InputError, StoreError
 from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.results.gathering import Gathered, gather
-from tsfm_lens.sweep.run.saved_plans import read_saved
+from tsfm_lens.sweep.run.cells import read_saved
 from tsfm_lens.sweep.run.sweeping import run_sweep
 from tsfm_lens.sweep.store.folder import Store
 from tsfm_lens.testing import assert_close
@@ -99,17 +97,6 @@ def test_effects_are_ratios_of_geometric_means(gathered: Gathered, mase: pd.Data
     assert "two-sided paired bootstrap test over 4 datasets and within them over 4 series" in table.attrs["test"]
 
 
-def test_curves_begin_at_the_plain_model(gathered: Gathered) -> None:
-    table = gathered.results["curves"]
-    assert len(table) == 3 * 2 * 5
-    start = table[table["ablated"] == 0]
-    assert np.allclose(start["mase"], start["baseline_mase"])
-    assert not start["change"].any()
-    # all heads of a layer are the same variant, in whatever order they went
-    for _, ends in table[table["ablated"] == 4].groupby("layer")["mase"]:
-        assert ends.tolist() == [ends.iloc[0]] * 2
-
-
 def test_heads_kept_follow_the_definition(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:
     table, counts = gathered.results["heads_at"], plan[plan["family"] == "head_counts"]
     assert len(table) == 3 * 2
@@ -134,56 +121,6 @@ def test_heads_kept_follow_the_definition(gathered: Gathered, mase: pd.DataFrame
         assert set(rows["judged_by"]) == {"MASE"}
 
 
-def test_maps_show_every_dataset(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:
-    table, kept = gathered.results["datasets"], gathered.results["heads_at"]
-    kept = kept[kept["better"]].set_index("layer")
-    assert list(dict.fromkeys(table["kept"])) == list(dict.fromkeys([kept["kept"].max(), kept["kept"].min()]))
-    assert table["layer"].nunique() == 2
-    counts = plan[plan["family"] == "head_counts"]
-    for (layer, dataset), rows in table.groupby(["layer", "dataset"]):
-        own = (counts["layer"] == layer) & (counts["order"] == kept["order"][layer])
-        variant = counts[own].set_index("ablated")["variant"]
-        changes = [mase.loc[dataset, variant[k]] / mase.loc[dataset, "plain"] - 1 for k in range(5)]
-        assert rows["ablated"].tolist() == list(range(5))
-        assert_close(rows["change"], changes, depth=1000, magnitude=1.0)
-        assert set(rows["largest_within"]) == {max(k for k in range(5) if changes[k] < 0.05)}
-
-
-def test_recipes_count_resilient_and_improved_datasets(
-    gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame
-) -> None:
-    table = gathered.results["recipes"]
-    assert table.drop_duplicates("seed")["selection"].tolist() == ["stable_rank", "random", "random"]
-    assert len(table) == 3 * 5
-    heavy = plan[plan["family"].isin(["recipes", "random"])].set_index("label")["variant"]
-    for _, row in table[table["metric"] == "MASE"].iterrows():
-        change = mase[heavy[row["label"]]] / mase["plain"] - 1
-        assert (row["n_resilient"], row["n_improved"]) == ((change < 0.05).sum(), (change < 0).sum())
-        assert row["change"] == pytest.approx(geometric(mase[heavy[row["label"]]] / mase["plain"]) - 1)
-
-
-def test_informed_choices_are_compared_with_the_mean_of_random_ones(gathered: Gathered) -> None:
-    table, recipes = gathered.results["selection"], gathered.results["recipes"]
-    change = recipes.loc[recipes["metric"] == "MASE", "change"].to_numpy()
-    informed = table[table["selection"] != "random"].iloc[0]
-    assert informed["diff"] == pytest.approx(change[0] - change[1:].mean())
-    assert informed["diff_lower"] <= informed["diff"] <= informed["diff_upper"]
-    assert table.loc[table["selection"] == "random", "diff"].isna().all()
-
-
-@pytest.mark.parametrize("metric", ["MASE", "MSIS"])
-def test_the_better_order_is_judged_by_the_metric_that_was_asked_for(metric: str, tmp_path: Path) -> None:
-    variants = {"heads_at": {"tolerance": 0.05, "orders": ["stable_rank", "random:0..2"], "metric": metric}}
-    run_sweep(parse_config({**CONTENT, "variants": variants}), tmp_path / "store")
-    found = gather(tmp_path / "store").results
-    kept, curves = found["heads_at"], found["curves"]
-    assert set(kept["judged_by"]) == set(curves["judged_by"]) == {metric}
-    assert not kept.loc[kept["better"], "order"].str.startswith("random").any()
-    assert kept.groupby("layer")["better"].sum().tolist() == [1] * 3
-    subtitle = viz.head_curves(curves).layout.meta["subtitle"]
-    assert (f"better order, judged by {metric}" in subtitle) == (metric != "MASE")
-
-
 def without(folder: Path, path: Path, gone: pd.Series) -> Path:
     """A copy of a store without some cells."""
     full = Store(folder, create=False)
@@ -192,22 +129,6 @@ def without(folder: Path, path: Path, gone: pd.Series) -> Path:
     keys = sorted(set(read_saved(full).cells["key"]) - set(gone))
     store.write(full.read(keys).to_pandas(), keys)
     return path
-
-
-def test_every_head_is_one_row_of_its_own_table_and_one_family_of_tests(
-    gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame
-) -> None:
-    table = gathered.results["heads"]
-    lens_heads = [(layer, head) for layer in range(3) for head in range(4)]
-    assert list(zip(table["layer"], table["head"], strict=True)) == lens_heads
-    assert set(table["attention"]) == {"cross_attn"}
-    assert set(table["tests"]) == {12}
-    variant = plan[plan["family"] == "heads"].set_index("label")["variant"]
-    for _, row in table.iterrows():
-        own = mase[variant[row["label"]]]
-        assert row["change"] == pytest.approx(geometric(own / mase["plain"]) - 1)
-        assert row["stands"] == (row["p_holm"] < 0.05)
-    assert "heads" not in set(gathered.results["effects"]["family"])
 
 
 def test_an_unfinished_sweep_shows_the_variants_that_are_whole(
@@ -253,13 +174,6 @@ def test_what_was_asked_for_is_known_from_the_first_cell_on(folder: Path, tmp_pa
     after = read_saved(Store(folder, create=False), "results")
     pd.testing.assert_frame_equal(before.cells, after.cells)
     assert after.about == before.about
-
-
-def test_a_store_without_the_naive_forecast_says_how_to_get_it(folder: Path, tmp_path: Path) -> None:
-    cells = read_saved(Store(folder, create=False), "results").cells
-    store = without(folder, tmp_path / "store", cells[cells["variant"] == "seasonal_naive"]["key"])
-    with pytest.raises(InputError, match=re.escape(f"is not in {store}: `tsfm-lens sweep` goes on with 'results")):
-        gather(store)
 
 
 def test_cells_of_other_configurations_are_counted_and_not_used(folder: Path, gathered: Gathered) -> None:

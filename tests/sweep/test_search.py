@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, norm
 
-from tsfm_lens.ablation.looks import log_change, plan_looks, spending_bounds
-from tsfm_lens.ablation.search import PairedErrors, better, bisection, run_search, scan, sequential
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.ablation.looks import plan_looks, spending_bounds
+from tsfm_lens.ablation.search import PairedErrors, bisection, run_search, scan, sequential
+from tsfm_lens.errors import InputError
 from tsfm_lens.testing import assert_close
 
 # of the normal integral by which the bounds are checked, in several dimensions and at the tails
@@ -65,13 +65,6 @@ def test_bisection_passes_where_it_stands_and_owns_up_to_what_it_has_not_seen(cu
     assert found.monotone == (seen == sorted(seen))
 
 
-def test_a_dip_below_the_bisection_is_found_by_its_check() -> None:
-    curve = [0.5, 0.5, 0.0, 0.5, 0.0, 0.0, 0.0, 0.0]
-    blind, careful = (run_search(bisection(8, check=check), lambda kept, _: curve[kept]) for check in (0, 2))
-    assert (blind.kept, blind.exact) == (4, False)
-    assert (careful.kept, careful.monotone) == (2, False)
-
-
 def test_searches_ask_answer_by_answer_and_refuse_what_does_not_fit() -> None:
     search = scan(3)
     assert search.requests() == [(0, 0), (1, 0), (2, 0)]
@@ -92,25 +85,6 @@ def test_searches_ask_answer_by_answer_and_refuse_what_does_not_fit() -> None:
     assert run_search(scan(3, np.inf), lambda kept, _: 1e9).kept == 0
 
 
-def test_a_better_order_spares_the_other_one() -> None:
-    low = run_search(scan(12, abreast=1), lambda kept, _: 0.0 if kept >= 3 else 1.0)
-    other = scan(12, abreast=4)
-    other.cap(low.kept)
-    asked = []
-    while requests := other.requests():
-        asked += [kept for kept, _ in requests if kept < 3]
-        other.answer(dict.fromkeys(requests, 1.0))
-    assert asked == [0, 1, 2]
-    assert other.result is not None
-    assert not other.result.exact
-    assert better({"low": low, "high": other.result}) == ("low", low)
-    tie = run_search(scan(12), lambda kept, _: -0.1 if kept >= 3 else 1.0)
-    assert better({"low": low, "high": tie})[0] == "high"
-
-
-# --- looks and their bounds ------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("spending", ["pocock", "obrien_fleming"])
 @pytest.mark.parametrize("alpha", [0.05, 0.004])
 def test_bounds_spend_alpha_under_the_joint_distribution_of_the_looks(alpha: float, spending: str) -> None:
@@ -128,55 +102,6 @@ def test_bounds_spend_alpha_under_the_joint_distribution_of_the_looks(alpha: flo
     }
     assert_close(norm.sf(bounds[0]), first[spending], depth=16, dtype=np.float32)
     assert spending_bounds([1.0], alpha) == []
-
-
-def test_the_standard_error_is_that_of_drawing_without_replacement() -> None:
-    """Over many random samples of one finite set, the estimates spread as their standard errors say."""
-    rng = np.random.default_rng(3)
-    plain = rng.gamma(4.0, size=240)
-    ablated = plain * np.exp(rng.normal(0.05, 0.2, size=240))
-    for groups in (None, np.repeat(np.arange(4), 60)):
-        everything = np.ones(240, dtype=bool)
-        whole, error, _ = log_change(ablated, plain, groups, everything)
-        assert error == 0.0
-        parts = [groups == group for group in range(4)]
-        logs = [np.log(ablated / plain).mean()]
-        if groups is not None:
-            logs = [np.log(ablated[part].sum() / plain[part].sum()) for part in parts]
-        assert whole == pytest.approx(np.mean(logs))
-        estimates, errors = [], []
-        for seed in range(400):
-            looks = plan_looks(240 if groups is None else groups.tolist(), (0.3, 1.0), seed=seed)
-            known = np.zeros(240, dtype=bool)
-            known[looks.added[0]] = True
-            value, error, freedom = log_change(ablated, plain, groups, known)
-            assert freedom <= 72
-            estimates.append(value)
-            errors.append(error)
-        # a spread of n estimates is known to 1 / sqrt(2 n) of itself; five of these
-        assert np.std(estimates) == pytest.approx(
-            np.sqrt(np.mean(np.square(errors))), rel=5 * (2 * len(estimates)) ** -0.5
-        )
-
-
-def test_looks_deal_every_unit_out_once_and_sample_every_data_set() -> None:
-    sets = ["a"] * 40 + ["b"] * 3 + ["c"] * 11
-    looks = plan_looks(sets, (0.25, 0.5, 1.0), seed=1)
-    assert sorted(np.concatenate(looks.added).tolist()) == list(range(54))
-    first = [sets[unit] for unit in looks.added[0]]
-    assert [first.count(name) for name in "abc"] == [10, 3, 4]
-    assert looks.shares[-1] == 1.0
-    assert any((plan_looks(sets, seed=2).added[0] != plan_looks(sets, seed=seed).added[0]).any() for seed in (3, 4))
-    for shares in ((0.5, 0.2, 1.0), (0.5,), ()):
-        with pytest.raises(InputError, match="rise to 1"):
-            plan_looks(10, shares)
-    with pytest.raises(UnknownNameError, match="pocock"):
-        spending_bounds([0.5, 1.0], 0.05, "pocok")
-    with pytest.raises(InputError, match="alpha"):
-        spending_bounds([0.5, 1.0], 0.9)
-
-
-# --- sequential ------------------------------------------------------------------------------------------------------
 
 
 def simulated(rng: np.random.Generator, units: int, logs: np.ndarray, spread: float) -> tuple[np.ndarray, np.ndarray]:
@@ -237,32 +162,3 @@ def test_the_answer_differs_from_the_scan_about_as_rarely_as_asked(spending: str
     # three standard deviations of a binomial above alpha
     assert wrong / runs <= alpha + 3 * np.sqrt(alpha * (1 - alpha) / runs)
     assert used < 0.95 * runs * 6
-
-
-def test_a_lax_test_errs_more_often_than_a_strict_one() -> None:
-    """The error that is asked for is what limits the errors: at nearly even odds many answers are wrong."""
-    wrong = {}
-    for alpha in (0.45, 0.01):
-        wrong[alpha] = 0
-        for seed in range(150):
-            rng = np.random.default_rng([seed, 6])
-            ablated, plain = simulated(rng, 80, np.log(1.01) + rng.choice([-1.0, 1.0], size=1) * 0.002, 0.08)
-            found = decide(ablated, plain, plan_looks(80, seed=seed), alpha=alpha)
-            wrong[alpha] += found.kept != exact_kept(ablated, plain, None)
-    assert wrong[0.01] <= 5
-    assert wrong[0.45] > 15
-
-
-def test_answers_that_do_not_fit_a_look_are_refused() -> None:
-    looks = plan_looks(40)
-    search = sequential(2, looks)
-    assert search.requests() == [(0, 0)]
-    with pytest.raises(InputError, match="adds 10 series"):
-        search.answer({(0, 0): PairedErrors(np.ones(4), np.ones(4))})
-    with pytest.raises(InputError, match="adds 10 series"):
-        sequential(2, looks).answer({(0, 0): 0.5})
-    with pytest.raises(InputError, match="error of zero"):
-        sequential(2, looks).answer({(0, 0): PairedErrors(np.ones(10), np.zeros(10))})
-    with pytest.raises(InputError, match="no number"):
-        sequential(2, looks).answer({(0, 0): PairedErrors(np.full(10, np.nan), np.ones(10))})
-    assert sequential(5, looks, abreast=3).requests() == [(0, 0), (1, 0), (2, 0)]

@@ -15,10 +15,10 @@ import yaml
 from gluonts.dataset.arrow import ArrowWriter
 from gluonts.dataset.common import FileDataset
 
-from tsfm_lens.data import EvaluationSet, bundled
+from tsfm_lens.data import EvaluationSet
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.sweep.plan.config import parse_config, read_config
-from tsfm_lens.sweep.plan.sources import evaluation_sets, repeats
+from tsfm_lens.sweep.plan.data_sources import repeats
 
 DAYS = pd.date_range("2021-03-01", periods=40, freq="D")
 
@@ -28,7 +28,7 @@ def content(*sources: dict[str, Any]) -> dict[str, Any]:
 
 
 def sets(*sources: dict[str, Any]) -> list[EvaluationSet]:
-    return evaluation_sets(parse_config(content(*sources)))
+    return parse_config(content(*sources)).evaluation_sets()
 
 
 def file(path: Path, **fields: Any) -> dict[str, Any]:
@@ -50,19 +50,6 @@ def multivariate(tmp_path: Path) -> tuple[Path, np.ndarray]:
     return tmp_path / "multi.csv", values
 
 
-@pytest.fixture
-def shops(tmp_path: Path) -> tuple[Path, np.ndarray]:
-    """Four shops in columns of odd names, and their sales (shop, day)."""
-    values = numbers((4, 40), 1)
-    columns = {
-        "Shop name": np.repeat(["Nord", "Süd", "May", "West"], 40),
-        "When?": np.tile(DAYS.strftime("%d %b %Y"), 4),
-        "Sales (€)": values.ravel(),
-    }
-    pd.DataFrame(columns).to_csv(tmp_path / "odd.csv", index=False)
-    return tmp_path / "odd.csv", values
-
-
 def test_columns_of_a_file_are_the_variates_of_an_item(multivariate: tuple[Path, np.ndarray]) -> None:
     path, values = multivariate
     (found,) = sets(file(path, variates=["wind", "y2"], windows=2, stride=3, seasonality=7))
@@ -80,78 +67,11 @@ def test_columns_of_a_file_are_the_variates_of_an_item(multivariate: tuple[Path,
     assert {window.n_variates for window in apart.windows} == {1}
 
 
-def test_columns_that_are_not_read_are_noted(multivariate: tuple[Path, np.ndarray]) -> None:
-    path, values = multivariate
-    (found,) = sets(file(path))
-    np.testing.assert_array_equal([window.label[0] for window in found.windows], values[:, -4:, 0])
-    (note,) = found.notes
-    assert note.startswith("not read: columns 'y2', 'wind'; targets=[…] reads")
-    (chosen,) = sets(file(path, targets="y"))
-    assert not chosen.notes
-    assert chosen.fingerprint() == found.fingerprint()
-
-
-def test_a_season_that_is_named_makes_other_data(multivariate: tuple[Path, np.ndarray]) -> None:
-    path, _ = multivariate
-    (weekly,) = sets(file(path, targets=["y"], seasonality=7))
-    (plain,) = sets(file(path, targets=["y"]))
-    assert (weekly.seasonality, plain.seasonality) == (7, 1)
-    assert weekly.fingerprint() != plain.fingerprint()
-
-
-def test_frequency_and_start_of_a_file_without_timestamps(tmp_path: Path) -> None:
-    (tmp_path / "load.csv").write_text("load\n" + "\n".join(map(str, range(30))))
-    source = {"source": "file", "path": "load.csv", "horizon": 4, "freq": "h"}
-    text = yaml.safe_dump(content(source)).replace("horizon: 4", "horizon: 4\n  start: 2020-01-31")
-    (tmp_path / "sweep.yaml").write_text(text)
-    (found,) = evaluation_sets(read_config(tmp_path / "sweep.yaml"))
-    assert (found.freq, found.seasonality, found.windows[0].start) == ("h", 24, pd.Timestamp("2020-01-31"))
-
-
-def test_text_that_tells_series_apart_is_never_left_out(shops: tuple[Path, np.ndarray]) -> None:
-    path, values = shops
-    with pytest.raises(InputError, match=r"odd\.csv: rows differ in 'Shop name' \(text such as 'Nord'\)") as e:
-        sets(file(path))
-    assert "Name the column of ids with id_column=…" in str(e.value)
-    when = {"time_column": "When?", "time_format": "%d %b %Y"}
-    # naming the dates alone leaves four values a day
-    with pytest.raises(InputError, match=r"rows differ in 'Shop name' .*Name the column of ids with id_column=…"):
-        sets(file(path, **when))
-    (found,) = sets(file(path, id_column="Shop name", seasonality=7, **when))
-    assert (found.freq, found.seasonality, found.notes) == ("D", 7, ())
-    assert [window.item for window in found.windows] == ["Nord", "Süd", "May", "West"]
-    np.testing.assert_array_equal([window.label[0] for window in found.windows], values[:, -4:])
-
-
-@pytest.mark.parametrize(
-    ("columns", "items", "unread"),
-    [
-        ({"weather": ["dry", "wet"] * 20, "ds": DAYS, "y": numbers(40)}, ["y"], "'weather' (text such as 'dry')"),
-        ({"id": ["a", "b"] * 20, "land": ["x", "z"] * 20, "y": numbers(40)}, ["a", "b"], "'land' (text such as 'x')"),
-        ({"unit": ["kW"] * 40, "y": numbers(40), "z": numbers(40)}, ["y"], "'unit' (text such as 'kW'), 'z'"),
-        ({"unit": ["kW"] * 40, "load": numbers(40)}, ["load"], "'unit' (text such as 'kW')"),
-    ],
-    ids=["times differ", "same in a series", "same everywhere", "no known name"],
-)
-def test_text_that_tells_nothing_apart_is_noted(
-    tmp_path: Path, columns: dict[str, Any], items: list[str], unread: str
-) -> None:
-    pd.DataFrame(columns).to_csv(tmp_path / "own.csv", index=False)
-    (found,) = sets(file(tmp_path / "own.csv"))
-    assert [window.item for window in found.windows] == items
-    assert found.notes[0].partition(";")[0].endswith(f" {unread}")
-
-
 @pytest.mark.parametrize(
     ("fields", "kind", "message"),
     [
         ({"variates": ["winds"]}, UnknownNameError, r"multi\.csv: no column 'winds'\. Closest: wind"),
-        ({"targets": "y3"}, UnknownNameError, r"no column 'y3'\. Closest: y, y2"),
         ({"id_column": "uniqueid"}, UnknownNameError, r"no column 'uniqueid'\. Closest: unique_id"),
-        ({"time_column": "dss"}, UnknownNameError, r"no column 'dss'\. Closest: ds"),
-        ({"time_column": "ds", "id_column": "ds"}, InputError, "'ds' cannot hold both"),
-        ({"targets": "y", "variates": "y2"}, InputError, "not both"),
-        ({"freq": "fortnight"}, InputError, "'fortnight' is no pandas frequency"),
         ({"windows": 20}, InputError, "'a' has 40 steps: 20 windows of horizon 4"),
         ({"seasonality": 0}, InputError, "data.0.file.seasonality: .*greater than or equal to 1"),
         ({"variate": ["y"]}, InputError, r"data\.0\.file\.variate is no field .*nearest is 'variates'"),
@@ -162,15 +82,6 @@ def test_wrong_fields_of_a_file(
 ) -> None:
     with pytest.raises(kind, match=message):
         sets(file(multivariate[0], **fields))
-
-
-def test_repeated_times_ask_for_ids(tmp_path: Path) -> None:
-    frame = pd.DataFrame({"shop": [1, 2] * 20, "date": DAYS.repeat(2)[:40], "sales": numbers(40)})
-    frame.to_csv(tmp_path / "own.csv", index=False)
-    with pytest.raises(InputError, match=r"two values at 2021-03-01.*id_column=…"):
-        sets(file(tmp_path / "own.csv"))
-    (found,) = sets(file(tmp_path / "own.csv", id_column="shop"))
-    assert [window.item for window in found.windows] == ["1", "2"]
 
 
 def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None:
@@ -188,7 +99,7 @@ def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None
             np.testing.assert_array_equal(each.windows[0].label, alone[each.name].windows[0].label)
     assert [each.name for each in sets(file(plants, name="p"))] == ["p/north", "p/sea", "p/south"]
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content(file(Path("plants/n*.csv")))))
-    (one,) = evaluation_sets(read_config(tmp_path / "sweep.yaml"))
+    (one,) = read_config(tmp_path / "sweep.yaml").evaluation_sets()
     assert one.name == "north"
     with pytest.raises(InputError, match=r"no file that can be read: expected \.csv"):
         sets(file(plants / "x*.csv"))
@@ -205,23 +116,6 @@ def test_windows_that_several_datasets_have_are_told(tmp_path: Path) -> None:
     told = repeats(sets(*(file(tmp_path / f"{name}.csv", horizon=7, windows=2) for name in columns)))
     assert list(told) == ["c"]
     assert told["c"].startswith("2 of 2 windows are also in a, ")
-
-
-def test_a_file_is_never_a_bundled_series() -> None:
-    with pytest.raises(InputError, match="there is no file 'co2'"):
-        sets({"source": "file", "path": "co2", "horizon": 4})
-
-
-def test_a_text_is_a_list_of_one() -> None:
-    (found,) = sets({"source": "bundled", "names": "co2", "horizon": 12})
-    np.testing.assert_array_equal(found.windows[0].label[0], bundled("co2").values[0][-12:])
-    config = parse_config(
-        content({"source": "gift_eval", "configs": "ett1/*"}, {"source": "dysts", "systems": "Lorenz"})
-    )
-    gift, dysts = config.data
-    assert (gift.configs, dysts.systems) == (("ett1/*",), ("Lorenz",))  # type: ignore[union-attr]
-    with pytest.raises(InputError, match=r"data\.0\.gift_eval\.configs: "):
-        parse_config(content({"source": "gift_eval", "configs": 3}))
 
 
 def entries(values: np.ndarray) -> list[dict[str, Any]]:
@@ -260,64 +154,36 @@ def test_gluonts_files_are_what_gluonts_reads(tmp_path: Path, name: str, variate
         np.testing.assert_array_equal(np.hstack([last.context, last.label]), series)
 
 
-def test_gluonts_folders_are_read_by_name_in_any_spelling_of_frequency(tmp_path: Path) -> None:
-    rows = [{"start": "2021-03-31", "target": each.tolist()} for each in numbers((4, 20))]
-    rows[2]["target"][3] = "NaN"
-    whole = write_lines(tmp_path / "whole.json", rows)
-    (tmp_path / "parts").mkdir()
-    for number, row in reversed(list(enumerate(rows))):
-        write_lines(tmp_path / "parts" / f"{number}.json", [row])
-    (tmp_path / "parts" / ".hidden").write_text("no data")
-    month, week = ("MS", "2021-03-01"), ("W-MON", "2021-03-29")
-    for freq, (alias, start) in {"M": month, "MS": month, "W-SUN": week, "15T": ("15min", "2021-03-31")}.items():
-        (one,) = sets(gluonts(whole, freq=freq, name="set"))
-        (parts,) = sets(gluonts(tmp_path / "parts", freq=freq, name="set"))
-        assert one.fingerprint() == parts.fingerprint()
-        assert (one.freq, one.windows[0].start) == (alias, pd.Timestamp(start))
-        assert np.isnan(one.windows[2].context[0]).tolist() == [False] * 3 + [True] + [False] * 12
-
-
 def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = write_lines(tmp_path / "good.json", entries(numbers((2, 20))))
     monkeypatch.chdir(tmp_path)
-    for name in ("both/train", "both/test", "hf", "none"):
+    for name in ("both/train", "both/test", "hf"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "hf" / "state.json").write_text("{}")
     (tmp_path / "data.csv").write_text("a,b\n")
-    (tmp_path / "empty.json").write_text("")
     (tmp_path / "text.json").write_text("[1\n")
-    (tmp_path / "list.json").write_text("[1, 2]\n")
     whole = pa.BufferOutputStream()
     with pa.ipc.new_stream(whole, pa.schema({"target": pa.list_(pa.float32())})) as stream:
         stream.write_batch(pa.record_batch({"target": pa.array([[1.0, 2.0]], pa.list_(pa.float32()))}))
     (tmp_path / "cut.arrow").write_bytes(whole.getvalue().to_pybytes()[:150])
     write_lines(tmp_path / "bare.json", [{"target": [1.0, 2.0]}])
     write_lines(tmp_path / "word.json", [{"start": "2020", "target": [1.0, "x"]}])
-    write_lines(tmp_path / "mixed.json", entries(numbers((1, 20))) + entries(numbers((1, 2, 20))))
     write_lines(tmp_path / "twice.json", entries(numbers((1, 20))) * 2)
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(good.read_bytes())[:-20])
     for name, message in {
         "nowhere": "no file or folder 'nowhere'",
         "both": "holds test and train; give the folder of one",
         "hf": "source: folder",
-        "none": "holds no file",
         "data.csv": "gluonts reads no data.csv: expected .json",
-        "empty.json": "empty.json (holds no entry|is no dataset)",
         "text.json": "text.json is no dataset of gluonts: line 1 is no JSON",
-        "list.json": "list.json holds",
         "cut.arrow": "cut.arrow is no dataset",
         "bare.json": "bare.json holds entries with target, expected 'start' and 'target'",
         "word.json": "word.json is no dataset of gluonts: .*'x'",
-        "mixed.json": "mixed.json is no dataset of gluonts: ",
         "twice.json": "twice.json: .*'i0' more than once",
         "cut.json.gz": "cut.json.gz is no dataset",
     }.items():
         with pytest.raises(InputError, match=message):
             sets(gluonts(Path(name)))
-    with pytest.raises(InputError, match="'fortnight' is no frequency"):
-        sets(gluonts(good, freq="fortnight"))
-    with pytest.raises(InputError, match="'i0' has 20 steps: 9 windows"):
-        sets(gluonts(good, windows=9))
     with pytest.raises(InputError, match=r"data\.0\.gluonts\.freqs is no field .*'freq'"):
         parse_config(content(gluonts(good, freqs="D")))
 
@@ -325,15 +191,9 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def write_stored(folder: Path, values: np.ndarray, freq: str) -> Path:
     """A folder in the layout of GIFT-Eval."""
     folder.mkdir(parents=True)
-    count = len(values)
-    stamps = pa.array([pd.Timestamp("2021-03-01").to_pydatetime()] * count, pa.timestamp("s"))
-    columns = {
-        "item_id": pa.array([f"i{n}" for n in range(count)]),
-        "start": stamps,
-        "freq": pa.array([freq] * count),
-        "target": pa.array(list(values), pa.list_(pa.float64())),
-    }
-    table = pa.table(columns)
+    common = {"start": pd.Timestamp("2021-03-01").to_pydatetime(), "freq": freq}
+    rows = [{"item_id": f"i{n}", "target": each, **common} for n, each in enumerate(values.tolist())]
+    table = pa.Table.from_pylist(rows)
     with pa.OSFile(str(folder / "data-0.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data-0.arrow"}]}))
@@ -345,7 +205,7 @@ def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
     write_stored(tmp_path / "mine", values, "H")
     # a bare word beside the configuration is its folder too
     (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(content({"source": "folder", "path": "mine"})))
-    (found,) = evaluation_sets(read_config(tmp_path / "sweep.yaml"))
+    (found,) = read_config(tmp_path / "sweep.yaml").evaluation_sets()
     # a tenth of 700 steps is two windows of the benchmark's 48 hours
     assert (found.name, found.horizon, found.freq, found.seasonality, len(found)) == ("mine/short", 48, "h", 24, 4)
     np.testing.assert_array_equal(found.windows[2].label[0], values[1, -96:-48])
@@ -357,20 +217,5 @@ def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
     assert (medium.name, medium.horizon) == ("mine/medium", 480)
     with pytest.raises(InputError, match=r"data\.0\.folder\.term: .*'short', 'medium' or 'long'"):
         sets({**own, "term": "brief"})
-    with pytest.raises(InputError, match="no horizon for frequency 'B'"):
-        sets({**own, "freq": "B"})
-    with pytest.raises(InputError, match="there is no folder"):
-        sets({**own, "path": str(tmp_path / "yours")})
-    with pytest.raises(InputError, match=r"no state\.json"):
-        sets({**own, "path": str(tmp_path)})
     with pytest.raises(InputError, match=r"'mine/short' is in the configuration more than once"):
         sets(own, own)
-
-
-def test_windows_are_drawn_from_every_kind_of_source(tmp_path: Path, multivariate: tuple[Path, np.ndarray]) -> None:
-    lines = write_lines(tmp_path / "lines.json", entries(numbers((3, 40))))
-    stored = write_stored(tmp_path / "stored", numbers((2, 700)), "H")
-    sources = [file(multivariate[0], windows=3), gluonts(lines, windows=3), {"source": "folder", "path": str(stored)}]
-    found = evaluation_sets(parse_config({**content(*sources), "windows": 2, "seed": 3}))
-    assert [(each.name, len(each)) for each in found] == [("multi", 2), ("lines", 2), ("stored/short", 2)]
-    assert found[0].notes

@@ -9,11 +9,7 @@ from simulated_studies import row, simulated, study
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, resilience
-from tsfm_lens.sweep.statistics.pooling import METRICS, dataset_metrics, geometric_mean, normalised, per_series, pooled
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
-from tsfm_lens.testing import assert_close
-
-# sums and pooled metrics
+from tsfm_lens.sweep.statistics.scores import DISTANCES, METRICS, SUMS, per_series
 
 
 def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
@@ -43,25 +39,6 @@ def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
                 assert sums[f"n_{name}"] == of[name].notna().sum()
 
 
-def test_metrics_of_a_dataset_are_pooled_and_not_averaged() -> None:
-    frame = pd.DataFrame(
-        [
-            row("plain", "d", "a", 1.0, scaled_error=10.0, n_scaled=2.0, n=4.0, squared_error_mean=8.0, abs_label=4.0),
-            row("plain", "d", "b", 1.0, scaled_error=2.0, n_scaled=8.0, n=4.0, squared_error_mean=10.0, abs_label=12.0),
-        ]
-    )
-    frame["spearman_distance"] = [0.5, np.nan]
-    found = dataset_metrics(frame).loc[("m", "plain", "d")]
-    assert found["MASE"] == pytest.approx(12 / 10)
-    assert found["RMSE"] == pytest.approx(1.5)
-    assert found["NRMSE"] == pytest.approx(1.5 / 2)
-    assert found["spearman_distance"] == 0.5
-    assert (found["n_series"], found["n_rows"]) == (2, 2)
-    assert set(METRICS) <= set(found.index)
-    table = pooled(per_series(frame))
-    assert table["MASE"].tolist() == [5.0, 0.25]
-
-
 def test_damaged_rows_are_refused() -> None:
     frame = study({"plain": {"d": [1.0, 2.0]}, "v": {"d": [1.0, 2.0]}})
     with pytest.raises(InputError, match="there twice: model 'm', variant 'plain', dataset 'd', item 's1'"):
@@ -72,8 +49,6 @@ def test_damaged_rows_are_refused() -> None:
         per_series(frame.drop(columns="window"))
     with pytest.raises(UnknownNameError, match="MASE"):
         changes(frame, metric="MAZE")
-    with pytest.raises(UnknownNameError, match="plain"):
-        changes(frame, plain="plane")
     with pytest.raises(UnknownNameError, match="baseline of m"):
         changes(frame[frame["variant"] == "v"])
     with pytest.raises(InputError, match="no change to report"):
@@ -82,47 +57,6 @@ def test_damaged_rows_are_refused() -> None:
         changes(per_series(frame, ["CRPS"]))
     with pytest.raises(InputError, match="at least 100"):
         changes(frame, replicates=5)
-
-
-def test_ratios_to_the_seasonal_naive_forecast() -> None:
-    frame = study({"plain": {"a": [1.0], "b": [3.0]}, "v": {"a": [2.0], "b": [3.0]}})
-    naive = study({"seasonal_naive": {"a": [2.0], "b": [6.0]}}).assign(model="")
-    found = normalised(dataset_metrics(pd.concat([frame, naive])))["MASE"]
-    assert found.to_dict() == {
-        ("m", "plain", "a"): 0.5,
-        ("m", "plain", "b"): 0.5,
-        ("m", "v", "a"): 1.0,
-        ("m", "v", "b"): 0.5,
-    }
-    table = found.unstack("variant").droplevel("model")
-    mean, left_out = geometric_mean(table)
-    assert mean.to_dict() == pytest.approx({"plain": 0.5, "v": np.sqrt(0.5)})
-    assert left_out == []
-    with pytest.raises(InputError, match="seasonal naive"):
-        normalised(dataset_metrics(frame))
-    with pytest.raises(InputError, match="more than one"):
-        normalised(dataset_metrics(pd.concat([frame, naive, naive.assign(model="other")])))
-    nowhere = normalised(dataset_metrics(frame), dataset_metrics(naive[naive["dataset"] == "a"]))["MASE"]
-    assert np.isnan(nowhere[("m", "v", "b")])
-
-
-def test_the_geometric_mean_leaves_out_the_same_datasets_for_all() -> None:
-    table = pd.DataFrame(
-        {"x": [1.0, 4.0, 9.0, 9.0, 9.0], "y": [2.0, 8.0, np.nan, 0.0, np.inf]}, index=["a", "b", "c", "d", "e"]
-    )
-    mean, left_out = geometric_mean(table)
-    assert mean.to_dict() == pytest.approx({"x": 2.0, "y": 4.0})
-    assert left_out == ["c", "d", "e"]
-    assert geometric_mean(table["x"]) == (pytest.approx((4 * 9**3) ** (1 / 5)), [])
-    nothing, left_out = geometric_mean(pd.Series([0.0], index=["z"]))
-    assert np.isnan(nothing)
-    assert left_out == ["z"]
-
-
-# the bootstrap
-
-
-# changes
 
 
 def test_a_change_by_hand() -> None:
@@ -138,27 +72,6 @@ def test_a_change_by_hand() -> None:
         assert np.isfinite(changes(frame, metric=metric).iloc[0]["change"])
 
 
-def test_equal_forecasts_do_not_change_and_do_not_stand() -> None:
-    errors = {f"d{d}": list(np.random.default_rng(d).random(5) + 0.5) for d in range(6)}
-    harmed = {name: [2.0 * e * (1 + 0.01 * k) for k, e in enumerate(values)] for name, values in errors.items()}
-    found = changes(study({"plain": errors, "same": errors, "harmed": harmed})).set_index("variant")
-    assert found.loc["same", ["change", "lower", "upper"]].tolist() == [0.0, 0.0, 0.0]
-    assert found.loc["same", ["p_value", "p_holm"]].tolist() == [1.0, 1.0]
-    assert not found.loc["same", "stands"]
-    assert found.loc["harmed", "stands"]
-    assert found.loc["harmed", "lower"] > 0.9
-
-
-def test_a_normaliser_of_a_dataset_cancels() -> None:
-    rng = np.random.default_rng(5)
-    frame = simulated(rng, 5, 4, 0.1, 0.2)
-    scaled = frame.assign(scaled_error=frame["scaled_error"] * frame["dataset"].map(lambda d: 10.0 ** int(d[1:])))
-    one, other = changes(frame).iloc[0], changes(scaled).iloc[0]
-    assert other["value"] != pytest.approx(one["value"])
-    for name in ("change", "lower", "upper", "p_value"):
-        assert_close(other[name], one[name], depth=10000)
-
-
 @pytest.mark.parametrize(
     ("datasets", "series", "between", "within"), [(6, 6, 0.05, 0.1), (12, 3, 0.0, 0.2), (15, 1, 0.1, 0.1)]
 )
@@ -166,23 +79,13 @@ def test_intervals_cover_a_known_effect(datasets: int, series: int, between: flo
     frame = simulated(np.random.default_rng(datasets), datasets, series, between, within, 300)
     # E log(1 + shift) of a dataset's pooled ratio, to second order
     truth = np.exp(np.log(1.1) - (between**2 + within**2 / series) / 2 / 1.1**2) - 1
-    each = {variant: variant for variant in frame["variant"].unique()}
     sums = per_series(frame, ["MASE"])
-    found = changes(sums, family=each)
+    found = changes(sums)
     assert len(found) == 300
     assert 0.88 <= ((found["lower"] <= truth) & (truth <= found["upper"])).mean() <= 0.995
     # and without an effect few stand
     sums.loc[sums["variant"] != "plain", "scaled_error"] /= 1 + truth
-    assert changes(sums, family=each)["stands"].mean() <= 0.1
-
-
-def test_datasets_that_differ_widen_the_interval() -> None:
-    frame = simulated(np.random.default_rng(6), 12, 30, 0.3, 0.1)
-    clustered, fixed = (changes(frame, datasets=how).iloc[0] for how in ("sampled", "fixed"))
-    assert clustered["change"] == fixed["change"]
-    # the standard errors are about 0.3 / sqrt(12) and 0.1 / sqrt(360)
-    assert clustered["upper"] - clustered["lower"] > 8 * (fixed["upper"] - fixed["lower"])
-    assert "fixed datasets" in fixed["method"]
+    assert (changes(sums)["p_value"] < 0.05).mean() <= 0.1
 
 
 def test_one_dataset_and_one_series() -> None:
@@ -238,15 +141,6 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
     assert changes(moved).iloc[0]["n_unpaired"] == 1
     extra = pd.concat([frame, pd.DataFrame([row("v", "c", "z", 50.0)])])
     assert changes(extra).iloc[0]["value"] == pytest.approx(changes(frame).iloc[0]["value"])
-
-
-def test_a_series_without_a_scale_has_no_part_in_mase() -> None:
-    errors = {"plain": {"a": [1.0, 1.0], "b": [1.0, 1.0]}, "v": {"a": [2.0, 9.0], "b": [2.0, 2.0]}}
-    frame = study(errors)
-    frame.loc[(frame["dataset"] == "a") & (frame["item"] == "s1"), ["n_scaled", "scaled_error"]] = 0.0
-    found = changes(frame).iloc[0]
-    assert (found["n_series"], found["change"]) == (3, pytest.approx(1.0))
-    assert changes(frame, metric="MAE").iloc[0]["n_series"] == 4
 
 
 def test_distances_have_an_interval_and_no_test() -> None:

@@ -116,22 +116,6 @@ def test_a_variant_is_named_by_what_it_ablates() -> None:
     assert VariantSpec(("a", "b")).id == VariantSpec(("b", "a", "b")).id
 
 
-@pytest.mark.parametrize("how", ["mean", "resample", "noise"])
-def test_other_replacements_are_those_of_the_lens(how: str) -> None:
-    lens = load("bolt-nano")
-    context, reference = bundled("co2").tail(96), bundled("electricity", "elnino").tail(96)
-    spec = variant_spec(lens, ["decoder.1.cross_attn.1", "decoder.0.mlp"], how, 5)
-    options = {"reference": reference} if how != "noise" else {}
-    options |= {"seed": 5} if how != "mean" else {}
-    with lens.ablate("decoder.1.cross_attn.1", "decoder.0.mlp", how=how, **options):
-        expected = lens.forecast(context, 8).quantiles
-    with lens.edit(*spec.to_variant(lens, options.get("reference"), 8).interventions):
-        np.testing.assert_array_equal(lens.forecast(context, 8).quantiles, expected)
-    if how != "noise":
-        with pytest.raises(InputError, match="reference"):
-            spec.to_variant(lens)
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_every_family_of_every_architecture_runs(name: str) -> None:
     lens = lens_of(name)
@@ -166,17 +150,6 @@ def test_every_family_of_every_architecture_runs(name: str) -> None:
     assert set(stack.attention_kinds()) <= named
 
 
-def test_heads_mean_attention_over_time_unless_all_are_asked_for() -> None:
-    for name, pattern in (("chronos-2", "*.time_attn.*"), ("toto-1", "*.attn.*")):
-        # Toto's layers between variates carry the same kind
-        lens = lens_of(name)
-        (heads,) = VariantPlanner(lens, "m").layers(parts=("heads",), sizes=("all",))
-        assert heads.spec == variant_spec(lens, [pattern])
-    lens = lens_of("chronos-2")
-    every = {entry.spec.components for entry in VariantPlanner(lens, "m").heads(kind="all")}
-    assert every == {(str(head),) for head in lens.components("*.time_attn.*", "*.group_attn.*")}
-
-
 def test_groups_and_ranges_cover_the_layers_that_they_say() -> None:
     planner = VariantPlanner(lens_of("toto-1"), "m")
     groups = planner.layers(parts=("mlp",), sizes=(1, 3, "all"))
@@ -192,19 +165,6 @@ def test_groups_and_ranges_cover_the_layers_that_they_say() -> None:
         ("down", [(3, 3), (2, 3), (1, 3), (0, 3)]),
     ):
         assert [(entry.tags["first"], entry.tags["last"]) for entry in planner.ranges(grow, ("both",))] == expected
-
-
-def test_random_choices_keep_the_counts_and_differ_by_seed() -> None:
-    planner = VariantPlanner(load("bolt-nano"), "m")
-    drawn = planner.random("r", {2: 1, 0: 3}, range(4), [1])
-    for entry in drawn:
-        parts = [component.split(".") for component in entry.spec.components]
-        heads = {(part[1], part[3]) for part in parts if part[2] == "self_attn"}
-        assert heads == {(part[1], part[3]) for part in parts if part[2] == "cross_attn"}
-        assert sorted(layer for layer, _ in heads) == ["0", "2", "2", "2"]
-        assert entry.tags == {**entry.tags, "ablated": 4, "of": 12, "mlps": 1, "selection": "random"}
-    assert len({entry.spec.id for entry in drawn}) > 1
-    assert planner.random("r", {0: 3, 2: 1}, range(4), [1]) == drawn
 
 
 def test_what_cannot_be_planned_is_named() -> None:

@@ -111,7 +111,7 @@ def forecast(
     if truth is not None:
         frame.insert(list(frame.columns).index("mean"), "truth", truth.ravel())
     if as_csv:
-        from tsfm_lens.data.formulas import to_csv
+        from tsfm_lens.data.text import to_csv
 
         write_data(to_csv(frame))
         return

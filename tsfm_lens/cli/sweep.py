@@ -93,7 +93,7 @@ def report(
     folder = store if store.is_dir() else store.with_suffix(".store")
     if not store.is_dir() and name is None:
         from tsfm_lens.sweep.plan.config import read_config
-        from tsfm_lens.sweep.run.saved_plans import plan_name
+        from tsfm_lens.sweep.run.cells import plan_name
 
         # the results of this configuration, not of what it said when the store was made
         name = plan_name(read_config(store))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
 LARGEST = 1e18
@@ -38,21 +38,18 @@ class SeriesBatch:
         freq: pandas frequency alias shared by all series, None if unknown or mixed.
         starts: timestamp of each first value, None if unknown.
         units: unit of each series, "" if unknown.
-        seasonality: season length in steps shared by all series, 1 if there is none, or it is unknown or mixed.
+        seasonality: season length in steps shared by all series, 1 if unknown or mixed.
         notes: remarks from reading, e.g. that gaps were filled with NaN.
-        freqs, seasonalities: frequency and season length of each series; by default ``freq`` and ``seasonality``.
-        groups: the item of each series; series of one group are adjacent and share their time axis. By default the id.
+        freqs, seasonalities: of each series; by default ``freq`` and ``seasonality``.
+        groups: item of each series, by default its id; series of a group are adjacent and share their time axis.
         variates: name of each series within its group, "" if there is none.
-        roles: "target" of series that are forecast. Covariates follow the targets of their group: first "past", seen
-            up to the end of the context, then "known", whose future is known.
-        futures: values (time,) of each known covariate after the context, possibly none; None of all others.
+        roles: "target", then "past" covariates of its group, then "known" ones, whose future is known.
+        futures: values (time,) of each known covariate after the context; None of all others.
         categories: names of the categories of a covariate, whose values are their numbers from 0; None of others.
-        static: properties of each series that do not change with time, by name. No model reads them; tables show them.
+        static: properties of each series by name, which no model reads.
 
     Raises:
-        InputError: a series is empty, not one-dimensional, infinite, all NaN or beyond single precision, the
-            lists differ in length, the series of a group are not adjacent, share a name or differ in time, or
-            covariates have no target, no future, or one with gaps.
+        InputError: a series is empty, infinite, all NaN or beyond single precision, or the lists contradict each other.
     """
 
     values: tuple[np.ndarray, ...]
@@ -156,8 +153,14 @@ class SeriesBatch:
     @property
     def group_index(self) -> np.ndarray:
         """Number of each series' group (series,), in order of first appearance."""
-        numbers = {group: number for number, group in enumerate(dict.fromkeys(self.groups))}
-        return np.array([numbers[group] for group in self.groups])
+        return pd.factorize(np.array(self.groups, dtype=object))[0]
+
+    def rows_by_group(self) -> dict[str, list[int]]:
+        """Return the rows of each group, in order of first appearance."""
+        rows: dict[str, list[int]] = {}
+        for row, group in enumerate(self.groups):
+            rows.setdefault(group, []).append(row)
+        return rows
 
     @property
     def n_variates(self) -> int:
@@ -179,11 +182,8 @@ class SeriesBatch:
     def _check_groups(self) -> None:
         if not self.multivariate:
             return
-        rows: dict[str, list[int]] = {}
-        for row, group in enumerate(self.groups):
-            rows.setdefault(group, []).append(row)
         axes = {"lengths": self.lengths, "frequencies": self.freqs, "starts": self.starts}
-        for group, members in rows.items():
+        for group, members in self.rows_by_group().items():
             if members[-1] - members[0] >= len(members):
                 raise InputError(
                     f"the series of group {group!r} are at positions {', '.join(map(str, members))}; expected them "
@@ -214,9 +214,7 @@ class SeriesBatch:
             if group not in last and place:
                 raise InputError(f"group {group!r} begins with covariate {name!r}; expected its target first")
             if place < last.get(group, 0):
-                raise InputError(
-                    f"{role} series {name!r} of group {group!r} stands after a {ROLES[last[group]]} covariate"
-                )
+                raise InputError(f"{role} series {name!r} of {group!r} stands after a {ROLES[last[group]]} covariate")
             last[group] = place
 
     def noted(self, notes: Sequence[str]) -> SeriesBatch:
@@ -322,6 +320,12 @@ class SeriesBatch:
         return cls(**fields)
 
 
+def batch_of(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:
+    """Make a batch of its series, each a mapping of the same fields."""
+    fields: dict[str, Any] = {name: tuple(row[name] for row in rows) for name in (rows[0] if rows else ("values",))}
+    return SeriesBatch(**fields, **common)
+
+
 @lru_cache(maxsize=64)
 def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeIndex:
     """Generate timestamps from a start, within those that pandas can hold."""
@@ -338,11 +342,7 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
 
 @lru_cache
 def known_frequency(freq: Any) -> str:
-    """Return a pandas alias whose steps go forward.
-
-    Raises:
-        InputError: it is none, or its step is zero or negative.
-    """
+    """Return a pandas alias whose steps go forward."""
     offset = None
     with warnings.catch_warnings(), suppress(ValueError):
         # pandas takes the letters one by one, and warns of an old one before it refuses the word

@@ -21,16 +21,10 @@ class BundledSeries:
     """Description of one bundled series.
 
     Attributes:
-        name: key for :func:`bundled`.
-        title: what was measured, where.
-        field: field it comes from.
+        name, title, field: key for :func:`bundled`, what was measured where, and the field it comes from.
         unit: of the values.
-        freq: pandas alias.
-        seasonality: season length in steps.
-        start: first timestamp.
-        length: steps.
-        source: who published it, and through which package it was taken.
-        licence: under which it may be passed on.
+        freq, seasonality, start, length: pandas alias, season in steps, first timestamp, steps.
+        source, licence: who published it, through which package it was taken, and under which it may be passed on.
     """
 
     name: str

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
-from tsfm_lens.data.paths import missing_file
+from tsfm_lens.data.files import missing_file
 from tsfm_lens.errors import InputError
 
 
@@ -20,25 +20,12 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-def _as_tuple(value: Any) -> Any:
-    return (value,) if isinstance(value, str) else value
-
-
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+Texts = Annotated[tuple[str, ...], BeforeValidator(lambda value: (value,) if isinstance(value, str) else value)]
 """Texts; a single one may stand without brackets."""
 
 
 def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
-    """Read the content of a YAML (or JSON) file.
-
-    Args:
-        file: to read.
-        what: the kind of file, as in "the configuration".
-        fields: what it should hold, in words.
-
-    Raises:
-        InputError: the file cannot be read, is no YAML, or holds no fields.
-    """
+    """Read the content of a YAML (or JSON) file."""
     try:
         missing = not file.exists()
         text = "" if missing else file.read_text(encoding="utf-8")
@@ -54,9 +41,7 @@ def read_fields(file: Path, what: str, fields: str) -> dict[str, Any]:
         raise InputError(f"{what} {str(file)!r} is nested too deeply to be read; expected {fields}") from None
     except (ValueError, OverflowError) as error:
         # a date that is none, a number of thousands of digits
-        raise InputError(
-            f"{what} {str(file)!r} holds a value that is none: {error}; a text stands in quotes"
-        ) from error
+        raise InputError(f"{what} {str(file)!r} holds a value that is none: {error}; quote a text") from error
     if not isinstance(content, dict):
         raise InputError(f"{what} {str(file)!r} holds {type(content).__name__}, expected {fields}")
     return content

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, check_unique, known_frequency
-from tsfm_lens.data.entries import from_entries, is_entry, start_time
-from tsfm_lens.data.files import read_series
-from tsfm_lens.data.floats import is_missing, to_floats
+from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
+from tsfm_lens.data.files import in_units, read_series
 from tsfm_lens.data.frames import from_frame
-from tsfm_lens.data.labels import in_units, texts
-from tsfm_lens.data.tables import to_pandas
-from tsfm_lens.errors import InputError
+from tsfm_lens.data.frequencies import stamp_frequency
+from tsfm_lens.data.times import times_of
+from tsfm_lens.data.values import is_missing, label, numbers_or_categories, plain_array, texts, to_floats, to_pandas
+from tsfm_lens.errors import InputError, unknown_name
 
+FIELDS = (
+    *("target", "start", "item_id", "past_covariates", "future_covariates"),
+    *("feat_dynamic_real", "past_feat_dynamic_real", "feat_static_real", "feat_static_cat"),
+)
+"""Of gluonts's data entries and of Chronos-2's inputs."""
 _TEXT_ONLY = ("delimiter", "decimal", "encoding", "header")
 _LEVELS = ("id_column", "time_column", "time_format")
 
@@ -48,19 +53,16 @@ def as_series(
     """Make a batch of series, univariate or multivariate.
 
     Args:
-        data: a SeriesBatch; an array or tensor (time,), (series, time) or (series, variate, time); a list of
-            arrays (time,) and (variate, time) of any lengths, or a dict of them by name; a pandas Series; a long
-            pandas frame (id, timestamp, target), or such a table of Arrow, polars, xarray or another library that
-            hands out Arrow streams or dataframes; entries as gluonts and Chronos-2 write them, dicts with a
-            ``target``; or the path of a CSV or Parquet file. NaN, None and masked values are missing.
+        data: a SeriesBatch; an array or tensor (time,), (series, time) or (series, variate, time); a list or dict of
+            arrays (time,) and (variate, time); a pandas Series; a long frame or such a table of Arrow, polars or
+            xarray; entries of gluonts or Chronos-2; or a path of CSV or Parquet. NaN, None and masked are missing.
         ids: one name per item; the variates of an item with that axis become ``id/0``, ``id/1``, ….
         freq: pandas frequency alias; inferred from timestamps where there are any.
         start: timestamp of the first value (of all series), a date or text such as "2020-01-31 12:00".
         units: unit of all series but covariates, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
-        targets, variates, id_column, time_column, time_format, known, past: columns of a frame or levels of its index;
-            see :func:`tsfm_lens.data.from_frame`.
-        delimiter, decimal, encoding, header: how a file of text is written; see :func:`tsfm_lens.data.read_series`.
+        targets, variates, id_column, time_column, time_format, known, past: see :func:`tsfm_lens.data.from_frame`.
+        delimiter, decimal, encoding, header: of a file of text; see :func:`tsfm_lens.data.read_series`.
         future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends.
         min_length: shortest series to accept.
 
@@ -170,22 +172,19 @@ def _items(items: Sequence[Any], names: tuple[str, ...] | None, freq: str | None
         if len(with_times) < len(items):
             raise InputError("some series have timestamps and others are arrays; give all alike")
         return SeriesBatch.concat([_from_pandas(item, freq) for item in with_times])
-    values: list[np.ndarray] = []
-    groups: list[str] = []
-    variates: list[str] = []
+    rows: list[dict[str, Any]] = []
     for name, item in zip(names, items, strict=True):
         array = to_floats(item, f"series {name!r}")
         if array.ndim not in (1, 2) or not len(np.atleast_2d(array)):
             raise InputError(f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)")
-        labels = [""] if array.ndim == 1 else [str(index) for index in range(len(array))]
-        values += list(np.atleast_2d(array))
-        groups += [name] * len(labels)
-        variates += labels
-    return SeriesBatch(tuple(values), _ids(groups, variates), groups=tuple(groups), variates=tuple(variates))
+        for index, values in enumerate(np.atleast_2d(array)):
+            variate = "" if array.ndim == 1 else str(index)
+            rows.append({"values": values, "ids": _id(name, variate), "groups": name, "variates": variate})
+    return batch_of(rows)
 
 
-def _ids(groups: Sequence[str], variates: Sequence[str]) -> tuple[str, ...]:
-    return tuple(f"{group}/{variate}" if variate else group for group, variate in zip(groups, variates, strict=True))
+def _id(group: str, variate: str) -> str:
+    return f"{group}/{variate}" if variate else group
 
 
 def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
@@ -197,10 +196,120 @@ def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
         raise InputError(f"{len(items)} series came with {len(names)} ids")
     check_unique(names)
     groups = tuple(names[number] for number in batch.group_index)
-    return replace(batch, ids=_ids(groups, batch.variates), groups=groups)
+    return replace(batch, ids=tuple(map(_id, groups, batch.variates)), groups=groups)
 
 
 def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesBatch:
     name = "series-0" if series.name is None else str(series.name)
     batch = from_frame(series.rename("target").to_frame(), freq=freq, targets=["target"], **columns)
     return replace(batch, ids=(name,), groups=()) if batch.ids == ("target",) and series.index.nlevels == 1 else batch
+
+
+def is_entry(data: Any) -> bool:
+    """Return True for a dict with a target and at least one more of the fields."""
+    return isinstance(data, Mapping) and "target" in data and len(data) > 1 and set(data) & set(FIELDS) != {"target"}
+
+
+def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> SeriesBatch:
+    """Make a batch of items with their covariates."""
+    rows: list[dict[str, Any]] = []
+    for number, entry in enumerate(entries):
+        for field in entry:
+            if field not in FIELDS:
+                raise unknown_name("field of an entry", field, FIELDS)
+        item = entry.get("item_id")
+        rows += _rows_of(entry, f"series-{number}" if item is None else label(item, f"item_id of entry {number}"))
+    starts = [entry.get("start") for entry in entries]
+    freqs = {start.freqstr if isinstance(start, pd.Period) else "" for start in starts}
+    if freq is None and len(freqs) == 1 and "" not in freqs:
+        freq = stamp_frequency(freqs.pop())
+    return batch_of(rows, freq=freq)
+
+
+def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
+    """Return the series of an entry as fields of a batch: targets, past covariates, known ones."""
+    targets = np.atleast_2d(to_floats(entry["target"], f"the target of {group!r}"))
+    if targets.ndim != 2:
+        raise InputError(f"the target of {group!r} has shape {targets.shape}, expected (time,) or (variate, time)")
+    covariates = [*_features(entry, group, targets.shape[1]), *_named(entry, group, targets.shape[1])]
+    single = ("target" if covariates else "",)
+    names = single if len(targets) == 1 else tuple(map(str, range(len(targets))))
+    rows = [_row(name, values) | {"roles": "target"} for name, values in zip(names, targets, strict=True)]
+    rows += sorted(covariates, key=lambda row: row["roles"] == "known")
+    start = entry.get("start")
+    common = {
+        "groups": group,
+        "static": {name: entry[name] for name in ("feat_static_real", "feat_static_cat") if name in entry},
+        "starts": None if start is None else start_time(start, f" of {group!r}"),
+    }
+    return [row | common | {"ids": _id(group, row["variates"])} for row in rows]
+
+
+def _row(
+    name: str, values: np.ndarray, future: np.ndarray | None = None, categories: tuple[str, ...] | None = None
+) -> dict[str, Any]:
+    role = "past" if future is None else "known"
+    return {"variates": name, "roles": role, "values": values, "futures": future, "categories": categories}
+
+
+def _features(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[str, Any]]:
+    """Yield gluonts's covariates, which have no names."""
+    for field in ("past_feat_dynamic_real", "feat_dynamic_real"):
+        if entry.get(field) is None:
+            continue
+        rows = np.atleast_2d(to_floats(entry[field], f"{field} of {group!r}"))
+        if rows.ndim != 2:
+            raise InputError(f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)")
+        has_future = field == "feat_dynamic_real"
+        if rows.shape[1] < steps or (not has_future and rows.shape[1] > steps):
+            raise InputError(f"{field} of {group!r} has {rows.shape[1]} steps and its target {steps}")
+        for place, values in enumerate(rows):
+            yield _row(f"{field}/{place}", values[:steps], values[steps:] if has_future else None)
+
+
+def _named(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[str, Any]]:
+    """Yield Chronos-2's covariates."""
+    pasts, futures = (_by_name(entry, field, group) for field in ("past_covariates", "future_covariates"))
+    for name in futures:
+        if name not in pasts:
+            raise InputError(f"covariate {name!r} of {group!r} has a future and no past_covariates")
+    for name, values in pasts.items():
+        what = f"covariate {name!r} of {group!r}"
+        past = plain_array(values, what)
+        if past.ndim != 1 or len(past) != steps:
+            raise InputError(f"{what} has shape {past.shape} and its target {steps} steps")
+        future = plain_array([] if futures.get(name) is None else futures[name], f"the future of {what}")
+        if future.ndim != 1:
+            raise InputError(f"the future of {what} has shape {future.shape}, expected one axis: time")
+        # categories are numbered over both, and numbers beside text stay what they are
+        both = np.concatenate([past.astype(object), future.astype(object)])
+        numbers, categories = numbers_or_categories(both, name)
+        yield _row(name, numbers[:steps], numbers[steps:] if name in futures else None, categories)
+
+
+def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]:
+    """Return the covariates of one field of an entry by their names as text, which are to differ."""
+    covariates = entry.get(field)
+    if covariates is None:
+        return {}
+    if not isinstance(covariates, Mapping):
+        raise InputError(f"{field} of {group!r} is {type(covariates).__name__}, expected a dict of values by name")
+    names = [label(name, f"a name in {field} of {group!r}") for name in covariates]
+    check_unique(names, f"names in {field} of {group!r}")
+    return dict(zip(names, covariates.values(), strict=True))
+
+
+def start_time(value: Any, owner: str = "") -> pd.Timestamp:
+    """Read the time of a first value, as a clock on the wall shows it."""
+    try:
+        if not isinstance(value, str | date | np.datetime64 | pd.Period):
+            raise InputError(f"expected a date, not {type(value).__name__}")
+        if value is pd.NaT or value != value:
+            raise InputError("leave it out where it is unknown")
+        year = isinstance(value, str) and len(value) == 4 and value.isdecimal()
+        times = times_of(pd.Series([f"{value}-01" if year else value], dtype=object), "start")
+        if times.clock.dtype.kind != "M":
+            raise InputError("it counts steps")
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"start={value!r}{owner} is no timestamp such as '2020-01-31 12:00': {error}") from error
+    return pd.Timestamp(times.clock[0])

@@ -1,8 +1,4 @@
-"""Corruptions of series for causal tracing: one property is removed, length and scale are kept.
-
-Each function returns a batch of the same ids, lengths and times. With ``keep_scale`` the result gets back the mean
-and standard deviation of the series, because models normalise each series by its own.
-"""
+"""Corruptions of series for causal tracing: one property is removed, ids, lengths and times are kept."""
 
 from __future__ import annotations
 
@@ -44,9 +40,8 @@ def remove_motif(
         length = len(values)
         first, last = (start + length if start < 0 else start), (stop + length if stop <= 0 else stop)
         if not 0 <= first < last <= length or last - first == length:
-            raise InputError(
-                f"the motif [{start}, {stop}) of series {name!r} is empty, all of it, or outside its {length} steps"
-            )
+            where = f"is empty, all of it, or outside its {length} steps"
+            raise InputError(f"the motif [{start}, {stop}) of series {name!r} {where}")
         if every is not None and every <= last - first:
             raise InputError(f"every {every} steps leaves nothing between motifs of {last - first} steps")
         mask = np.zeros(length, dtype=bool)
@@ -70,7 +65,7 @@ def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scal
         series: anything that ``as_series`` takes.
         shift: steps; positive moves the season later.
         period: of the season; that of each series if None.
-        keep_scale: restore mean and standard deviation.
+        keep_scale: restore mean and standard deviation, by which models normalise a series.
 
     Raises:
         InputError: the season is unknown, a series is shorter than two of them or has gaps.
@@ -101,7 +96,7 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
         series: anything that ``as_series`` takes.
         new_period: steps of the new season.
         period: of the present season; that of each series if None.
-        keep_scale: restore mean and standard deviation.
+        keep_scale: restore mean and standard deviation, by which models normalise a series.
 
     Raises:
         InputError: a period below 2, the season is unknown, a series is shorter than two of them or has gaps.
@@ -125,11 +120,7 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
 
 
 def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
-    """Compute the season (time,) of a series by a robust STL decomposition (Cleveland et al. 1990).
-
-    Raises:
-        InputError: a period below 2, fewer than two periods, or missing values.
-    """
+    """Compute the season (time,) of a series by a robust STL decomposition (Cleveland et al. 1990)."""
     if period < 2:
         raise InputError(f"series {name!r} has no known season; give period=…, in steps")
     if len(values) < 2 * period:

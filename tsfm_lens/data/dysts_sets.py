@@ -1,8 +1,4 @@
-"""Trajectories of chaotic systems: integrated with the package dysts, or read from its published files.
-
-Systems, parameters and time scales: Gilpin 2021, "Chaos as an interpretable benchmark for forecasting and data-driven
-modelling".
-"""
+"""Trajectories of chaotic systems: integrated with the package dysts, or read from its published files."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import json
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
-from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -19,13 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows
-from tsfm_lens.data.paths import local_path
+from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows
+from tsfm_lens.data.files import local_path
 from tsfm_lens.data.stored import arrow_rows
 from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
 """Relative and absolute tolerance of each integrator."""
+_HINT = "dysts_systems() lists all; no delay equations, no maps."
 REFERENCE_POINTS, REFERENCE_PERIODS, TRANSIENT = 1000, 10, 200
 """Points and periods of the path that initial conditions are drawn from, and its transient steps off the attractor."""
 
@@ -57,24 +53,19 @@ def dysts_sets(
     multivariate: bool = False,
     path: str | Path | None = None,
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of trajectories of chaotic systems.
+    """Cut rolling windows at the end of trajectories of chaotic systems, one set ``dysts/System`` per system.
 
     Args:
         systems: names or patterns, as in "Lorenz" or "Lorenz*".
         horizon, windows, stride: see :func:`tsfm_lens.data.holdout_sets`.
         points: steps of a trajectory.
         periods: of the system's dominant oscillation that these steps span.
-        instances: trajectories per system. The first starts at the system's published initial condition, the others
-            at points drawn from its attractor.
+        instances: trajectories per system: from its published initial condition, then from points of its attractor.
         seed: of these points.
-        integrator: "LSODA" (tolerance 1e-8, a second per system), or "DOP853" (1e-9), which follows the true path
-            for longer and takes several times that.
+        integrator: "LSODA" (tolerance 1e-8), or "DOP853" (1e-9), which takes several times as long.
         multivariate: whether the coordinates are variates of one item; by default each is a series of its own.
-        path: read trajectories there instead: one of the package's ``….json.gz`` files, or a folder with a folder
-            of gluonts arrow files per system. ``points`` to ``integrator`` are then without effect.
-
-    Returns:
-        One set per system, named ``dysts/System``, without frequency and season.
+        path: read trajectories there instead: one of the package's ``….json.gz`` files, or a folder of gluonts arrow
+            files per system. ``points`` to ``integrator`` are then without effect.
 
     Raises:
         MissingExtraError: dysts is not installed.
@@ -82,7 +73,7 @@ def dysts_sets(
         InputError: a trajectory is too short for the windows, or could not be integrated or read.
 
     Source:
-        Gilpin 2021; 40 periods in 4096 steps and horizon 512 as in the chaotic series of the tsfm-lens paper.
+        Gilpin 2021, "Chaos as an interpretable benchmark for forecasting and data-driven modelling".
 
     Example:
         >>> len(data.dysts_sets("Lorenz", horizon=64, points=512))  # doctest: +SKIP
@@ -91,7 +82,7 @@ def dysts_sets(
     if path is not None:
         stored = _stored_trajectories(local_path(path))
         source = f"trajectories of {Path(path).name}"
-        paths = {name: stored[name] for name in _matching(systems, tuple(stored))}
+        paths = {name: stored[name] for name in matching("dysts system", systems, list(stored), _HINT)}
     else:
         if integrator not in TOLERANCES:
             raise unknown_name("integrator", integrator, TOLERANCES)
@@ -103,7 +94,7 @@ def dysts_sets(
         source = f"dysts, {integrator}, {points} steps in {periods:g} periods"
         paths = {
             name: _trajectories(name, points, periods, instances, seed, integrator)
-            for name in _matching(systems, dysts_systems())
+            for name in matching("dysts system", systems, dysts_systems(), _HINT)
         }
     sets = []
     for system, trajectories in paths.items():
@@ -116,17 +107,6 @@ def dysts_sets(
                 all_windows += rolling_windows(item, rows, horizon, windows, stride)
         sets.append(EvaluationSet(f"dysts/{system}", tuple(all_windows), horizon, domain="chaos", source=source))
     return sets
-
-
-def _matching(patterns: str | Sequence[str], systems: tuple[str, ...]) -> list[str]:
-    matches: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        names = [name for name in systems if fnmatchcase(name, pattern)]
-        if not names:
-            hint = "dysts_systems() lists all; no delay equations, no maps."
-            raise unknown_name("dysts system", pattern, systems, hint=hint)
-        matches.update(names)
-    return [name for name in systems if name in matches]
 
 
 def _trajectories(

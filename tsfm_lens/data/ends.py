@@ -24,11 +24,7 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
 
 
 def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
-    """Return the context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` does.
-
-    Raises:
-        InputError: a series has no more than ``horizon`` steps, or no target has a value among the last ones.
-    """
+    """Return the context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` does."""
     context, truth = batch.split(horizon)
     unknown = np.flatnonzero(~np.isfinite(truth).any(-1) & batch.is_target)
     if not len(unknown):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import NormalDist
 from typing import Any
@@ -12,9 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.data.naive import filled, known_values, last_season, seasonal_error
-from tsfm_lens.errors import InputError
+from tsfm_lens.data.batch import SeriesBatch, batch_of
+from tsfm_lens.errors import InputError, unknown_name
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,11 +63,6 @@ class Window:
         """Number of variates of the item."""
         return len(self.context)
 
-    @property
-    def row_ids(self) -> tuple[str, ...]:
-        """Names of the series: the window's own, with the number of the variate if there are several."""
-        return (self.id,) if self.n_variates == 1 else tuple(f"{self.id}/{v}" for v in range(self.n_variates))
-
     @cached_property
     def digest(self) -> bytes:
         """SHA-256 of names, start and values; equal on every machine and for every float type of equal values."""
@@ -90,8 +85,7 @@ class EvaluationSet:
         horizon: steps of every label.
         freq: pandas alias, None if unknown.
         seasonality: m of the scaled errors, in steps.
-        domain: field that the series come from.
-        source: where they come from, in words.
+        domain, source: field that the series come from, and where they come from, in words.
         notes: remarks from reading, e.g. what was left out.
 
     Raises:
@@ -150,9 +144,6 @@ class EvaluationSet:
 
         Raises:
             InputError: n is not positive.
-
-        Source:
-            GIFT-Eval test windows drawn per configuration, as in the whole-layer study of the tsfm-lens paper.
         """
         if n is not None and n < 1:
             raise InputError(f"sample({n}) of {self.name!r}: expected at least 1 window")
@@ -184,16 +175,14 @@ class EvaluationSet:
     def batch(self, indices: Sequence[int], context_length: int | None = None) -> tuple[SeriesBatch, np.ndarray]:
         """Return the contexts of some windows as a batch, and their truth.
 
-        A series without any value in its (cropped) context cannot be forecast from it. Its last step gets the last
-        value known before it, 0 if there is none, as gluonts' LastValueImputation fills it, and a note says so.
+        Where a (cropped) context has no value, its last step gets the last value before it, else 0, and a note says so.
 
         Args:
             indices: numbers of windows.
             context_length: the most recent steps to keep; all if None.
 
         Returns:
-            Series named ``item/window`` or ``item/window/variate``, the variates of a window in one group; and the
-            truth (series, horizon), NaN where missing.
+            Series ``item/window`` or ``item/window/variate``; and the truth (series, horizon), NaN where missing.
 
         Raises:
             InputError: an index is out of range, there is none, or a value is beyond single precision.
@@ -206,24 +195,20 @@ class EvaluationSet:
         for window in windows:
             skip = max(0, window.context.shape[1] - (context_length or window.context.shape[1]))
             start = self._stamp(window, skip)
-            for number, (name, context) in enumerate(zip(window.row_ids, window.context, strict=True)):
+            for number, context in enumerate(window.context):
+                variate = str(number) if window.n_variates > 1 else ""
+                name = f"{window.id}/{variate}" if variate else window.id
                 values, note = _usable(context, skip, name)
                 notes += note
-                variate = str(number) if window.n_variates > 1 else ""
                 rows.append({"values": values, "ids": name, "starts": start, "groups": window.id, "variates": variate})
-        columns: dict[str, Any] = {field: tuple(row[field] for row in rows) for field in rows[0]}
-        batch = SeriesBatch(**columns, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes))
+        batch = batch_of(rows, freq=self.freq, seasonality=self.seasonality, notes=tuple(notes))
         return batch, known_values(np.concatenate([window.label for window in windows]))
 
     def scales(self, indices: Sequence[int]) -> np.ndarray:
         """Compute the seasonal error of each series' full context, the denominator of MASE and MSIS.
 
-        Args:
-            indices: numbers of windows.
-
         Returns:
-            (series,) in data units, rows as in :meth:`batch`; NaN where it is 0 or has no pair of values, so that
-            such a series drops out of scaled errors.
+            (series,) in data units, rows as in :meth:`batch`; NaN where it is 0 or has no pair of values.
 
         Source:
             Hyndman & Koehler 2006; ``gluonts.ev.ts_stats.seasonal_error`` under a mask of invalid values.
@@ -235,10 +220,7 @@ class EvaluationSet:
         return np.array([scale for number in numbers for scale in self._scales[number]])
 
     def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:
-        """Repeat the last season, with Gaussian quantiles.
-
-        Gaps take the last value before them (at the beginning, the first after them). The standard deviation is
-        that of the in-sample seasonal differences and grows with the square root of the seasons ahead.
+        """Repeat the last season, with Gaussian quantiles whose variance grows with the seasons ahead.
 
         Args:
             indices: numbers of windows.
@@ -267,10 +249,7 @@ class EvaluationSet:
     def fingerprint(self, indices: Iterable[int] | None = None) -> str:
         """Compute the SHA-256, in hex, of all that is scored: values, labels, names, horizon, frequency and season.
 
-        The order of the indices, the set's name and the float type of equal values do not matter to it.
-
-        Args:
-            indices: numbers of windows; all if None.
+        The order of the indices (all if None), the set's name and the float type of equal values do not matter to it.
         """
         numbers = range(len(self)) if indices is None else {self._position(index) for index in indices}
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
@@ -281,25 +260,6 @@ class EvaluationSet:
     def _scales(self) -> dict[int, list[float]]:
         """Cache of scales by window: a sweep reads them again for every variant."""
         return {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return the fields, with one array for contexts that are beginnings of one another."""
-        longest: dict[tuple[Any, ...], np.ndarray] = {}
-        places = []
-        for window in self.windows:
-            key = (window.context.__array_interface__["data"], window.context.strides, len(window.context))
-            if key not in longest or longest[key].shape[1] < window.context.shape[1]:
-                longest[key] = window.context
-            places.append((window.item, window.index, key, window.context.shape[1], window.label, window.start))
-        return {**self.__dict__, "windows": (longest, places)}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        longest, places = state["windows"]
-        windows = (
-            Window(item, index, longest[key][:, :steps], label, start)
-            for item, index, key, steps, label, start in places
-        )
-        self.__dict__.update({**state, "windows": tuple(windows)})
 
     def _position(self, index: int) -> int:
         if not -len(self) <= index < len(self):
@@ -344,22 +304,7 @@ def rolling_windows(
     stride: int | None = None,
     start: pd.Timestamp | None = None,
 ) -> Iterator[Window]:
-    """Cut the last windows of one item, in time order; each context is the whole history before its label.
-
-    Args:
-        item: its id.
-        values: (variate, time); the windows are views of it.
-        horizon: steps of each label.
-        windows: how many.
-        stride: steps from one label to the next; the horizon if None, so that labels do not overlap.
-        start: timestamp of the first step.
-
-    Raises:
-        InputError: the first window would have no context, or a number is not positive.
-
-    Source:
-        Rolling evaluation of GIFT-Eval (Aksu et al. 2024); ``gluonts.dataset.split``.
-    """
+    """Cut the last windows of one item, in time order; each context is the whole history before its label."""
     stride = horizon if stride is None else stride
     for name, number in (("horizon", horizon), ("windows", windows), ("stride", stride)):
         if number < 1:
@@ -376,6 +321,53 @@ def rolling_windows(
         yield Window(item, index, values[:, :cut], values[:, cut : cut + horizon], start)
 
 
+def matching(what: str, patterns: str | Sequence[str], names: Sequence[str], hint: str) -> list[str]:
+    """Select names by patterns, which may leave out what follows a slash, in the order of the names."""
+    matches: set[str] = set()
+    for pattern in [patterns] if isinstance(patterns, str) else patterns:
+        of_pattern = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}/*")}
+        if not of_pattern:
+            raise unknown_name(what, pattern, names, hint=hint)
+        matches |= of_pattern
+    return [name for name in names if name in matches]
+
+
 def steps_needed(horizon: int, windows: int, stride: int) -> int:
     """Return the length of the shortest series that these windows fit, with one step of context for the first."""
     return horizon + stride * (windows - 1) + 1
+
+
+def known_values(values: np.ndarray) -> np.ndarray:
+    """Copy values as float64 with infinite ones missing too, as gluonts masks both."""
+    floats = values.astype(np.float64)
+    floats[np.isinf(floats)] = np.nan
+    return floats
+
+
+def seasonal_error(series: np.ndarray, season: int) -> float:
+    """Compute the mean absolute seasonal difference; NaN if it is 0 or there is no pair of values."""
+    season = season if season <= len(series) else 1
+    values = known_values(series)
+    change = np.abs(values[season:] - values[:-season])
+    valid = change[~np.isnan(change)]
+    return float(valid.mean()) if valid.any() else np.nan
+
+
+def filled(series: np.ndarray) -> np.ndarray:
+    """Fill the gaps of a context: with the last value before, at the start the first value after, 0 if none."""
+    values = known_values(series)
+    if not np.isnan(values).any():
+        return values
+    return pd.Series(values).ffill().bfill().fillna(0.0).to_numpy()
+
+
+def last_season(series: np.ndarray, season: int, horizon: int) -> tuple[np.ndarray, float]:
+    """Repeat the last season over the horizon, and return the deviation of the seasonal differences."""
+    length = len(series)
+    last: np.ndarray = series[-season:]
+    if length < season:
+        # the part of a season that was never seen takes the first value
+        last = np.concatenate([np.full(season - length, series[0]), series])
+    change = series[season:] - series[:-season]
+    deviation = float(np.sqrt(np.sum(change**2) / (length - season))) if length > season else 0.0
+    return np.resize(last, horizon), deviation

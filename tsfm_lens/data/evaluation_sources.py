@@ -13,35 +13,25 @@ from tsfm_lens.data.batch import SeriesBatch, season_of
 from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
 from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.files import local_path
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
-from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.stored import gluonts_rows
+from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
 
 
 def holdout_sets(
-    series: Any,
-    horizon: int,
-    windows: int = 1,
-    stride: int | None = None,
-    name: str | None = None,
-    **reading: Any,
+    series: Any, horizon: int, windows: int = 1, stride: int | None = None, name: str | None = None, **reading: Any
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of any series.
+    """Cut rolling windows at the end of any series, one set for each frequency and season, or bundled series.
 
     Args:
-        series: names of bundled series, or anything that :func:`tsfm_lens.data.as_series` takes: arrays, a long
-            frame, the path of a CSV or Parquet file, a SeriesBatch.
+        series: names of bundled series, or anything that :func:`tsfm_lens.data.as_series` takes.
         horizon: steps of each label.
         windows: how many per item.
         stride: steps from one label to the next; the horizon if None, so that labels do not overlap.
         name: of the set; the file's name or "series" if None. Bundled series are named ``bundled/…``.
         reading: options of ``as_series``, such as ``freq``, ``variates`` and ``seasonality``.
-
-    Returns:
-        One set for each frequency and season length; for bundled names one per series. The series of a group are the
-        variates of one item. Where several frequencies share a name, it is ``name/freq``.
 
     Raises:
         InputError: the series cannot be read or are too short; the message names the series.
@@ -65,11 +55,8 @@ def _sets(
     batch: SeriesBatch, name: str, horizon: int, windows: int, stride: int | None, source: str, domain: str = ""
 ) -> list[EvaluationSet]:
     """Make one set for each frequency and season length of a batch."""
-    rows: dict[str, list[int]] = {}
-    for row, group in enumerate(batch.groups):
-        rows.setdefault(group, []).append(row)
     windows_of_kind: dict[tuple[str | None, int], list[Window]] = {}
-    for group, members in rows.items():
+    for group, members in batch.rows_by_group().items():
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
         cut = rolling_windows(group, values, horizon, windows, stride, batch.starts[first])
@@ -98,13 +85,11 @@ def gluonts_set(
     """Cut rolling windows at the end of a gluonts dataset, as one set.
 
     Args:
-        dataset: entries with "target" (time,) or (variate, time), "start" and perhaps "item_id": a ListDataset,
-            FileDataset, PandasDataset or a list of dicts.
+        dataset: entries with "target" (time,) or (variate, time), "start" and perhaps "item_id".
         horizon, windows, stride, name: see :func:`holdout_sets`.
         freq: frequency, in any pandas spelling; that of the first entry's period if None.
         seasonality: season length in steps; gluonts' own for the frequency if None.
-        domain: field that the series come from.
-        source: where they come from, in words.
+        domain, source: field that the series come from, and where they come from, in words.
 
     Raises:
         InputError: an entry has no target or too few steps, an id occurs twice, or there is no entry.
@@ -143,18 +128,7 @@ def gluonts_file(
     seasonality: int | None = None,
     domain: str = "",
 ) -> list[EvaluationSet]:
-    """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it.
-
-    Args:
-        path: a file of JSON lines (.json, .jsonl, either also with .gz), an .arrow, .feather or .parquet file, or a
-            folder of such files, which are read in the order of their names.
-        horizon, windows, stride, freq, seasonality, domain: see :func:`gluonts_set`.
-        name: of the set; the file's or folder's name if None.
-
-    Raises:
-        InputError: nothing is there that gluonts reads, a file is damaged, the frequency is none, or the entries are
-            refused by :func:`gluonts_set`.
-    """
+    """Cut rolling windows at the end of a dataset on disk, as gluonts' FileDataset reads it."""
     place = local_path(path)
     parse_frequency(freq)
     entries = [entry for file in _gluonts_files(place) for entry in gluonts_rows(file)]

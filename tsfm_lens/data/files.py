@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +15,14 @@ import pyarrow.parquet as pq
 
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.ends import noted_ends
-from tsfm_lens.data.frames import from_frame
-from tsfm_lens.data.labels import in_units
-from tsfm_lens.data.layout import column_names, key_and_time, value_columns
-from tsfm_lens.data.paths import regular_file
-from tsfm_lens.data.tables import from_arrow
+from tsfm_lens.data.frames import column_names, from_frame, key_and_time, value_columns
 from tsfm_lens.data.text import TextTable, read_table
+from tsfm_lens.data.values import from_arrow, texts
 from tsfm_lens.errors import InputError, UnknownNameError
 
 _PARQUET = (".parquet", ".pq")
 READABLE = (".csv", ".csv.gz", ".txt", ".txt.gz", ".tsv", ".tsv.gz", *_PARQUET)
+_MOST_FILES = 5  # files that a message names, the nearest first
 _MOSTLY = 0.5  # numbers in a column, from which on all of it must be
 
 
@@ -36,21 +36,16 @@ def read_series(
     header: bool | None = None,
     **columns: Any,
 ) -> SeriesBatch:
-    """Read the series of a file, from the columns that :func:`tsfm_lens.data.from_frame` reads.
-
-    Ids stay text. What can be read in two ways is refused, and the message names the option that decides; docs/data.md
-    has the rules. Apostrophes that defuse formulas in our own CSV are removed.
+    """Read the series of a file. Ids stay text, and what can be read in two ways is refused.
 
     Args:
         path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
         units: unit of all series but covariates, or one per series.
-        delimiter: sign between the cells of text; "tab" and "space" are names for those. The only one in the first
-            line if None.
+        delimiter: sign between cells, "tab" or "space"; the only one in the first line if None.
         decimal: "." or ","; a point if None.
         encoding: of text; UTF-8, or UTF-16 with a byte order mark, if None.
         header: whether the first line has names; needed where it has numbers or dates.
-        columns: options of ``from_frame``: ``freq``, ``targets``, ``variates``, ``id_column``, ``time_column``,
-            ``time_format``, ``known`` and ``past``.
+        columns: options of :func:`tsfm_lens.data.from_frame`.
 
     Raises:
         InputError: the file is missing, empty, unreadable or ambiguous; the message names row and column.
@@ -77,12 +72,18 @@ def read_series(
     return in_units(noted_ends(batch), units)
 
 
-def columns_of(path: str | Path) -> list[str]:
-    """List the columns of a file of series, in their order, without reading its values as numbers.
+def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:
+    """Give all series that are forecast one unit, or each series its own; return the batch unchanged without units."""
+    if not units:
+        return batch
+    if isinstance(units, str):
+        # covariates are seldom measured in the same
+        return replace(batch, units=tuple(units if role == "target" else "" for role in batch.roles))
+    return replace(batch, units=texts(units, "units"))
 
-    Raises:
-        InputError: the file is missing, empty or unreadable.
-    """
+
+def columns_of(path: str | Path) -> list[str]:
+    """List the columns of a file of series, in their order, without reading its values as numbers."""
     file = regular_file(path, READABLE)
     return list(map(str, _parquet(file).columns if file.suffix.lower() in _PARQUET else read_table(file).columns))
 
@@ -124,3 +125,37 @@ def _frame(
     table.check_points(numeric)
     rows = len(columns[names[0]])
     return pd.DataFrame(columns, index=pd.RangeIndex(table.first_row, table.first_row + rows), copy=False)
+
+
+def local_path(path: str | Path) -> Path:
+    """Resolve ``~`` in a path."""
+    try:
+        place = Path(path).expanduser()
+        place.exists()
+    except (OSError, ValueError, RuntimeError, TypeError) as error:
+        text = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
+        # the system's own message repeats the whole path
+        why = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{text!r} is no usable path: {why}") from error
+    return place
+
+
+def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
+    """Build the error for a file that does not exist: it names readable files of the folder, the nearest first."""
+    names = sorted(item.name for item in file.parent.glob("*") if item.suffix in readable)
+    near = get_close_matches(file.name, names, n=_MOST_FILES)
+    nearest = [*near, *(name for name in names if name not in near)][:_MOST_FILES]
+    hint = f" That folder has: {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}." if names else ""
+    return InputError(f"there is no file {str(file)!r}.{hint}")
+
+
+def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:
+    """Return an existing plain file with one of these endings; pipes and devices may never end."""
+    file = local_path(path)
+    if not file.exists():
+        raise missing_file(file, readable)
+    if not file.is_file() and not file.is_dir():
+        raise InputError(f"{str(path)!r} is a pipe or a device, expected a plain file; save its content to one first")
+    if file.is_dir() or not file.name.lower().endswith(readable):
+        raise InputError(f"cannot read {str(path)!r}: expected a file that ends in {', '.join(readable)}")
+    return file

@@ -1,8 +1,4 @@
-"""Conversion of the frequencies of benchmarks into pandas' present aliases.
-
-Files hold the period spelling of pandas before 2.2 ("H", "15T", "A-DEC", "W-SUN"). A period's stamp is its beginning,
-so that W-SUN, whose weeks end on Sunday, is stamped every Monday.
-"""
+"""Conversion of the frequencies of benchmarks, as pandas before 2.2 spelled periods, into pandas' present aliases."""
 
 from __future__ import annotations
 
@@ -37,17 +33,11 @@ _ANCHORS = {"A": _MONTHS, "Q": _MONTHS, "W": _DAYS}
 
 @lru_cache
 def parse_frequency(freq: str) -> tuple[int, str, str]:
-    """Split a frequency into multiple, letter and last month or day, as "W-WED" into (1, "W", "WED").
-
-    Raises:
-        InputError: it is none that benchmarks use.
-    """
+    """Split a frequency into multiple, letter and last month or day, as "W-WED" into (1, "W", "WED")."""
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
     letter = _LETTERS.get(parts[2]) if parts else None
     if parts is None or letter is None or parts[1] == "0" or (parts[3] and parts[3] not in _ANCHORS.get(letter, ())):
-        raise InputError(
-            f"{freq!r} is no frequency of a benchmark; examples: '10S', '15T', 'H', 'D', 'W-SUN', 'M', 'Q-DEC', 'A-DEC'"
-        )
+        raise InputError(f"{freq!r} is no frequency of a benchmark; examples: '10S', '15T', 'H', 'W-SUN', 'M', 'Q-DEC'")
     anchor = parts[3] or ""
     if letter in "AQ":
         # spelled by their beginnings, these name the month after the last
@@ -63,21 +53,11 @@ def stamp_frequency(freq: str) -> str:
 
 
 def start_of(start: Any, freq: str) -> pd.Timestamp | None:
-    """Return the beginning of the period that a series starts with; None if it is unknown or beyond pandas' dates.
-
-    Args:
-        start: text, a timestamp, datetime or period, or None.
-        freq: in any spelling.
-
-    Raises:
-        InputError: it is no time.
-    """
+    """Return the beginning of the period that a series starts with; None if it is unknown or beyond pandas' dates."""
     if start is None or start is pd.NaT:
         return None
     if not isinstance(start, str | date | np.datetime64 | pd.Period):
-        raise InputError(
-            f"start={start!r} is no timestamp; expected a date such as '2020-01-31', a timestamp or a period"
-        )
+        raise InputError(f"start={start!r} is no timestamp; expected a date such as '2020-01-31', timestamp or period")
     return _start_of(start, freq)
 
 

@@ -1,19 +1,13 @@
-"""GIFT-Eval: its 97 configurations from the folders of the benchmark, and other datasets stored like it.
-
-Protocol: Aksu et al. 2024, "GIFT-Eval: A Benchmark For General Time Series Forecasting Model Evaluation", as its
-repository runs it.
-"""
+"""GIFT-Eval: its 97 configurations from the folders of the benchmark, and other datasets stored like it."""
 
 from __future__ import annotations
 
-import csv
 import math
 import os
 import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -22,9 +16,9 @@ from typing import Literal
 import pandas as pd
 
 from tsfm_lens.data.batch import season_of
-from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows, steps_needed
+from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows, steps_needed
+from tsfm_lens.data.files import local_path
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
-from tsfm_lens.data.paths import local_path
 from tsfm_lens.data.stored import StoredSeries, read_folder
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -44,11 +38,8 @@ class GiftEvalConfig:
     Attributes:
         key: "dataset/frequency/term" as in the leaderboard's table.
         folder: of the stored dataset, in the benchmark's folder.
-        term: "short", "medium" or "long".
-        freq: frequency as the key spells it.
-        horizon: steps of each label.
-        seasonality: m of MASE.
-        variates: series per item.
+        term, freq: "short", "medium" or "long", and the frequency as the key spells it.
+        horizon, seasonality, variates: steps of each label, m of MASE, series per item.
         domain: field of the data.
     """
 
@@ -63,26 +54,13 @@ class GiftEvalConfig:
 
 
 def source_of(dataset: str) -> str:
-    """Return the collection that a dataset is taken from: "ett1" of "ett1/H/short", and of its other terms.
-
-    A dataset that is not named so is its own source.
-    """
+    """Return the collection that a dataset is taken from: "ett1" of "ett1/H/short", and of its other terms."""
     parts = dataset.split("/")
     return parts[0] if len(parts) > 1 and parts[-1] in TERMS else dataset
 
 
 def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
-    """Return the number of steps that the benchmark forecasts.
-
-    Args:
-        folder: name of the dataset; one with "m4" in it has the horizons of that competition.
-        freq: in any spelling.
-        term: "short", "medium" or "long".
-
-    Raises:
-        UnknownNameError: there is no such term.
-        InputError: the benchmark has no horizon for the frequency.
-    """
+    """Return the number of steps that the benchmark forecasts."""
     if term not in TERMS:
         raise unknown_name("term", term, TERMS)
     horizons = M4_HORIZONS if "m4" in folder else HORIZONS
@@ -93,28 +71,25 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
 
 
 @cache
-def _table() -> tuple[dict[str, str], ...]:
+def _table() -> pd.DataFrame:
     with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(encoding="utf-8") as handle:
-        return tuple(csv.DictReader(handle))
+        return pd.read_csv(handle, keep_default_na=False)
 
 
 @cache
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
     """List the 97 configurations, in the order of the benchmark."""
     configs = []
-    for row in _table():
-        key, folder = row["key"], row["folder"]
-        _, freq, term = key.split("/")
-        horizon, season = gift_eval_horizon(folder, freq, term), season_of(stamp_frequency(freq))
-        configs.append(GiftEvalConfig(key, folder, term, freq, horizon, season, int(row["variates"]), row["domain"]))
+    for row in _table().to_dict("records"):
+        _, freq, term = row["key"].split("/")
+        horizon, season = gift_eval_horizon(row["folder"], freq, term), season_of(stamp_frequency(freq))
+        facts = {name: row[name] for name in ("key", "folder", "variates", "domain")}
+        configs.append(GiftEvalConfig(**facts, term=term, freq=freq, horizon=horizon, seasonality=season))
     return tuple(configs)
 
 
 def published_seasonal_naive() -> pd.DataFrame:
-    """Return the leaderboard's scores of Seasonal_Naive, by which it divides a model's scores.
-
-    Returns:
-        Columns MASE and CRPS to four digits, one row per configuration, by its key.
+    """Return the leaderboard's scores of Seasonal_Naive: columns MASE and CRPS, one row per configuration's key.
 
     Source:
         GIFT-Eval leaderboard, columns MASE[0.5] and mean_weighted_sum_quantile_loss of Seasonal_Naive.
@@ -123,8 +98,8 @@ def published_seasonal_naive() -> pd.DataFrame:
         >>> list(data.published_seasonal_naive().columns)
         ['MASE', 'CRPS']
     """
-    scores = [(row["key"], float(row["seasonal_naive_MASE"]), float(row["seasonal_naive_CRPS"])) for row in _table()]
-    return pd.DataFrame(scores, columns=["key", "MASE", "CRPS"]).set_index("key")
+    scores = _table().set_index("key").filter(like="seasonal_naive_")
+    return scores.rename(columns=lambda name: name.removeprefix("seasonal_naive_")).astype(float)
 
 
 def gift_eval(
@@ -133,27 +108,38 @@ def gift_eval(
     *,
     missing: Literal["error", "skip"] = "error",
 ) -> list[EvaluationSet]:
-    """Read the test windows of GIFT-Eval from its folders, as the leaderboard evaluates them.
+    """Read the test windows of GIFT-Eval from its folders, one set per configuration, as the leaderboard has them.
 
     Args:
         path: the benchmark's folder; that of the environment variable ``GIFT_EVAL`` if None.
         configs: names or patterns of keys, as in ``ett1/H/short``, ``m4_*``, ``*/short`` or ``ett1/H`` (all its terms).
         missing: whether a configuration without a folder is an error, or left out with a warning.
 
-    Returns:
-        One set per configuration, in the benchmark's order; variates of an item share its windows.
-
     Raises:
         InputError: there is no benchmark folder, or a dataset in it is missing or damaged.
         UnknownNameError: a pattern fits no configuration; the message has the nearest keys.
+
+    Source:
+        Aksu et al. 2024, "GIFT-Eval: A Benchmark For General Time Series Forecasting Model Evaluation".
 
     Example:
         >>> data.gift_eval("path/to/gift-eval", "m4_*")  # doctest: +SKIP
     """
     if missing not in ("error", "skip"):
         raise unknown_name("way to treat missing folders", missing, ("error", "skip"))
-    selection = select_configs(configs)
-    root = _root(path)
+    by_key = {config.key: config for config in gift_eval_configs()}
+    keys = matching("GIFT-Eval configuration", configs, list(by_key), "gift_eval_configs() lists all 97.")
+    selection = [by_key[key] for key in keys]
+    place = os.environ.get(VARIABLE) if path is None else path
+    if not place:
+        raise InputError(
+            f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
+            "Salesforce/GiftEval on the Hugging Face hub."
+        )
+    root = local_path(place)
+    if not root.is_dir():
+        where = "" if path is not None else f", to which {VARIABLE} is set"
+        raise InputError(f"there is no folder {str(root)!r}{where}")
     absent = [config for config in selection if not (root / config.folder).is_dir()]
     if absent:
         folders = ", ".join(dict.fromkeys(config.folder for config in absent))
@@ -178,22 +164,6 @@ def gift_eval(
     return sets
 
 
-def select_configs(patterns: str | Sequence[str]) -> tuple[GiftEvalConfig, ...]:
-    """Select configurations by key, by part of a key, or by pattern, in the benchmark's order.
-
-    Raises:
-        UnknownNameError: a pattern fits none.
-    """
-    keys: set[str] = set()
-    for pattern in [patterns] if isinstance(patterns, str) else patterns:
-        matches = [c.key for c in gift_eval_configs() if any(fnmatchcase(c.key, p) for p in (pattern, f"{pattern}/*"))]
-        if not matches:
-            hint = "gift_eval_configs() lists all 97."
-            raise unknown_name("GIFT-Eval configuration", pattern, [c.key for c in gift_eval_configs()], hint=hint)
-        keys.update(matches)
-    return tuple(config for config in gift_eval_configs() if config.key in keys)
-
-
 def gift_eval_folder(
     path: str | Path,
     term: str = "short",
@@ -209,8 +179,7 @@ def gift_eval_folder(
         path: folder with state.json.
         term: "short", "medium" or "long".
         name: of the set; folder and term if None.
-        horizon: steps of each label; the benchmark's for the frequency and term if None.
-        freq: in any spelling; the stored one if None.
+        horizon, freq: the benchmark's for frequency and term, and the stored one, if None.
         domain: field of the data.
 
     Raises:
@@ -229,20 +198,6 @@ def gift_eval_folder(
     return [_set(rows, name or f"{folder.name}/{term}", folder.name, freq, horizon, domain, source)]
 
 
-def _root(path: str | Path | None) -> Path:
-    folder = os.environ.get(VARIABLE) if path is None else path
-    if not folder:
-        raise InputError(
-            f"where is GIFT-Eval? Give its folder, or set the environment variable {VARIABLE} to it. It is the dataset "
-            "Salesforce/GiftEval on the Hugging Face hub."
-        )
-    root = local_path(folder)
-    if not root.is_dir():
-        where = "" if path is not None else f", to which {VARIABLE} is set"
-        raise InputError(f"there is no folder {str(root)!r}{where}")
-    return root
-
-
 def _set(
     rows: list[StoredSeries], name: str, folder: str, freq: str, horizon: int, domain: str, source: str
 ) -> EvaluationSet:
@@ -251,7 +206,9 @@ def _set(
     # weeks may begin on different days
     if len({parse_frequency(frequency)[:2] for frequency in freqs}) > 1:
         raise InputError(f"the series of {folder!r} have different frequencies: {', '.join(sorted(freqs))}")
-    windows = window_count(folder, min(row.values.shape[1] for row in rows), horizon)
+    # a tenth of the shortest series
+    share = math.ceil(TEST_SHARE * min(row.values.shape[1] for row in rows) / horizon)
+    windows = 1 if "m4" in folder else min(max(1, share), MOST_WINDOWS)
     least = steps_needed(horizon, windows, horizon)
     all_windows: list[Window] = []
     notes: list[str] = []
@@ -267,10 +224,3 @@ def _set(
         raise InputError(f"every series of {folder!r} is shorter than {least} steps, too few for horizon {horizon}")
     alias = stamp_frequency(freq)
     return EvaluationSet(name, tuple(all_windows), horizon, alias, season_of(alias), domain, source, tuple(notes))
-
-
-def window_count(folder: str, shortest: int, horizon: int) -> int:
-    """Return the test windows per series: a tenth of the shortest one, 20 at most; 1 for the M4 competition's."""
-    if "m4" in folder:
-        return 1
-    return min(max(1, math.ceil(TEST_SHARE * shortest / horizon)), MOST_WINDOWS)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from tsfm_lens.data.labels import label
+from tsfm_lens.data.values import label
 from tsfm_lens.errors import InputError
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
@@ -23,14 +23,7 @@ _SHAPE = "._np_shape"  # of the column with the shapes of another column's array
 
 @dataclass(frozen=True, eq=False)
 class StoredSeries:
-    """One row of a stored dataset.
-
-    Attributes:
-        item: its "item_id", the number of the row if there is none.
-        start: its "start", None if there is none.
-        freq: its "freq" as spelled there, None if there is none.
-        values: (variate, time), a view of the mapped file; NaN is missing.
-    """
+    """One row of a stored dataset."""
 
     item: str
     start: Any
@@ -39,11 +32,7 @@ class StoredSeries:
 
 
 def read_folder(folder: Path) -> list[StoredSeries]:
-    """Read all rows of a dataset of ``save_to_disk``; values stay in the mapped files until they are used.
-
-    Raises:
-        InputError: the folder is no stored dataset, a file is missing or ends early, or a row has no target.
-    """
+    """Read all rows of a dataset of ``save_to_disk``; values stay in the mapped files until they are used."""
     rows: list[StoredSeries] = []
     for file in _shards(folder):
         for batch in _batches(file):
@@ -54,43 +43,25 @@ def read_folder(folder: Path) -> list[StoredSeries]:
 
 
 def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the entries of a file of gluonts, with targets in single precision as its FileDataset has them.
-
-    Args:
-        file: JSON lines (.json, .jsonl, either also with .gz), or .arrow, .feather or .parquet.
-
-    Raises:
-        InputError: the file is damaged or of another kind, or has no entries with start and target.
-    """
+    """Yield the entries of a file of gluonts, with targets in single precision as its FileDataset has them."""
     plain = file.name.lower().removesuffix(".gz")
     if not plain.endswith((".json", ".jsonl", ".arrow", ".feather", ".parquet")):
         raise InputError(f"gluonts reads no {file.name}: expected .json, .jsonl, .arrow, .feather or .parquet")
-    axes: set[int] = set()
     try:
         for entry in _json_rows(file) if plain.endswith((".json", ".jsonl")) else arrow_rows(file):
             if not isinstance(entry, dict) or "target" not in entry or "start" not in entry:
                 holds = f"entries with {', '.join(map(str, entry))}" if isinstance(entry, dict) else repr(entry)[:80]
                 raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
-            target = np.asarray(entry["target"], dtype=np.float32)
-            axes.add(target.ndim)
-            if not axes <= {1, 2} or len(axes) > 1:
-                raise ValueError(f"targets with {' and '.join(map(str, sorted(axes)))} axes")
-            yield entry | {"target": target}
+            yield entry | {"target": np.asarray(entry["target"], dtype=np.float32)}
     except InputError:
         raise
     except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
         # a line of JSON may be long
         raise InputError(f"{file} is no dataset of gluonts: {str(error)[:200]}") from error
-    if not axes:
-        raise InputError(f"{file} holds no entry, expected 'start' and 'target'")
 
 
 def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an Arrow or Parquet file; arrays that gluonts stored flat get back their shapes.
-
-    Raises:
-        OSError, ValueError: the file is damaged or none of these.
-    """
+    """Yield the rows of an Arrow or Parquet file; arrays that gluonts stored flat get back their shapes."""
     with pa.memory_map(str(file)) as source:
         start = source.read(6)
         if start.startswith(b"PAR1"):
@@ -163,44 +134,29 @@ def _rows(batch: pa.RecordBatch, file: Path, before: int) -> list[StoredSeries]:
 
     items = enumerate(column("item_id"), before)
     ids = [str(row) if item is None else label(item, f"{file}: item_id of row {row}") for row, item in items]
-    values = _arrays(batch.column("target"), ids, file)
+    target = batch.column("target")
+    if not _is_list(target.type):
+        raise InputError(f"the column 'target' holds {target.type}, expected lists of numbers")
+    values = [_array(cell.values, name, file) for cell, name in zip(target, ids, strict=True)]
     return list(map(StoredSeries, ids, column("start"), column("freq"), values))
 
 
-def _arrays(target: pa.Array, ids: list[str], file: Path) -> list[np.ndarray]:
-    """Convert each row of a column of lists, or of lists of lists, into an array (variate, time)."""
-    if target.null_count:
-        where = int(np.flatnonzero(target.is_null().to_numpy(zero_copy_only=False))[0])
-        raise InputError(f"{file}: series {ids[where]!r} has no target")
-    lengths, inner = _lengths(target), target.flatten()
-    if not _is_list(inner.type):
-        flat, ends = _floats(inner, file), np.cumsum(lengths)
-        return [flat[end - length : end][None] for end, length in zip(ends, lengths, strict=True)]
-    steps, flat = _lengths(inner), _floats(inner.flatten(), file)
-    ends, last = np.cumsum(steps), np.cumsum(lengths)
-    arrays = []
-    for name, stop, count in zip(ids, last, lengths, strict=True):
-        lengths_of_row = steps[stop - count : stop]
-        if not count or (lengths_of_row != lengths_of_row[0]).any():
-            raise InputError(f"{file}: series {name!r} has variates of {sorted(set(lengths_of_row.tolist()))} steps")
-        end = ends[stop - 1]
-        arrays.append(flat[end - count * lengths_of_row[0] : end].reshape(count, lengths_of_row[0]))
-    return arrays
+def _array(cells: pa.Array | None, name: str, file: Path) -> np.ndarray:
+    """View a list of numbers, or of lists of them, as (variate, time); copy it where it has nulls or is no float."""
+    if cells is None:
+        raise InputError(f"{file}: series {name!r} has no target")
+    count = 1
+    if _is_list(cells.type):
+        steps = set(pc.list_value_length(cells).to_pylist())
+        if len(steps) != 1:
+            raise InputError(f"{file}: series {name!r} has variates of {sorted(steps)} steps")
+        count, cells = len(cells), cells.flatten()
+    if not (pa.types.is_floating(cells.type) or pa.types.is_integer(cells.type)):
+        raise InputError(f"{file}: the column 'target' holds {cells.type}, expected numbers")
+    values = cells.to_numpy(zero_copy_only=False)
+    values = values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)
+    return values.reshape(count, -1)
 
 
 def _is_list(kind: pa.DataType) -> bool:
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-
-
-def _lengths(column: pa.Array) -> np.ndarray:
-    if not _is_list(column.type):
-        raise InputError(f"the column 'target' holds {column.type}, expected lists of numbers")
-    return pc.list_value_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
-
-
-def _floats(column: pa.Array, file: Path) -> np.ndarray:
-    """View the column as floats; copy it where it has nulls or is no float."""
-    if not (pa.types.is_floating(column.type) or pa.types.is_integer(column.type)):
-        raise InputError(f"{file}: the column 'target' holds {column.type}, expected numbers")
-    values = column.to_numpy(zero_copy_only=False)
-    return values if values.dtype in (np.float32, np.float64) else values.astype(np.float64)

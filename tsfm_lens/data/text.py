@@ -1,4 +1,4 @@
-"""Delimited text as columns of text cells, and the numbers among them."""
+"""Delimited text as columns of text cells, the numbers among them, and text that no spreadsheet runs as a formula."""
 
 from __future__ import annotations
 
@@ -10,14 +10,21 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tsfm_lens.data.formulas import NUMBER, restored
 from tsfm_lens.errors import InputError
 
+_BEFORE, _TRIGGER = r"(^|[;,|\t\r\n\"])", r"[=+\-@\t\r\n＝＋－＠]"
+_RISKY = re.compile(rf"{_BEFORE}('*)(?={_TRIGGER})")
+_DEFUSED = re.compile(rf"{_BEFORE}'('*)(?={_TRIGGER})")
+_RAW = re.compile(rf"{_BEFORE}(?={_TRIGGER})")
+NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
+_NUMBER = re.compile(NUMBER)
 ID_COLUMNS = ("id", "item_id", "unique_id", "series_id", "series")
 TIME_COLUMNS = ("timestamp", "ds", "date", "datetime", "time", "year")
 TARGET_COLUMNS = ("target", "y", "value", "values")
@@ -51,11 +58,7 @@ class TextTable:
         return np.asarray(pc.if_else(missing, None, column).to_numpy(zero_copy_only=False), dtype=object)
 
     def numbers(self, name: str, share: float) -> np.ndarray | None:
-        """Return a column as float64, NaN where missing; None if less than this share of its cells is like numbers.
-
-        Raises:
-            InputError: a cell of another column is no number, or has another decimal sign or separators of thousands.
-        """
+        """Return a column as float64, NaN where missing; None if less than this share of its cells is like numbers."""
         cells, masks = self._matches(name)
         valid = _mask(cells.is_valid())
         sign = self.decimal or "."
@@ -104,9 +107,8 @@ class TextTable:
         texts = pc.utf8_trim_whitespace(self.columns[name])
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
         forms = {**_NUMBERS, "thousands": _THOUSANDS}
-        return cells, {
-            sign: _mask(pc.fill_null(pc.match_substring_regex(cells, form), True)) for sign, form in forms.items()
-        }
+        masks = {sign: pc.match_substring_regex(cells, form) for sign, form in forms.items()}
+        return cells, {sign: _mask(pc.fill_null(mask, True)) for sign, mask in masks.items()}
 
 
 def read_table(
@@ -212,22 +214,16 @@ def _rows(text: str, sign: str) -> list[list[str]]:
         if len(row) != width:
             raise InputError(_uneven(sign.join(row), number, len(row), width, sign))
         if quoted and any(sign in cell and ("\n" in cell or "\r" in cell) for cell in row):
-            raise InputError(
-                f"a cell of row {number} goes over several lines; a quotation mark is missing or one too many"
-            )
+            raise InputError(f"a cell of row {number} goes over several lines; a quotation mark is amiss")
     return rows
 
 
 def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
     message = f"row {number} has {cells} cells and the first row {width}: {text[:80]!r}"
     if sign == "," and cells > width:
-        more = (
-            "delimiter=';' and decimal=','" if width == 1 else "decimal=',' and another delimiter, or quote the numbers"
-        )
+        more = "delimiter=';' and decimal=','" if width == 1 else "decimal=',' and another delimiter, or quotes"
         return f"{message}. If the comma is the decimal sign, the file needs {more}"
-    return (
-        message if sign in text else f"{message}. If {_DELIMITERS.get(sign, repr(sign))} part nothing, give delimiter=…"
-    )
+    return message if sign in text else f"{message}. If {_DELIMITERS.get(sign, sign)} part nothing, give delimiter=…"
 
 
 def _has_header(first: Sequence[str]) -> bool:
@@ -250,3 +246,33 @@ def _has_header(first: Sequence[str]) -> bool:
 
 def _mask(array: pa.Array) -> np.ndarray:
     return np.asarray(array.to_numpy(zero_copy_only=False), dtype=bool)
+
+
+def defused(text: str) -> str:
+    """Change a text so that no spreadsheet runs it as a formula; numbers stay as they are."""
+    if _NUMBER.fullmatch(text):
+        return text
+    return _RISKY.sub(r"\1'\2", text)
+
+
+def restored(texts: Sequence[str]) -> list[str]:
+    """Undo :func:`defused` for one column or header; one in which some text would run is not ours and stays."""
+    if not any("'" in text for text in texts):
+        return list(texts)
+    if any(_RAW.search(text) and not _NUMBER.fullmatch(text) for text in texts):
+        return list(texts)
+    return [text if _NUMBER.fullmatch(text) else _DEFUSED.sub(r"\1\2", text) for text in texts]
+
+
+def to_csv(frame: pd.DataFrame, **options: Any) -> str:
+    """Write a frame as CSV without its index, with text and column names defused."""
+    safe = frame.copy()
+    safe.columns = pd.Index([defused(str(name)) for name in frame.columns])
+    for place in range(frame.shape[1]):
+        column = frame.iloc[:, place]
+        if pd.api.types.is_numeric_dtype(column) or pd.api.types.is_datetime64_any_dtype(column):
+            continue
+        texts = [defused(cell) if isinstance(cell, str) else cell for cell in column]
+        safe.isetitem(place, pd.array(texts, dtype=object))
+    text: str = safe.to_csv(index=False, lineterminator="\n", **options)
+    return text

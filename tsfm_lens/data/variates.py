@@ -16,11 +16,8 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
 
     Where a group lacks a variate, floats and integers are NaN, times NaT and text "".
 
-    Args:
-        dataset: with coordinates ``group`` and ``variate`` on dim ``series``; it is not changed.
-
     Raises:
-        InputError: the coordinates are missing or incomplete, or a group has a variate twice.
+        InputError: coordinates ``group`` and ``variate`` are missing or incomplete, or a group has a variate twice.
 
     Example:
         >>> pair = xr.Dataset({"load": ("series", [1.0, 2.0])}, coords={"series": ["a/0", "a/1"]})
@@ -42,13 +39,15 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
             group, variate = str(groups[place[0]]), str(variates[place[1]])
             raise InputError(f"group {group!r} has variate {variate!r} more than once")
         rows[place] = position
-    variables = {name: _split_series(array.variable, rows) for name, array in dataset.data_vars.items()}
-    coords = {name: array.variable for name, array in dataset.coords.items() if "series" in array.dims}
-    coords = {name: _split_series(each, rows) for name, each in coords.items() if name not in _LABELS}
+    parted = dataset.drop_vars(_LABELS, errors="ignore").isel(series=xr.DataArray(rows, dims=("series", "variate")))
+    if (rows < 0).any():
+        present = xr.DataArray(rows >= 0, dims=("series", "variate"))
+        # whole numbers become floats where a group lacks a variate
+        for name in [name for name, array in parted.variables.items() if "variate" in array.dims]:
+            text = parted[name].dtype.kind == "U"
+            parted[name] = parted[name].where(present, "") if text else parted[name].where(present)
     labels = {name: (name, each, dataset[name].attrs) for name, each in (("series", groups), ("variate", variates))}
-    # these coordinates bring their indexes along
-    others = dataset.drop_dims("series").coords
-    return xr.Dataset(variables, coords=others, attrs=dataset.attrs).assign_coords({**labels, **coords})
+    return parted.assign_coords(labels)
 
 
 def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
@@ -58,17 +57,3 @@ def _number_names(names: xr.DataArray) -> tuple[np.ndarray, np.ndarray]:
         where = int(np.flatnonzero(numbers < 0)[0])
         raise InputError(f"coordinate {names.name!r} has no value at position {where} of dim 'series'")
     return numbers, np.asarray(unique, dtype=names.dtype)
-
-
-def _split_series(variable: xr.Variable, rows: np.ndarray) -> xr.Variable:
-    """Split ``series`` of a variable into (series, variate); ``rows`` has -1 where there is none."""
-    if "series" not in variable.dims:
-        return variable
-    axis = variable.get_axis_num("series")
-    dims = (*variable.dims[: axis + 1], "variate", *variable.dims[axis + 1 :])
-    whole = xr.Variable(dims, np.take(variable.values, rows, axis=axis), variable.attrs)
-    if (rows >= 0).all():
-        return whole
-    present = xr.Variable(("series", "variate"), rows >= 0)
-    sparse = whole.where(present, "") if whole.dtype.kind == "U" else whole.where(present)
-    return xr.Variable(dims, sparse.transpose(*dims).values, variable.attrs)

@@ -12,7 +12,7 @@ from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.data.naive import seasonal_error
+from tsfm_lens.data.evaluation import seasonal_error
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor

@@ -104,15 +104,15 @@ def route_faithfulness(
         progress: called with (segments done, of).
 
     Returns:
-        Dataset of kind "route_faithfulness" over segments that have named routes: ``cut`` counts components, the last
-        place all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data units,
-        ``predicted``, of all together the segment's total effect, of single ones their effect to first order (NaN
-        without gradients); and ``measured``. ``prediction_error`` (segment), of all together, and ``single_error``,
-        of single components: the root of squared error over squared change. As shares of the total effect ``necessity``
-        and ``sufficiency`` (segment), ``random_necessity`` and ``random_sufficiency`` (segment, draw), and ``necessity_p`` and
-        ``sufficiency_p``, the share of sets at random, itself counted, that do as well. ``overlap`` (segment): how many
-        named components the same influence passes, the single necessities over that of all together. ``total``
-        (segment, step).
+        Dataset of kind "route_faithfulness" over segments that have named routes: ``cut`` counts components,
+        the last place all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data
+        units, ``predicted``, of all together the segment's total effect, of single ones their effect to first
+        order (NaN without gradients); and ``measured``. ``prediction_error`` (segment), of all together, and
+        ``single_error``, of single components: the root of squared error over squared change. As shares of the
+        total effect ``necessity`` and ``sufficiency`` (segment), ``random_necessity`` and
+        ``random_sufficiency`` (segment, draw), and ``necessity_p`` and ``sufficiency_p``, the share of sets at
+        random, itself counted, that do as well. ``overlap`` (segment): how many named components the same
+        influence passes, the single necessities over that of all together. ``total`` (segment, step).
 
     Source:
         Geiger et al. 2021; Wang et al. 2022.

@@ -15,7 +15,7 @@ from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.data import as_series
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.distributions import Distribution
 
 from tsfm_lens.data import SeriesBatch, by_variate
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.architecture import Encoded, Prediction
 from tsfm_lens.registry import extensible

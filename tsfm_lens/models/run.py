@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.ends import held_out
-from tsfm_lens.data.floats import to_floats
+from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import by_row

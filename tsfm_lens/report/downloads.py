@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from tsfm_lens.data.formulas import to_csv
+from tsfm_lens.data.text import to_csv
 
 _PLAIN = 150_000  # bytes; longer tables are compressed
 

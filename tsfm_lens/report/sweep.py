@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from tsfm_lens.data.formulas import to_csv
+from tsfm_lens.data.text import to_csv
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.registry import ReportPanel, measurements

@@ -1,8 +1,4 @@
-"""The ablation lab: sweeps over models, variants and benchmarks, kept in a store and reported with intervals.
-
-Its packages follow the course of a sweep. Each imports only those before it: ``statistics``, ``plan``, ``store``,
-``run``, ``results``.
-"""
+"""The ablation lab: sweeps over models, variants and benchmarks, kept in a store and reported with intervals."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from tsfm_lens.studies.papers.items import BY_ID, HOLDS, Item
 from tsfm_lens.studies.papers.sweeps import Where, sweep_item
 from tsfm_lens.studies.papers.verdicts import AS_NUMBER, Tested, Verdict
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
-from tsfm_lens.sweep.run.progress import Progress
+from tsfm_lens.sweep.run.sweeping import Progress
 from tsfm_lens.zoo import checkpoint_names
 
 WINDOWS = 16
@@ -84,7 +84,7 @@ def reproduce(
         engine: of a sweep: "single", "processes" or "ray".
         workers: of the engine; one per core if None.
         progress: called with a label, the number done, the total, and the seconds left where they are known; see
-            :data:`tsfm_lens.sweep.run.progress.Progress`. Measures that take one pass of a model do not call it.
+            :data:`tsfm_lens.sweep.run.sweeping.Progress`. Measures that take one pass of a model do not call it.
         reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
 
     Returns:

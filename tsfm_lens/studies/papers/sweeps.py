@@ -17,8 +17,7 @@ from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig, parse_config
 from tsfm_lens.sweep.plan.released import SAME_WEIGHTS
 from tsfm_lens.sweep.results.gathering import Gathered, gather
 from tsfm_lens.sweep.run.cells import open_model
-from tsfm_lens.sweep.run.progress import Progress
-from tsfm_lens.sweep.run.sweeping import run_sweep
+from tsfm_lens.sweep.run.sweeping import Progress, run_sweep
 
 
 @dataclass(frozen=True)
@@ -30,7 +29,7 @@ class Where:
         benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
         configs: names of its configurations, or patterns of names.
         engine, workers: see :func:`tsfm_lens.sweep.run.sweeping.run_sweep`.
-        progress: see :data:`tsfm_lens.sweep.run.progress.Progress`.
+        progress: see :data:`tsfm_lens.sweep.run.sweeping.Progress`.
         reading: how files of series are read, as options of ``tsfm_lens.data.read_series``.
     """
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from tsfm_lens.data.checked import Strict, Texts, complaints, read_fields
+from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.data_sources import SOURCES, Source
 
@@ -18,18 +19,7 @@ UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MI
 
 
 class ModelConfig(Strict):
-    """One model of a sweep.
-
-    Attributes:
-        source: embedded checkpoint, folder or hub id.
-        name: in results and figures; the source if not given.
-        revision: of a hub id.
-        context_length: steps shown to the model; its own if None.
-        num_samples: sample paths of a sampling model; its configured number if None.
-        dtype: "float32", "bfloat16" or "float16".
-        device: torch device; the processes engine deals the sweep's ``devices`` out instead, if there are any.
-        univariate: whether variates of one item are forecast apart even if the model takes them together.
-    """
+    """One model of a sweep."""
 
     source: str
     name: str = ""
@@ -47,12 +37,7 @@ class ModelConfig(Strict):
 
 
 class Layers(Strict):
-    """Whole layers and groups of consecutive layers.
-
-    Attributes:
-        sizes: layers in a group; "all" is the whole stack.
-        parts: what goes: "heads", "mlp" or "both".
-    """
+    """Whole layers and groups of consecutive layers."""
 
     sizes: tuple[int | Literal["all"], ...] = (1,)
     parts: tuple[Part, ...] = ("both", "heads", "mlp")
@@ -80,17 +65,7 @@ class HeadsPerLayer(Strict):
 
 
 class HeadsAtConfig(Strict):
-    """Number of heads that each layer must keep (definition 5.2 of the tsfm-lens paper).
-
-    Attributes:
-        tolerance: relative rise of the error that is allowed, exclusive.
-        metric: whose geometric mean over datasets is the error.
-        orders: in which heads are ablated, such as "stable_rank:low".
-        search: "scan" runs all counts; "bisection" and "sequential" run fewer and may err.
-        layers: all if None.
-        alpha: of the sequential test.
-        windows_for_orders: windows that orders which need data are measured on.
-    """
+    """Number of heads that each layer must keep (definition 5.2 of the tsfm-lens paper)."""
 
     tolerance: float = Field(default=0.01, gt=0)
     metric: str = "MASE"
@@ -102,7 +77,7 @@ class HeadsAtConfig(Strict):
 
     @model_validator(mode="after")
     def _errors(self) -> HeadsAtConfig:
-        from tsfm_lens.sweep.statistics.pooling import METRICS, SUMS_OF_ERRORS
+        from tsfm_lens.sweep.statistics.scores import METRICS, SUMS_OF_ERRORS
 
         metrics = SUMS_OF_ERRORS if self.search == "sequential" else METRICS
         if self.metric not in metrics:
@@ -115,15 +90,7 @@ _FAMILIES = ("layers", "ranges", "heads", "heads_per_layer", "heads_at")
 
 
 class Variants(Strict):
-    """Components that are ablated, by family.
-
-    Attributes:
-        layers, ranges, heads, heads_per_layer, heads_at: see there.
-        components: label -> components or globs of them.
-        recipes: names or files; each runs on the models that it is written for.
-        scale_recipes: run them on models of other sizes too: the same shares of heads at the same depths.
-        random_seeds: so many random choices of as many heads beside each recipe.
-    """
+    """Components that are ablated, by family."""
 
     layers: Layers | None = None
     ranges: Ranges | None = None
@@ -153,10 +120,7 @@ class Variants(Strict):
 
 
 class Statistics(Strict):
-    """Intervals of all changes; a change stands if its corrected p-value is below 1 - confidence.
-
-    ``replicates`` are the fewest: families of many tests draw more, so that one of them can stand after correction.
-    """
+    """Intervals of all changes; a change stands if its corrected p-value is below 1 - confidence."""
 
     confidence: float = Field(default=0.95, gt=0, lt=1)
     replicates: int = Field(default=2000, ge=100, le=10**6)
@@ -213,6 +177,20 @@ class SweepConfig(Strict):
             raise ValueError(f"two models are called {duplicates[0]!r}; give each its own name")
         return self
 
+    def evaluation_sets(self) -> list[EvaluationSet]:
+        """Build all sets of the sweep, with its number of windows drawn from each.
+
+        Raises:
+            InputError: a source cannot be read, or two sets have one name.
+            UnknownNameError: no such dataset.
+        """
+        sets = {}
+        for dataset in (dataset for source in self.data for dataset in source.sets()):
+            if dataset.name in sets:
+                raise InputError(f"dataset {dataset.name!r} is in the configuration more than once")
+            sets[dataset.name] = dataset.sample(self.windows, self.seed)
+        return list(sets.values())
+
 
 def read_config(path: str | Path) -> SweepConfig:
     """Read a sweep's configuration from a YAML file; relative paths in it start at its folder.
@@ -239,13 +217,10 @@ def parse_config(content: dict[str, Any], where: str = "the configuration") -> S
         InputError: a field is wrong; the message names every such field.
 
     Example:
-        >>> config = sweep.parse_config({
-        ...     "models": [{"source": "bolt-nano"}],
-        ...     "data": [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}],
-        ...     "variants": {"layers": {"sizes": [1]}},
-        ... })
-        >>> config.models[0].source
-        'bolt-nano'
+        >>> data = [{"source": "bundled", "names": ["nile"], "horizon": 4, "windows": 1}]
+        >>> variants = {"layers": {"sizes": [1]}}
+        >>> sweep.parse_config({"models": [{"source": "bolt-nano"}], "data": data, "variants": variants}).seed
+        0
     """
     try:
         return SweepConfig.model_validate(content)
@@ -255,17 +230,9 @@ def parse_config(content: dict[str, Any], where: str = "the configuration") -> S
 
 def _fields_at(place: tuple[Any, ...]) -> list[str]:
     """Return the fields of the part of a configuration at a place."""
-    classes: dict[str, type[BaseModel]] = {
-        "models": ModelConfig,
-        **SOURCES,
-        "layers": Layers,
-        "ranges": Ranges,
-        "heads": Heads,
-        "heads_per_layer": HeadsPerLayer,
-        "heads_at": HeadsAtConfig,
-        "variants": Variants,
-        "statistics": Statistics,
-    }
+    classes: dict[str, type[BaseModel]] = {**SOURCES, "models": ModelConfig, "variants": Variants}
+    families = (Layers, Ranges, Heads, HeadsPerLayer, HeadsAtConfig)
+    classes |= {"statistics": Statistics, **dict(zip(_FAMILIES, families, strict=True))}
     names = [part for part in place if isinstance(part, str) and part in classes]
     return list((classes[names[-1]] if names else SweepConfig).model_fields)
 
@@ -285,20 +252,15 @@ def _resolve_paths(content: dict[str, Any], folder: Path) -> dict[str, Any]:
         bare = isinstance(value, str) and Path(value).name == value and not Path(value).suffix
         return value if bare else beside(value)
 
-    content = dict(content)
-    if isinstance(content.get("data"), list):
-        content["data"] = [
-            {**source, "path": beside(source["path"])} if isinstance(source, dict) and source.get("path") else source
-            for source in content["data"]
-        ]
-    if isinstance(content.get("models"), list):
-        content["models"] = [
-            {**model, "source": path(model["source"]), "name": model.get("name") or model["source"]}
-            if isinstance(model, dict) and isinstance(model.get("source"), str)
-            else model
-            for model in content["models"]
-        ]
+    # what was read is nobody else's
+    for source in content["data"] if isinstance(content.get("data"), list) else []:
+        if isinstance(source, dict) and source.get("path"):
+            source["path"] = beside(source["path"])
+    for model in content["models"] if isinstance(content.get("models"), list) else []:
+        if isinstance(model, dict) and isinstance(model.get("source"), str):
+            model["name"] = model.get("name") or model["source"]
+            model["source"] = path(model["source"])
     variants = content.get("variants")
     if isinstance(variants, dict) and isinstance(variants.get("recipes"), list):
-        content["variants"] = {**variants, "recipes": [path(recipe) for recipe in variants["recipes"]]}
+        variants["recipes"] = [path(recipe) for recipe in variants["recipes"]]
     return content

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Sequence
 from datetime import date
 from glob import iglob
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
+import numpy as np
 from pydantic import BeforeValidator, Field
 
 from tsfm_lens.data.bundled import bundled_names
 from tsfm_lens.data.checked import Strict, Texts
 from tsfm_lens.data.dysts_sets import dysts_sets
-from tsfm_lens.data.evaluation import EvaluationSet
+from tsfm_lens.data.evaluation import EvaluationSet, Window
 from tsfm_lens.data.evaluation_sources import gluonts_file, holdout_sets
 from tsfm_lens.data.files import READABLE
 from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
 from tsfm_lens.errors import InputError
 
-
-def _date_text(value: Any) -> Any:
-    return str(value) if isinstance(value, date) else value
-
-
-Stamp = Annotated[str, BeforeValidator(_date_text)]
+Stamp = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, date) else value)]
 """A timestamp; one without quotes is a date in YAML."""
 
 
@@ -49,16 +47,7 @@ class GiftEval(Strict):
 
 
 class Folder(Strict):
-    """One dataset that is stored like GIFT-Eval's; its windows are those of the benchmark's rules.
-
-    Attributes:
-        path: folder with state.json.
-        name: folder and term if not given.
-        term: "short", "medium" or "long".
-        horizon: the benchmark's for the frequency and term if None.
-        freq: the stored one if None.
-        domain: field of the data.
-    """
+    """One dataset that is stored like GIFT-Eval's; its windows are those of the benchmark's rules."""
 
     source: Literal["folder"]
     path: str
@@ -84,19 +73,7 @@ class Bundled(_Cut):
 
 
 class File(_Cut):
-    """A CSV or Parquet file, all files of a folder, or those that a glob names, a dataset each.
-
-    Attributes:
-        path: of the file or folder, or a glob such as ``plants/*.csv``.
-        name: the file's if not given; of several files ``name/file``.
-        id_column, time_column: columns of ids and timestamps; found by their names if None.
-        targets: columns that are series of their own.
-        variates: columns that are the variates of one item, in place of targets.
-        time_format, delimiter, decimal, encoding, header: how text is written; see ``tsfm_lens.data.read_series``.
-        freq: pandas frequency alias; from the timestamps if None.
-        start: timestamp of every series' first value, where the file has none.
-        seasonality: season length in steps; from the frequency if None.
-    """
+    """A CSV or Parquet file, all files of a folder, or those that a glob names, a dataset each."""
 
     source: Literal["file"]
     path: str
@@ -136,15 +113,7 @@ class File(_Cut):
 
 
 class Gluonts(_Cut):
-    """A gluonts dataset on disk.
-
-    Attributes:
-        path: a file of JSON lines, Arrow or Parquet, or a folder of such files.
-        name: the file's or folder's if not given.
-        freq: frequency of all entries, in any pandas spelling.
-        seasonality: season length in steps; from the frequency if None.
-        domain: field of the data.
-    """
+    """A gluonts dataset on disk."""
 
     source: Literal["gluonts"]
     path: str
@@ -179,11 +148,32 @@ class Dysts(_Cut):
 
 
 Source = Annotated[GiftEval | Folder | Bundled | File | Gluonts | Dysts, Field(discriminator="source")]
-SOURCES: dict[str, type[Strict]] = {
-    "gift_eval": GiftEval,
-    "folder": Folder,
-    "bundled": Bundled,
-    "file": File,
-    "gluonts": Gluonts,
-    "dysts": Dysts,
-}
+_KINDS: tuple[type[Strict], ...] = (GiftEval, Folder, Bundled, File, Gluonts, Dysts)
+SOURCES = {get_args(kind.model_fields["source"].annotation)[0]: kind for kind in _KINDS}
+
+
+def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:
+    """Describe, by name, the sets with windows that an earlier set has too."""
+    first: dict[bytes, str] = {}
+    notes = {}
+    for dataset in sets:
+        steps = [key for window in dataset.windows if (key := _steps(window)) is not None]
+        owners = [first[key] for key in steps if key in first]
+        if owners:
+            others = " and ".join(sorted(set(owners)))
+            notes[dataset.name] = (
+                f"{len(owners)} of {len(dataset)} windows are also in {others}, and intervals count them as "
+                "independent: leave one of the datasets out."
+            )
+        for key in steps:
+            first.setdefault(key, dataset.name)
+    return notes
+
+
+def _steps(window: Window) -> bytes | None:
+    """Hash what identifies the steps of a window: its truth and the end of its context; None if all are alike."""
+    label = np.asarray(window.label, dtype=np.float64)
+    if len(np.unique(label[np.isfinite(label)])) < 2:
+        return None
+    end = np.asarray(window.context[:, -label.shape[1] :], dtype=np.float64)
+    return hashlib.sha256(repr(label.shape).encode() + label.tobytes() + end.tobytes()).digest()

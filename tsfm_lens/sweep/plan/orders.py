@@ -33,13 +33,7 @@ _ITEMS = 8  # items of a batch that pass together
 
 @dataclass(frozen=True)
 class Order:
-    """One way to sort the heads of a layer; prints as "stable_rank:low" or "random:3".
-
-    Attributes:
-        name: of the score, one of ``ORDERS``.
-        end: "low" or "high": which heads go first; "" for a random order.
-        seed: of a random order, else 0.
-    """
+    """One way to sort the heads of a layer; prints as "stable_rank:low" or "random:3"."""
 
     name: str
     end: str = ""
@@ -55,15 +49,7 @@ class Order:
 
 
 def parse_orders(texts: Iterable[str]) -> list[Order]:
-    """Parse orders by name, each once.
-
-    Args:
-        texts: "stable_rank:low", "stable_rank:high" or "stable_rank" for both; "random:3", or "random:0..9" for ten.
-
-    Raises:
-        InputError: a random order without a seed, with one that is no number of nine digits, or with too many.
-        UnknownNameError: no such score or end; the message has the nearest ones.
-    """
+    """Parse orders by name, each once."""
     orders: list[Order] = []
     for text in texts:
         name, _, rest = str(text).partition(":")
@@ -105,96 +91,28 @@ def head_scores(
     *,
     num_samples: int | None = None,
 ) -> xr.DataArray:
-    """Score every head of the stack that is read out.
-
-    In encoder-decoder models, where the paper ablates pairs of self- and cross-attention heads of one index, the
-    cross-attention head gives the pair's score.
-
-    - ``stable_rank``: of W_Q W_Kᵀ; weights alone.
-    - ``entropic_contribution``: the layer's entropic rank R less that of the layer without the head, both
-      exp(mean entropy over all tokens of all series) of the normalised singular values of the unit-length head writes,
-      as :func:`tsfm_lens.probes.entropic_rank` has it. Negative where a head repeats what others write.
-    - ``attention_entropy``: nats, mean over queries and series; layers that attend between variates have none.
-    - ``output_norm``: Euclidean norm of the head's write, mean over tokens and series.
-    - ``attribution``: absolute change of the point forecast when the head writes, in the order of writing
-      (``expected_value`` of token models, ``lens_difference`` at the median of the others), mean over steps and
-      series; each series in standard deviations of its context, so that all count alike.
-    - ``gradient``: absolute change of the point forecast to first order when the head is zeroed, the sum over tokens
-      of activation times gradient; mean over steps and series, in the same units.
-    - ``random``: places in a random permutation of each layer, by ``seed`` and layer alone.
-
-    Args:
-        lens: the model.
-        order: name of the score.
-        series: what the scores from data are measured on.
-        horizon: forecast steps, within one pass; the model's prediction length if None. ``gradient`` runs backward
-            once per step.
-        seed: of a random order; of sampling models' forecasts otherwise.
-        num_samples: of sampling models' forecasts.
-
-    Returns:
-        (layer, head), with the attributes ``order``, ``attention`` and ``source``.
-
-    Source:
-        tsfm-lens paper, definitions 5.1 and appendix E (S3-SRANK, S3-ERANK, S3-HENT, S3-DLA, S3-ORD); attribution
-        patching after Nanda 2023.
-
-    Raises:
-        InputError: a score from data without series; one from attention patterns or gradients on variates that see
-            each other; gradients of a library whose backward pass is not the derivative.
-        UnknownNameError: no such score.
-    """
-    return _scores(lens, order, _run_for(lens, [order], series, horizon, seed, num_samples), seed)
-
-
-def _run_for(
-    lens: Lens, names: Iterable[str], series: Any, horizon: int | None, seed: int, num_samples: int | None = None
-) -> Run | None:
-    """Return the run that scores are measured on, None where weights alone give them."""
-    data_scores = [name for name in names if name in _MEASURES]
-    if not data_scores:
-        return None
-    if series is None:
-        raise InputError(f"the order {data_scores[0]!r} is measured on data; give series")
-    return lens.run(series, horizon, rollout=False, num_samples=num_samples, seed=seed)
-
-
-def _scores(lens: Lens, order: str, run: Run | None, seed: int) -> xr.DataArray:
-    """Score heads as :func:`head_scores` does; scores from data are measured on the run."""
+    """Score every head of the stack that is read out, (layer, head); from data, on series or on a run of them."""
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack
     attention, layers = stack.layers_with(attention_over_time(stack))
+    measure, source = _SCORES[order]
     if order == "random":
         ranks = [np.random.default_rng([seed, layer]).permutation(stack.n_heads) for layer in layers]
         scores = _array(np.array(ranks, dtype=float), layers)
-    elif order == "stable_rank":
+    elif measure is None:
         scores = head_spectra(lens, kind=attention, products=["QK"])["stable_rank"].sel(product="QK", drop=True)
+    elif series is None:
+        raise InputError(f"the order {order!r} is measured on data; give series")
     else:
-        assert run is not None
-        scores = _MEASURES[order](run, attention)
-    scores = scores.rename(order)
-    scores.attrs = {"order": order, "attention": attention, "source": _SOURCES[order]}
-    return scores
+        how: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
+        run = series if isinstance(series, Run) else lens.run(series, horizon, **how)
+        scores = measure(run, attention)
+    return scores.rename(order).assign_attrs(order=order, attention=attention, source=source)
 
 
 def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[int]:
-    """Rank the heads of a layer in the order in which they are ablated; ties by index.
-
-    Args:
-        scores: from :func:`head_scores`.
-        layer: of the stack that is read out.
-        direction: which go first, those of "low" or of "high" score.
-
-    Raises:
-        InputError: a head has no score.
-        UnknownNameError: no such layer or direction.
-    """
-    if direction not in ENDS:
-        raise unknown_name("direction", direction, ENDS)
-    layer_names = [str(layer_name) for layer_name in scores["layer"].values]
-    if str(layer) not in layer_names:
-        raise unknown_name("layer with this score", layer, layer_names)
+    """Rank the heads of a layer in the order in which they are ablated, low or high scores first; ties by index."""
     row = scores.sel(layer=str(layer)).values
     if not np.isfinite(row).all():
         lost = int(np.flatnonzero(~np.isfinite(row))[0])
@@ -205,22 +123,11 @@ def ranking(scores: xr.DataArray, layer: int, direction: str = "low") -> list[in
 def rankings(
     lens: Lens, orders: Iterable[str], series: Any = None, horizon: int | None = None, *, seed: int = 0
 ) -> dict[str, dict[int, list[int]]]:
-    """Rank the heads of every layer in several orders, each score measured once.
-
-    Args:
-        lens, series, horizon: see :func:`head_scores`.
-        orders: see :func:`parse_orders`.
-        seed: of sampling models' forecasts.
-
-    Returns:
-        Order as text -> layer -> heads in the order in which they are ablated.
-
-    Raises:
-        InputError, UnknownNameError: see :func:`head_scores` and :func:`parse_orders`.
-    """
+    """Rank the heads of every layer in several orders, each score measured once."""
     parsed = parse_orders(orders)
-    run = _run_for(lens, [order.name for order in parsed], series, horizon, seed)
-    measured = cache(partial(_scores, lens, run=run))
+    if series is not None and any(order.needs_series for order in parsed):
+        series = lens.run(series, horizon, rollout=False, seed=seed)
+    measured = cache(partial(head_scores, lens, series=series))
     by_order = {}
     for order in parsed:
         scores = measured(order.name, seed=order.seed if order.name == "random" else seed)
@@ -243,17 +150,9 @@ def _entropies(writes: Tensor) -> Tensor:
     return torch.stack([head_entropy_of_writes(writes), *without], dim=-1)
 
 
-def _entropy(run: Run, kind: str) -> xr.DataArray:
-    return head_entropy(run, kind=kind)["entropy"].drop_attrs()
-
-
 def _norm(run: Run, kind: str) -> xr.DataArray:
-    lengths = mean_over_tokens(run, reduce=_lengths, kind=kind, normed=True)
+    lengths = mean_over_tokens(run, reduce=lambda writes: writes.double().norm(dim=-1), kind=kind, normed=True)
     return _array(lengths.values.mean(axis=1), lengths.layers)
-
-
-def _lengths(writes: Tensor) -> Tensor:
-    return writes.double().norm(dim=-1)
 
 
 def _attribution(run: Run, kind: str) -> xr.DataArray:
@@ -328,20 +227,17 @@ def _array(values: np.ndarray, layers: Sequence[int]) -> xr.DataArray:
     return xr.DataArray(values, dims=("layer", "head"), coords=coords)
 
 
-_MEASURES: dict[str, Callable[[Run, str], xr.DataArray]] = {
-    "entropic_contribution": _contribution,
-    "attention_entropy": _entropy,
-    "output_norm": _norm,
-    "attribution": _attribution,
-    "gradient": _gradient,
+_SCORES: dict[str, tuple[Callable[[Run, str], xr.DataArray] | None, str]] = {
+    "stable_rank": (None, "tsfm-lens paper, definition 5.1 (S3-SRANK)"),
+    "entropic_contribution": (_contribution, "tsfm-lens paper, appendix E (S3-ERANK)"),
+    "attention_entropy": (
+        lambda run, kind: head_entropy(run, kind=kind)["entropy"].drop_attrs(),
+        "tsfm-lens paper, section 4 (S3-HENT)",
+    ),
+    "output_norm": (_norm, "norm of the head's write"),
+    "attribution": (_attribution, "tsfm-lens paper, section 2 (S3-DLA)"),
+    "gradient": (_gradient, "Nanda 2023 (attribution patching)"),
+    "random": (None, "tsfm-lens paper, appendix B (S3-ORD)"),
 }
-_SOURCES = {
-    "stable_rank": "tsfm-lens paper, definition 5.1 (S3-SRANK)",
-    "entropic_contribution": "tsfm-lens paper, appendix E (S3-ERANK)",
-    "attention_entropy": "tsfm-lens paper, section 4 (S3-HENT)",
-    "output_norm": "norm of the head's write",
-    "attribution": "tsfm-lens paper, section 2 (S3-DLA)",
-    "gradient": "Nanda 2023 (attribution patching)",
-    "random": "tsfm-lens paper, appendix B (S3-ORD)",
-}
-ORDERS = tuple(_SOURCES)
+"""Measure on data, if there is one, and source of each score."""
+ORDERS = tuple(_SCORES)

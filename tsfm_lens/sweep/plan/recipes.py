@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cache, cached_property
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -31,22 +31,7 @@ class LayersAt(Strict):
 
 
 class Recipe(Strict):
-    """Heads and MLPs that go together.
-
-    Attributes:
-        name: in results.
-        title, source, model, note: words for readers.
-        architecture: that it is written for; any if "".
-        n_layers, n_heads: sizes that it is written for; any if None.
-        heads: layer -> heads that go.
-        kept_heads: layer -> number of heads that stay; ``order`` says which.
-        layers_at: layers at heads@k: as released (``released``), or as measured on the model at hand.
-        released: architecture whose released heads@1pp are meant.
-        mlps: layers whose MLP goes: indices, "all" or "middle third".
-        order: in which heads go where only their number is known, such as "stable_rank:low".
-        scale: whether a model of other sizes gets the same shares of heads at the same depths, chosen by ``order``.
-        unknown: why nobody can run it, where its publication leaves that open.
-    """
+    """Heads and MLPs that go together."""
 
     name: str
     title: str = ""
@@ -117,20 +102,14 @@ class Recipe(Strict):
 
 def recipe_names() -> list[str]:
     """List the recipes that come with the package, also those that their publication leaves open."""
-    return sorted(
-        file.name.removesuffix(".yaml") for file in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir()
-    )
+    return sorted(Path(file.name).stem for file in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir())
 
 
 def read_recipe(source: str | Path) -> Recipe:
-    """Read a recipe by name, or from a YAML or JSON file.
-
-    Raises:
-        InputError: the file cannot be read, or a field is wrong.
-        UnknownNameError: neither a file nor a recipe of the package.
-    """
+    """Read a recipe by name, or from a YAML or JSON file."""
     if str(source) in recipe_names():
-        return _load_packaged(str(source))
+        text = (files("tsfm_lens.sweep.plan") / "recipe_files" / f"{source}.yaml").read_text(encoding="utf-8")
+        return parse_recipe(yaml.safe_load(text), str(source))
     file = Path(source)
     if not file.is_file():
         raise unknown_name("recipe", source, recipe_names(), hint="Or give a YAML or JSON file.")
@@ -138,47 +117,19 @@ def read_recipe(source: str | Path) -> Recipe:
     return parse_recipe({"name": file.stem, **content}, str(file))
 
 
-@cache
-def _load_packaged(name: str) -> Recipe:
-    text = (files("tsfm_lens.sweep.plan") / "recipe_files" / f"{name}.yaml").read_text(encoding="utf-8")
-    return parse_recipe(yaml.safe_load(text), name)
-
-
 def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
-    """Build a recipe from plain values.
-
-    Raises:
-        InputError: a field is wrong; the message names every such field.
-    """
+    """Build a recipe from plain values."""
     try:
         return Recipe.model_validate(content)
     except ValidationError as error:
-        raise InputError(f"{where}: {complaints(error, 'a recipe', _fields_at)}") from error
-
-
-def _fields_at(place: tuple[Any, ...]) -> list[str]:
-    return list((LayersAt if place[:1] == ("layers_at",) else Recipe).model_fields)
+        words = complaints(error, "a recipe", lambda at: list((LayersAt if at[:1] else Recipe).model_fields))
+        raise InputError(f"{where}: {words}") from error
 
 
 def heads_of(
     recipe: Recipe, lens: Lens, *, measured: HeadRanking | None = None, scale: bool | None = None
 ) -> tuple[dict[int, list[int]], list[int]]:
-    """Return the heads and MLPs that a recipe ablates in a model.
-
-    Args:
-        recipe: from :func:`read_recipe`.
-        lens: the model.
-        measured: layer -> heads that go at heads@k as measured, the first to go first.
-        scale: overrides the recipe's.
-
-    Returns:
-        Layer -> heads that go; layers whose MLP goes.
-
-    Raises:
-        InputError: the recipe is for another model and is not to be scaled; it is left open by its publication; it
-            needs measured heads@k and there is none, or an order that is measured on data.
-        UnknownNameError: a layer or head that the model does not have.
-    """
+    """Return the heads and MLPs that a recipe ablates in a model."""
     if recipe.unknown:
         raise InputError(f"recipe {recipe.name!r} cannot be run: {recipe.unknown}")
     if not is_for(recipe, lens) and not (recipe.scale if scale is None else scale):
@@ -202,19 +153,7 @@ def to_entries(
     random_seeds: Sequence[int] = (),
     scale: bool | None = None,
 ) -> list[PlanEntry]:
-    """Plan a recipe, and as many heads of each layer at random with the same MLPs.
-
-    Args:
-        recipe, measured, scale: see :func:`heads_of`.
-        planner: of the model.
-        random_seeds: one random choice each.
-
-    Returns:
-        An entry of family "recipes", and one of family "random" for each seed.
-
-    Raises:
-        InputError, UnknownNameError: see :func:`heads_of`.
-    """
+    """Plan a recipe, and as many heads of each layer at random with the same MLPs."""
     heads, mlps = heads_of(recipe, planner.lens, measured=measured, scale=scale)
     explicit = is_for(recipe, planner.lens) and not recipe.kept_heads and not recipe.measured
     explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)

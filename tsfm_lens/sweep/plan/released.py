@@ -15,15 +15,7 @@ from tsfm_lens.errors import InputError
 
 @dataclass(frozen=True)
 class Released:
-    """heads@1pp of one model as its authors released them.
-
-    Attributes:
-        architecture, model: of the checkpoint.
-        n_heads: in a layer.
-        kept: heads kept, by layer.
-        heads: layer -> heads ablated, the first to go first; None where only their number is known.
-        source: where it was published.
-    """
+    """heads@1pp of one model as its authors released them."""
 
     architecture: str
     model: str
@@ -53,12 +45,7 @@ SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
 
 
 def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
-    """Return the layers of a model of another depth whose relative middle lies within one of ``layers``.
-
-    Args:
-        layers: of a model with ``of`` layers.
-        n_layers: of the model at hand; where it is so shallow that no middle lies there, the nearest layer counts.
-    """
+    """Return the layers of a model of another depth whose relative middle lies within one of ``layers``."""
     middles = [(layer + 0.5) / n_layers * of for layer in range(n_layers)]
     matching = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
     if matching or not layers:
@@ -67,11 +54,7 @@ def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
 
 
 def middle_third(n_layers: int) -> list[int]:
-    """Return the layers that the paper's words "middle layers" are taken for: 7 to 13 of 20, as it says, 4 to 7 of 12.
-
-    Raises:
-        InputError: fewer than three layers.
-    """
+    """Return the layers that the paper means by "middle layers": 7 to 13 of 20, as it says, 4 to 7 of 12."""
     if n_layers < 3:
         raise InputError(f"a statement about middle layers needs three layers or more, this model has {n_layers}")
     return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))

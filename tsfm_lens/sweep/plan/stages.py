@@ -16,17 +16,16 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
-from tsfm_lens.sweep.plan.config import HeadsAtConfig, ModelConfig, SweepConfig
+from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
 from tsfm_lens.sweep.plan.orders import parse_orders, rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
 from tsfm_lens.sweep.statistics.changes import dataset_changes
-from tsfm_lens.sweep.statistics.pooling import PLAIN, formula, per_series
+from tsfm_lens.sweep.statistics.scores import PLAIN, formula, per_series
 
 Rows = Callable[[Sequence[PlanEntry], int | None], pd.DataFrame]
 """Stored rows of some entries' variants, on the first so many looks; on all windows if None."""
 _Place = tuple[int, str]
-_Queries = dict[_Place, list[tuple[int, int]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,17 +64,7 @@ def parts_of(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[E
 
 
 class ModelPlan:
-    """The variants of one model, stage by stage.
-
-    Attributes:
-        first: what is known beforehand.
-        later: how many variants may follow, at most.
-        results: of heads@k, one per layer and order, once its stages are over.
-        unfit: recipes that are written for other models.
-
-    Raises:
-        LensError: variants that the model does not have.
-    """
+    """The variants of one model, stage by stage."""
 
     def __init__(self, lens: Lens, model: ModelConfig, config: SweepConfig, sets: Sequence[EvaluationSet]) -> None:
         self.lens, self.name, self.config, self.variants = lens, model.title, config, config.variants
@@ -93,15 +82,15 @@ class ModelPlan:
             else:
                 self.unfit.append(source)
         self.first = [self.planner.plain(), *self._static(), *self._recipe_entries(measured=False)]
-        exact = self.variants.heads_at is not None and self.variants.heads_at.search == "scan"
+        self._exact = self.variants.heads_at is not None and self.variants.heads_at.search == "scan"
         for place, search in self._searches.items():
             # every curve begins at the plain model; a scan needs all counts whatever they turn out to be
-            counts = [search.of - count for count, _ in search.requests()] if exact else []
+            counts = [search.of - count for count, _ in search.requests()] if self._exact else []
             self.first += self._counts(place, [0, *counts])
         dependent = [recipe for recipe in self._recipes if recipe.measured]
         if dependent and not self._searches:
             raise InputError(f"recipe {dependent[0].name!r} goes by heads@k: give variants.heads_at as well")
-        pending = 0 if exact else sum(search.of for search in self._searches.values())
+        pending = 0 if self._exact else sum(search.of for search in self._searches.values())
         self.later = pending + len(dependent) * (1 + self.variants.random_seeds)
 
     def stages(self, rows: Rows) -> Iterator[SweepStage]:
@@ -110,16 +99,28 @@ class ModelPlan:
         turn = 0
         while queries := {place: search.requests() for place, search in self._searches.items() if search.requests()}:
             turn += 1
-            entries = self._queried(queries)
-            if turn > 1 or self.variants.heads_at is None or self.variants.heads_at.search != "scan":
-                # a scan's ran with what is known beforehand
-                for look, of_look in sorted(entries.items()):
-                    partial = self._schedule is not None and look + 1 < len(self._schedule[0].added)
-                    # the plain model is what they are compared with
-                    with_plain = [self.planner.plain(), *of_look.values()]
-                    yield SweepStage(f"heads@k, round {turn}", with_plain, look + 1 if partial else None)
-            self._answer(queries, entries, rows)
-        self.results = [self._line(place, search) for place, search in self._searches.items()]
+            # by look, then by place and number of heads kept
+            entries: dict[int, dict[tuple[_Place, int], PlanEntry]] = defaultdict(dict)
+            for place, requests in queries.items():
+                for count, look in requests:
+                    (entries[look][place, count],) = self._counts(place, [self._searches[place].of - count])
+            # a scan's ran with what is known beforehand
+            for look, of_look in sorted(entries.items()) if turn > 1 or not self._exact else ():
+                partial = self._schedule is not None and look + 1 < len(self._schedule[0].added)
+                # the plain model is what they are compared with
+                with_plain = [self.planner.plain(), *of_look.values()]
+                yield SweepStage(f"heads@k, round {turn}", with_plain, look + 1 if partial else None)
+            answer_of = {look: self._judge(list(of_look.values()), look, rows) for look, of_look in entries.items()}
+            for place, requests in queries.items():
+                self._searches[place].answer(
+                    {(count, look): answer_of[look](entries[look][place, count].spec.id) for count, look in requests}
+                )
+        for (layer, order), search in self._searches.items():
+            result = search.result
+            assert result is not None
+            line = {"model": self.name, "layer": layer, "order": order, "of": result.of, "kept": result.kept}
+            line |= {"change": float(result.change), "evaluations": float(result.evaluations)}
+            self.results.append({**line, "total": result.of, "exact": bool(result.exact)})
         if recipes := self._recipe_entries(measured=True):
             yield SweepStage("recipes", [self.planner.plain(), *recipes])
 
@@ -141,18 +142,18 @@ class ModelPlan:
         searches: dict[_Place, Search] = {}
         for order in map(str, parse_orders(settings.orders)):
             for layer, heads in self._rankings[order].items():
-                if settings.layers is None or layer in settings.layers:
-                    searches[layer, order] = self._search(settings, len(heads))
+                if settings.layers is not None and layer not in settings.layers:
+                    continue
+                of, tolerance = len(heads), settings.tolerance
+                search = scan(of, tolerance) if settings.search == "scan" else bisection(of, tolerance)
+                if self._schedule is not None:
+                    search = sequential(of, self._schedule[0], tolerance, alpha=settings.alpha)
+                searches[layer, order] = search
         missing = set(settings.layers or ()) - {layer for layer, _ in searches}
         if missing:
             valid = sorted(next(iter(self._rankings.values())))
             raise InputError(f"heads_at.layers has layer {min(missing)}, and {self.name} has {valid[0]} to {valid[-1]}")
         return searches
-
-    def _search(self, settings: HeadsAtConfig, of: int) -> Search:
-        if self._schedule is not None:
-            return sequential(of, self._schedule[0], settings.tolerance, alpha=settings.alpha)
-        return scan(of, settings.tolerance) if settings.search == "scan" else bisection(of, settings.tolerance)
 
     def _static(self) -> list[PlanEntry]:
         """Plan the families that depend on no result."""
@@ -202,22 +203,6 @@ class ModelPlan:
         layer, order = place
         return self.planner.head_counts(layer, order, self._rankings[order][layer], counts)
 
-    def _queried(self, queries: _Queries) -> dict[int, dict[tuple[_Place, int], PlanEntry]]:
-        """Return the entries of one round of all searches: by look, then by place and number of heads kept."""
-        entries: dict[int, dict[tuple[_Place, int], PlanEntry]] = defaultdict(dict)
-        for place, requests in queries.items():
-            for count, look in requests:
-                (entries[look][place, count],) = self._counts(place, [self._searches[place].of - count])
-        return entries
-
-    def _answer(self, queries: _Queries, entries: dict[int, dict[tuple[_Place, int], PlanEntry]], rows: Rows) -> None:
-        """Hand every search the answers to its requests."""
-        answer_of = {look: self._judge(list(of_look.values()), look, rows) for look, of_look in entries.items()}
-        for place, requests in queries.items():
-            self._searches[place].answer(
-                {(count, look): answer_of[look](entries[look][place, count].spec.id) for count, look in requests}
-            )
-
     def _judge(self, entries: Sequence[PlanEntry], look: int, rows: Rows) -> Callable[[str], Answer]:
         """Return the function that answers a search about a variant."""
         assert self.variants.heads_at is not None
@@ -236,21 +221,6 @@ class ModelPlan:
             changes = np.expm1(np.log1p(by_dataset["change"]).groupby(by_dataset["variant"]).mean())
         # the plain model's change is 0
         return lambda variant: float(changes.get(variant, 0.0))
-
-    def _line(self, place: _Place, search: Search) -> dict[str, Any]:
-        result = search.result
-        assert result is not None
-        return {
-            "model": self.name,
-            "layer": place[0],
-            "order": place[1],
-            "of": result.of,
-            "kept": result.kept,
-            "change": float(result.change),
-            "evaluations": float(result.evaluations),
-            "total": result.of,
-            "exact": bool(result.exact),
-        }
 
 
 def _windows_for_orders(lens: Lens, sets: Sequence[EvaluationSet], count: int, seed: int) -> tuple[SeriesBatch, int]:

@@ -20,7 +20,7 @@ from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.head_choice import random_heads
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.plan.orders import order_words
-from tsfm_lens.sweep.statistics.pooling import PLAIN
+from tsfm_lens.sweep.statistics.scores import PLAIN
 
 PARTS = ("both", "heads", "mlp")
 EVERY_KIND = "all"
@@ -33,16 +33,7 @@ TAGS = (
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """Components taken out of a model, whatever the variant is called and in whatever order they are named.
-
-    Build it with :func:`variant_spec`, which expands globs.
-
-    Attributes:
-        components: names of branches and heads, each once, in model order; () is the plain model. A whole layer
-            is written as its branches. All heads of a branch are not the branch: the output projection's bias stays.
-        how: what takes their place: "zero", "mean", "resample" or "noise".
-        seed: of resample and noise, else 0.
-    """
+    """Components taken out of a model, whatever the variant is called and in whatever order they are named."""
 
     components: tuple[str, ...] = ()
     how: str = "zero"
@@ -66,17 +57,7 @@ class VariantSpec:
         return hashlib.sha256(content.encode()).hexdigest()[:16]
 
     def to_variant(self, lens: Lens, reference: Any = None, horizon: int | None = None) -> Variant:
-        """Return the variant as interventions on a lens.
-
-        Args:
-            lens: the model.
-            reference: for mean and resample: activations (recorded once for many variants), or series.
-            horizon: of the forecasts along which reference series are recorded.
-
-        Raises:
-            InputError: a reference is needed and none is given.
-            UnknownNameError: a component does not exist.
-        """
+        """Return the variant as interventions on a lens."""
         if not self.components:
             return Variant(PLAIN, ())
         options: dict[str, Any] = {}
@@ -89,16 +70,7 @@ class VariantSpec:
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """One line of a plan: a variant of a model, and why it is run.
-
-    Attributes:
-        model: name of the model in the configuration.
-        family: "plain", "layers", "groups", "ranges", "heads", "head_counts", "heads_per_layer", "components",
-            "recipes" or "random".
-        label: for readers.
-        spec: what is taken out; several entries may share one.
-        tags: coordinates of the entry in its family, keys from ``TAGS``.
-    """
+    """One line of a plan: a variant of a model, and why it is run."""
 
     model: str
     family: str
@@ -108,18 +80,13 @@ class PlanEntry:
 
 
 def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "zero", seed: int = 0) -> VariantSpec:
-    """Specify the variant without some components, or globs of them, in any order; overlaps do not matter.
-
-    Raises:
-        UnknownNameError: a pattern matches nothing, or no such ``how``.
-    """
+    """Specify the variant without some components, or globs of them, in any order; overlaps do not matter."""
     pattern_list = list(patterns)
     subset: set[Component] = set()
     for component in lens.components(*pattern_list) if pattern_list else []:
         rows = lens.wiring.stack(component.stack).rows(component.layer)
-        subset |= (
-            {component} if component.kind else {Component(component.stack, component.layer, row.kind) for row in rows}
-        )
+        branches = {Component(component.stack, component.layer, row.kind) for row in rows}
+        subset |= {component} if component.kind else branches
     if how != "noise":
         # what replaces a branch's write leaves nothing of its heads; noise is added to it
         subset = {c for c in subset if c.head is None or Component(c.stack, c.layer, c.kind) not in subset}
@@ -128,34 +95,16 @@ def variant_spec(lens: Lens, patterns: Iterable[str | Component], how: str = "ze
 
 def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
     """Return a plan as a table, one row per entry; None where an entry has no such tag."""
-    rows = [
-        (
-            e.model,
-            e.family,
-            e.label,
-            e.spec.id,
-            list(e.spec.components),
-            e.spec.how,
-            e.spec.seed,
-            *map(e.tags.get, TAGS),
-        )
-        for e in entries
-    ]
+    rows = []
+    for e in entries:
+        spec = (e.spec.id, list(e.spec.components), e.spec.how, e.spec.seed)
+        rows.append((e.model, e.family, e.label, *spec, *map(e.tags.get, TAGS)))
     columns = ["model", "family", "label", "variant", "components", "how", "spec_seed", *TAGS]
     return pd.DataFrame(rows, columns=columns, dtype=object).astype({"spec_seed": int})
 
 
 def kinds_of(stack: Stack, layer: int, kind: str | None = None, *, paired: bool = True) -> list[str]:
-    """Return the kinds of attention whose heads are selected, as far as a layer has them.
-
-    Args:
-        stack, layer: where.
-        kind: one kind, or "all"; the last one over time if None.
-        paired: with None, every kind over time: self- and cross-attention of a decoder.
-
-    Raises:
-        UnknownNameError: no layer has this kind.
-    """
+    """Return the kinds of attention whose heads are selected, as far as a layer has them."""
     here = [row.kind for row in stack.attentions(layer)]
     if kind == EVERY_KIND:
         return here
@@ -181,13 +130,7 @@ def mlps_in(stack: Stack, layer: int) -> list[Component]:
 
 @dataclass(frozen=True)
 class VariantPlanner:
-    """Planner of the variants of one model, which are of the stack that is read out.
-
-    Attributes:
-        lens: the model.
-        model: its name in the plan.
-        how, seed: see :class:`VariantSpec`.
-    """
+    """Planner of the variants of one model, which are of the stack that is read out."""
 
     lens: Lens
     model: str
@@ -209,22 +152,7 @@ class VariantPlanner:
         return PlanEntry(self.model, "plain", "plain model", VariantSpec())
 
     def layers(self, parts: Sequence[str] = PARTS, sizes: Sequence[int | Literal["all"]] = (1,)) -> list[PlanEntry]:
-        """Plan single layers, groups of consecutive layers, and the whole stack.
-
-        Args:
-            parts: "both" (the whole layer: its block becomes the identity), "heads" (all heads, the MLP stays) and
-                "mlp". As heads count those of every kind over time (self- and cross-attention of a decoder).
-            sizes: layers in a group; "all" is the whole stack.
-
-        Returns:
-            Entries of families "layers" (one layer) and "groups".
-
-        Source:
-            tsfm-lens paper, figures 2, 3, 8 and 9 (S3-ZA-L, S3-ZA-H, S3-ZA-M).
-
-        Raises:
-            InputError: a size that does not fit the stack.
-        """
+        """Plan single layers, groups of consecutive layers, and the whole stack."""
         of = self.stack.n_layers
         spans = []
         for size in sizes:
@@ -232,24 +160,14 @@ class VariantPlanner:
             if not 1 <= length <= of:
                 raise InputError(f"a group of {size} layers does not fit a stack of {of}; expected fewer, or 'all'")
             spans += [(first, first + length - 1) for first in range(of - length + 1)]
-        return [
-            entry
-            for part in parts
-            for span in dict.fromkeys(spans)
-            for entry in self._span("layers" if span[0] == span[1] else "groups", part, *span)
-        ]
+        entries = []
+        for part in parts:
+            for first, last in dict.fromkeys(spans):
+                entries += self._span("layers" if first == last else "groups", part, first, last)
+        return entries
 
     def ranges(self, grow: str = "outward", parts: Sequence[str] = ("heads", "mlp")) -> list[PlanEntry]:
-        """Plan ranges of consecutive layers that grow by one layer until they reach the ends of the stack.
-
-        Args:
-            grow: "outward" (from the middle layer, above and below in turn), "up" from the lowest or "down" from the
-                highest layer.
-            parts: see :meth:`layers`.
-
-        Source:
-            tsfm-lens paper, figure 4 (S3-ZA-L).
-        """
+        """Plan ranges of consecutive layers that grow by one layer until they reach the ends of the stack."""
         top = self.stack.n_layers - 1
         first = last = {"outward": self.stack.n_layers // 2, "up": 0, "down": top}[grow]
         spans = [(first, last)]
@@ -259,16 +177,21 @@ class VariantPlanner:
             spans.append((first, last))
         return [entry for part in parts for span in dict.fromkeys(spans) for entry in self._span("ranges", part, *span)]
 
+    def _heads(self, by_layer: Mapping[int, Iterable[int]]) -> list[Component]:
+        """Return the heads of some indices in each layer, of every kind over time."""
+        heads = [
+            heads_in(self.stack, layer, by_layer[layer], kinds_of(self.stack, layer)) for layer in sorted(by_layer)
+        ]
+        return [head for of_layer in heads for head in of_layer]
+
     def _span(self, family: str, part: str, first: int, last: int) -> list[PlanEntry]:
         """Plan one range of layers; no entry where it has no such part."""
-        stack, components = self.stack, []
-        for layer in range(first, last + 1):
-            if part == "both":
-                components.append(Component(stack.name, layer))
-            elif part == "mlp":
-                components += mlps_in(stack, layer)
-            else:
-                components += heads_in(stack, layer, range(stack.n_heads), kinds_of(stack, layer))
+        stack, layers = self.stack, range(first, last + 1)
+        components = {
+            "both": [Component(stack.name, layer) for layer in layers],
+            "mlp": [mlp for layer in layers for mlp in mlps_in(stack, layer)],
+            "heads": self._heads(dict.fromkeys(layers, range(stack.n_heads))),
+        }[part]
         if not components:
             return []
         words = f"layer {first}" if first == last else f"layers {first} to {last}"
@@ -277,101 +200,46 @@ class VariantPlanner:
         return [self._entry(family, label, components, part=part, first=first, last=last, **single)]
 
     def heads(self, *, paired: bool = False, kind: str | None = None) -> list[PlanEntry]:
-        """Plan every head by itself.
-
-        Args:
-            paired: ablate the heads of one index of all kinds over time together, as the paper counts heads of
-                encoder-decoder models.
-            kind: kind of attention; the last one over time if None, "all" for every kind.
-
-        Raises:
-            UnknownNameError: no such kind.
-        """
+        """Plan every head by itself."""
         stack, entries = self.stack, []
         for layer in range(stack.n_layers):
             kinds = kinds_of(stack, layer, kind, paired=paired)
             for group in [kinds] if paired and kinds else [[each] for each in kinds]:
                 words = "+".join(group)
-                entries += [
-                    self._entry(
-                        "heads",
-                        f"head {head} of layer {layer} ({words})",
-                        heads_in(stack, layer, [head], group),
-                        **_in_layer(layer, words),
-                        head=head,
-                        ablated=1,
-                        of=stack.n_heads,
-                    )
-                    for head in range(stack.n_heads)
-                ]
+                for head in range(stack.n_heads):
+                    label, heads = f"head {head} of layer {layer} ({words})", heads_in(stack, layer, [head], group)
+                    tags = {**_in_layer(layer, words), "head": head, "ablated": 1, "of": stack.n_heads}
+                    entries.append(self._entry("heads", label, heads, **tags))
         return entries
 
     def head_counts(
         self, layer: int, order: str, ranking: Sequence[int], counts: Sequence[int] | None = None
     ) -> list[PlanEntry]:
-        """Plan the first k heads of a layer in some order, for several k; none of them is the plain model.
-
-        Args:
-            layer, order: whose heads, and by which order, such as "stable_rank:low".
-            ranking: all heads of the layer, the first to be ablated first.
-            counts: numbers of heads ablated; 0 to all if None.
-
-        Source:
-            tsfm-lens paper, figures 7 and 10 (S3-ORD).
-        """
-        stack, kinds = self.stack, kinds_of(self.stack, layer)
-        return [
-            self._entry(
-                "head_counts",
-                f"{count} of {stack.n_heads} heads of layer {layer}, {order_words(order)}",
-                heads_in(stack, layer, ranking[:count], kinds),
-                **_in_layer(layer, "+".join(kinds)),
-                order=order,
-                ablated=int(count),
-                of=stack.n_heads,
-            )
-            for count in (range(stack.n_heads + 1) if counts is None else counts)
-        ]
+        """Plan the first k heads of a layer in some order, for several k; none of them is the plain model."""
+        of, entries = self.stack.n_heads, []
+        tags = {**_in_layer(layer, "+".join(kinds_of(self.stack, layer))), "order": order, "of": of}
+        for count in range(of + 1) if counts is None else counts:
+            label = f"{count} of {of} heads of layer {layer}, {order_words(order)}"
+            heads = self._heads({layer: ranking[:count]})
+            entries.append(self._entry("head_counts", label, heads, **tags, ablated=int(count)))
+        return entries
 
     def heads_per_layer(
         self, order: str, rankings: Mapping[int, Sequence[int]], counts: Sequence[int]
     ) -> list[PlanEntry]:
-        """Plan the first k heads of several layers at once, for several k.
-
-        Args:
-            order: see :meth:`head_counts`.
-            rankings: layer -> all its heads, the first to be ablated first.
-            counts: numbers of heads ablated in each layer.
-
-        Raises:
-            InputError: a layer has fewer heads.
-        """
-        stack, entries = self.stack, []
+        """Plan the first k heads of several layers at once, for several k."""
+        of, entries = self.stack.n_heads, []
+        tags: dict[str, str | int] = {"part": "heads", "first": min(rankings), "last": max(rankings), "order": order}
         for count in counts:
-            if not 0 <= count <= stack.n_heads:
-                raise InputError(f"{count} heads are to go, and a layer has {stack.n_heads}; expected 0 to that")
-            components = [
-                head
-                for layer, ranking in sorted(rankings.items())
-                for head in heads_in(stack, layer, ranking[:count], kinds_of(stack, layer))
-            ]
-            label = f"{count} of {stack.n_heads} heads in each of {len(rankings)} layers, {order_words(order)}"
-            tags: dict[str, str | int] = {
-                "part": "heads",
-                "first": min(rankings),
-                "last": max(rankings),
-                "order": order,
-            }
-            entries.append(self._entry("heads_per_layer", label, components, **tags, ablated=count, of=stack.n_heads))
+            if not 0 <= count <= of:
+                raise InputError(f"{count} heads are to go, and a layer has {of}; expected 0 to that")
+            heads = self._heads({layer: ranking[:count] for layer, ranking in rankings.items()})
+            label = f"{count} of {of} heads in each of {len(rankings)} layers, {order_words(order)}"
+            entries.append(self._entry("heads_per_layer", label, heads, **tags, ablated=count, of=of))
         return entries
 
     def components(self, sets: Mapping[str, Sequence[str]]) -> list[PlanEntry]:
-        """Plan any sets of components: label -> components or globs.
-
-        Raises:
-            InputError: a set is empty.
-            UnknownNameError: a pattern matches nothing.
-        """
+        """Plan any sets of components: label -> components or globs."""
         entries = []
         for name, patterns in sets.items():
             if not patterns:
@@ -389,38 +257,14 @@ class VariantPlanner:
         selection: str = "listed",
         draw: int = -1,
     ) -> PlanEntry:
-        """Plan heads and MLPs of several layers at once.
-
-        Args:
-            name: of the recipe.
-            heads, mlps: layer -> indices of the heads that go; layers whose MLP goes.
-            selection: how the heads were chosen: "listed", the name of an order, or "random".
-            draw: seed of a random choice, -1 where there is none.
-
-        Returns:
-            An entry of family "recipes", or "random", whose tags ``ablated`` and ``of`` count heads by index, so that
-            a pair of self- and cross-attention heads is one.
-
-        Source:
-            tsfm-lens paper, tables 1 and 4 (S3-HEAVY).
-
-        Raises:
-            InputError: nothing is ablated.
-        """
+        """Plan heads and MLPs of several layers at once."""
         stack = self.stack
-        components = [
-            head
-            for layer, indices in sorted(heads.items())
-            for head in heads_in(stack, layer, indices, kinds_of(stack, layer))
-        ]
-        components += [mlp for layer in mlps for mlp in mlps_in(stack, layer)]
+        components = [*self._heads(heads), *(mlp for layer in mlps for mlp in mlps_in(stack, layer))]
         if not components:
             raise InputError(f"recipe {name!r} ablates nothing of this model")
         total = stack.n_heads * sum(bool(kinds_of(stack, layer)) for layer in range(stack.n_layers))
         count, n_mlps = sum(len(set(indices)) for indices in heads.values()), len(set(mlps))
-        share = f"{count} of {total} heads"
-        if n_mlps:
-            share += f" and {n_mlps} MLP{'s' if n_mlps > 1 else ''}"
+        share = f"{count} of {total} heads" + (f" and {n_mlps} MLP{'s' * (n_mlps > 1)}" if n_mlps else "")
         words = {"listed": "as listed", "random": f"at random, seed {draw}"}
         label = f"{name}: {share}, {words.get(selection, 'by ' + selection.replace('_', ' '))}"
         family = "random" if selection == "random" else "recipes"
@@ -430,14 +274,7 @@ class VariantPlanner:
     def random(
         self, recipe: str, keep: Mapping[int, int], seeds: Sequence[int], mlps: Sequence[int] = ()
     ) -> list[PlanEntry]:
-        """Draw a recipe's counts of heads (``keep``: layer -> heads that stay) without replacement, once per seed.
-
-        Source:
-            tsfm-lens paper, figures 12 and 13 (S3-ORD).
-
-        Raises:
-            InputError: more heads are kept than there are, or nothing is ablated.
-        """
+        """Draw a recipe's counts of heads (``keep``: layer -> heads that stay) without replacement, once per seed."""
         entries = []
         for draw in seeds:
             heads: dict[int, list[int]] = {}

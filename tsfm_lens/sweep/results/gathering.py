@@ -11,15 +11,12 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
-from tsfm_lens.sweep.results.measured import TABLE_METRICS, Results
-from tsfm_lens.sweep.results.tables import by_dataset, curves, effects, heads_at, recipes, selection, single_heads
-from tsfm_lens.sweep.run.saved_plans import read_saved
-from tsfm_lens.sweep.statistics.pooling import PLAIN, SEASONAL_NAIVE, formula, per_series
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.results import tables
+from tsfm_lens.sweep.run.cells import read_saved
+from tsfm_lens.sweep.statistics.scores import DISTANCES, PLAIN, SEASONAL_NAIVE, SUMS, formula, per_series
 from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
 
 TOLERANCE = 0.01
-VALUES = (*SUMS, *DISTANCES)
 # datasets whose rows are held at once
 _TOGETHER = 10
 
@@ -52,7 +49,6 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     Raises:
         StoreError: the folder is no store, or a file in it is damaged.
         InputError: no sweep has been planned there, several have and no name is given, or nothing is finished.
-        UnknownNameError: no sweep of that name.
 
     Example:
         >>> sweep.gather("sweep-demo.store").results  # doctest: +SKIP
@@ -76,7 +72,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             f"the seasonal naive forecast, against which errors are shown, is not in {folder}: `tsfm-lens sweep` goes "
             f"on with {record.name!r} and makes it"
         )
-    results = Results(
+    results = tables.Results(
         _sums(store, comparable),
         plan,
         {title: model["layers"] for title, model in about["models"].items()},
@@ -91,7 +87,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             "distance_steps": config.distance_steps,
         },
     )
-    notes = _notes(about, int((~is_finished).sum()), len(cells), store.unused(cells["key"]), gaps)
+    notes = _notes(about, int((~is_finished).sum()), len(cells), len(store.done() - set(cells["key"])), gaps)
     notes += _without_choice(record.entries)
     provenance = {"models": about["models"], "datasets": about["datasets"], "config": config.model_dump(mode="json")}
     provenance["complete"] = about["complete"]
@@ -99,14 +95,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
 
 
 def _comparable(cells: pd.DataFrame, is_finished: pd.Series) -> tuple[pd.DataFrame, list[str]]:
-    """Select the finished cells that can be compared: of each model, all variants on the same windows.
-
-    Of a sweep that is not finished these are either the variants that are finished on all datasets, or the datasets
-    that are finished for all variants that were begun; whichever shows more.
-
-    Returns:
-        Rows of the table of cells; and words on the datasets that each model lacks.
-    """
+    """Select the finished cells that can be compared: of each model, all variants on the same windows."""
     parts, words = [], []
     for model, cells_of_model in cells.groupby("model", sort=False):
         flags = is_finished[cells_of_model.index]
@@ -143,37 +132,33 @@ def _without_choice(entries: pd.DataFrame) -> list[str]:
 
 def _sums(store: Store, cells: pd.DataFrame) -> pd.DataFrame:
     """Sum each series, with models by the names that the configuration gives them."""
-    measures = [*TABLE_METRICS, "spearman_distance"]
-    columns = [
-        *KEY_COLUMNS,
-        *dict.fromkeys(name for measure in measures for name in formula(measure)[0] if name in VALUES),
-    ]
-    columns += ["n", "n_invalid"]
+    measures = [*tables.TABLE_METRICS, "spearman_distance"]
+    values = [name for measure in measures for name in formula(measure)[0] if name in (*SUMS, *DISTANCES)]
+    columns = list(dict.fromkeys([*KEY_COLUMNS, *values, "n", "n_invalid"]))
     parts = []
     # few datasets at a time, so that few rows are held
     block = cells["dataset"].map({name: i // _TOGETHER for i, name in enumerate(cells["dataset"].unique())})
     for _, cells_of_block in cells.groupby(["model", block], sort=False):
-        rows = store.read(cells_of_block["key"], list(dict.fromkeys(columns))).to_pandas()
-        rows["model"] = cells_of_block["model"].iloc[0]
+        rows = store.read(cells_of_block["key"], columns).to_pandas().assign(model=cells_of_block["model"].iloc[0])
         parts.append(per_series(rows, measures))
     return pd.concat(parts, ignore_index=True)
 
 
-def _tables(results: Results, config: SweepConfig, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
-    settings, search_table = config.variants.heads_at, None
+def _tables(results: tables.Results, config: SweepConfig, about: Mapping[str, Any]) -> dict[str, pd.DataFrame]:
+    settings, limits = config.variants.heads_at, None
     tolerance = TOLERANCE if settings is None else settings.tolerance
     if settings is not None:
-        search_table = heads_at(results, about["heads_at"], tolerance, settings.metric, settings.search)
-    tables = {
-        "effects": effects(results),
-        "heads": single_heads(results),
-        "curves": curves(results, search_table, tolerance),
-        "heads_at": search_table,
-        "datasets": None if search_table is None else by_dataset(results, search_table, tolerance),
-        "recipes": recipes(results),
-        "selection": selection(results),
+        limits = tables.heads_at(results, about["heads_at"], tolerance, settings.metric, settings.search)
+    by_name = {
+        "effects": tables.effects(results),
+        "heads": tables.single_heads(results),
+        "curves": tables.curves(results, limits, tolerance),
+        "heads_at": limits,
+        "datasets": None if limits is None else tables.by_dataset(results, limits, tolerance),
+        "recipes": tables.recipes(results),
+        "selection": tables.selection(results),
     }
-    return {name: table for name, table in tables.items() if table is not None}
+    return {name: table for name, table in by_name.items() if table is not None}
 
 
 def _notes(about: Mapping[str, Any], missing: int, cells: int, n_unused: int, gaps: list[str]) -> list[str]:

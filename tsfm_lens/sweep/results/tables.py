@@ -1,11 +1,9 @@
-"""One tidy table for each question: a row per entry and metric, or per dataset and count; drawn and written as it is.
-
-Where a table comes from stands in its ``attrs``: ``kind`` and ``title``, the sweep, and how intervals were made.
-"""
+"""Results of a sweep, and one tidy table for each question, whose ``attrs`` say where it comes from."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -13,10 +11,14 @@ import pandas as pd
 
 from tsfm_lens.ablation.search import SearchResult, better, is_random
 from tsfm_lens.stats import holm
-from tsfm_lens.sweep.results.measured import CHANGE, SOURCE, TABLE_METRICS, Results
-from tsfm_lens.sweep.statistics.changes import dataset_changes, resilience
-from tsfm_lens.sweep.statistics.pooling import PLAIN
+from tsfm_lens.sweep.plan.config import Statistics
+from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, resilience
+from tsfm_lens.sweep.statistics.scores import PLAIN, SEASONAL_NAIVE, dataset_metrics, normalised
 
+SOURCE = "tsfm-lens paper, sections 3 and 5"
+TABLE_METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
+CHANGE = ("change", "lower", "upper", "p_value", "p_holm", "stands", "leads", "tests", "replicates")
+_OF_PLAIN = {"change": 0.0, "lower": 0.0, "upper": 0.0, "p_value": 1.0, "p_holm": 1.0}
 EFFECTS = ("layers", "groups", "ranges", "heads_per_layer", "components")
 _DISTANCE = {"value": "", "lower": "_lower", "upper": "_upper"}
 _WORDS = (
@@ -28,6 +30,86 @@ _WHOLE = (
     *("seed", "first", "last", "layer", "head", "ablated", "of", "heads_ablated", "heads_total", "n_mlps", "n_layers"),
     *("tests", "replicates", "within", "largest_within", "kept", "n_resilient", "n_improved", "n_datasets"),
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Results:
+    """A finished or unfinished sweep."""
+
+    sums: pd.DataFrame
+    plan: pd.DataFrame
+    layers: Mapping[str, int]
+    statistics: Statistics
+    seed: int
+    attrs: Mapping[str, Any] = field(default_factory=dict)
+    _cache: dict[Any, Any] = field(default_factory=dict)
+
+    def of(self, model: str, *families: str) -> pd.DataFrame:
+        """Return the entries of a model in some families."""
+        return self.plan[(self.plan["model"] == model) & self.plan["family"].isin(families)]
+
+    def by_model(self, *families: str) -> Iterator[tuple[str, pd.DataFrame]]:
+        """Yield each model with its entries in some families, if it has any beside the plain model."""
+        for model in self.plan["model"].unique():
+            entries = self.of(model, *families)
+            if set(entries["variant"]) - {PLAIN}:
+                yield model, entries
+
+    def rows(self, model: str, variants: Sequence[str]) -> pd.DataFrame:
+        """Return the sums of some variants of a model and of the plain one."""
+        return self.sums[(self.sums["model"] == model) & self.sums["variant"].isin({PLAIN, *variants})]
+
+    def changes(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
+        """Test the :func:`changes` of the entries of one model, one family of tests; by variant."""
+        model, variants = entries["model"].iloc[0], frozenset(entries["variant"])
+        key = (model, metric, variants)
+        if key not in self._cache:
+            table = changes(self.rows(model, sorted(variants)), metric=metric, **self._resampling)
+            self._cache[key] = table.set_index("variant")
+        result: pd.DataFrame = self._cache[key]
+        return result
+
+    def measured(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
+        """Return the entries of one family of tests with the columns of their change, and the test in words."""
+        change, plain = self.changes(entries, metric), entries["variant"] == PLAIN
+        table = entries.assign(
+            metric=metric, **{name: entries["variant"].map(change[name]) for name in (*CHANGE, "method")}
+        )
+        for name, value in _OF_PLAIN.items():
+            # the plain model changes nothing, for certain
+            table[name] = table[name].mask(plain, value)
+        # one of them is as good as another for the plain model, which is in no test
+        table[["tests", "replicates", "method"]] = table[["tests", "replicates", "method"]].bfill().ffill()
+        return table.assign(stands=table["stands"].eq(True))
+
+    def beside(self, model: str, variant: str, others: Sequence[str], metric: str = "MASE") -> pd.Series:
+        """Test the :func:`difference` of one variant and the mean of others."""
+        rows = self.rows(model, [variant, *others])
+        return difference(rows, variant, others, metric=metric, **self._resampling)
+
+    def with_mase(self, entries: pd.DataFrame) -> pd.DataFrame:
+        """Add MASE over that of the seasonal naive forecast to one model's entries, and the plain model's."""
+        model = entries["model"].iloc[0]
+        if model not in self._cache:
+            ratios = self.mase_ratios(model)
+            usable = ratios[ratios[PLAIN].gt(0)]
+            # a variant without a metric on one of them has no mean over all of them
+            finite = usable.gt(0) & np.isfinite(usable)
+            with np.errstate(all="ignore"):
+                logs = usable.apply(lambda column: np.log(column.to_numpy()).mean() if len(column) else np.nan)
+                self._cache[model] = np.exp(logs).where(finite.all())
+        mase = self._cache[model]
+        return entries.assign(mase=entries["variant"].map(mase), baseline_mase=float(mase[PLAIN]))
+
+    def mase_ratios(self, model: str) -> pd.DataFrame:
+        """Compute (dataset, variant): MASE of a model's variants over that of the seasonal naive forecast."""
+        rows = self.sums[(self.sums["model"] == model) | (self.sums["variant"] == SEASONAL_NAIVE)]
+        ratios = normalised(dataset_metrics(rows, ["MASE"]))["MASE"]
+        return ratios.droplevel("model").unstack("variant")
+
+    @property
+    def _resampling(self) -> dict[str, Any]:
+        return {**self.statistics.model_dump(), "seed": self.seed}
 
 
 def effects(results: Results) -> pd.DataFrame | None:
@@ -67,13 +149,7 @@ _EFFECT_COLUMNS = (
 
 
 def curves(results: Results, limits: pd.DataFrame | None, tolerance: float) -> pd.DataFrame | None:
-    """Tabulate the error over the number of heads ablated, for each layer and order; kind "sweep_curves".
-
-    Args:
-        results: of the sweep.
-        limits: of :func:`heads_at`, which marks the better order of each layer; None before that is known.
-        tolerance: of the searches.
-    """
+    """Tabulate the error over the number of heads ablated, for each layer and order; kind "sweep_curves"."""
     parts = [results.with_mase(results.measured(entries)) for _, entries in results.by_model("head_counts")]
     if not parts:
         return None
@@ -96,17 +172,7 @@ _BETTER_COLUMNS = ["model", "layer", "order", "ablated", "leads", "judged_by", "
 def heads_at(
     results: Results, search_rows: Sequence[Mapping[str, Any]], tolerance: float, metric: str, search: str
 ) -> pd.DataFrame | None:
-    """Tabulate the number of heads that each layer must keep in each order; kind "sweep_heads_at".
-
-    ``better`` marks the order that counts, one per layer, judged by ``judged_by``; ``order_stands`` whether, at that
-    number of heads, it costs less than every other order that is not at random, after Holm over the model's layers;
-    ``leads`` whether losing all heads of the layer costs more ("highest") or less than of every other layer.
-
-    Args:
-        results: of the sweep.
-        search_rows: the planner's searches: model, layer, order, of, kept, change, evaluations, total.
-        tolerance, metric, search: of the searches.
-    """
+    """Tabulate the number of heads that each layer must keep in each order; kind "sweep_heads_at"."""
     if not search_rows:
         return None
     table = pd.DataFrame(search_rows).assign(judged_by=metric, order_stands=False, leads="")
@@ -114,22 +180,22 @@ def heads_at(
     table["better"] = False
     for model, rows_of_model in table.groupby("model", sort=False):
         for _, rows in rows_of_model.groupby("layer"):
-            searches = {row["order"]: _search(row, tolerance, search) for _, row in rows.iterrows()}
+            searches = {}
+            for _, row in rows.iterrows():
+                result = (row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"])
+                searches[row["order"]] = SearchResult(*result, False, False)
             table.loc[rows.index[rows["order"] == better(searches)[0]], "better"] = True
         counts = results.of(str(model), "head_counts")
         best_rows = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
         table.loc[best_rows.index, "order_stands"] = _orders_that_stand(results, counts, best_rows, metric)
-        table.loc[rows_of_model.index, "leads"] = (
-            rows_of_model["layer"].map(_layers_that_lead(results, counts)).fillna("")
-        )
+        whole = counts[counts["ablated"] == counts["of"]].drop_duplicates("layer").set_index("layer")["variant"]
+        if len(whole) > 1:
+            leads = whole.map(results.changes(counts[counts["variant"].isin(whole)])["leads"])
+            table.loc[rows_of_model.index, "leads"] = rows_of_model["layer"].map(leads).fillna("")
     names = ["model", "layer", "order", "ablated", "of", "kept", "better", "change", "judged_by", "order_stands"]
     about = {"tolerance": tolerance, "metric": metric, "search": search}
     title = "Heads that each layer must keep"
     return _table(results, "heads_at", title, [table], [*names, "leads", "evaluations", "total"], **about)
-
-
-def _search(row: pd.Series, tolerance: float, search: str) -> SearchResult:
-    return SearchResult(row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"], False, False)
 
 
 def _orders_that_stand(results: Results, counts: pd.DataFrame, best_rows: pd.DataFrame, metric: str) -> np.ndarray:
@@ -146,35 +212,19 @@ def _orders_that_stand(results: Results, counts: pd.DataFrame, best_rows: pd.Dat
     return holm(p) < 1 - results.statistics.confidence
 
 
-def _layers_that_lead(results: Results, counts: pd.DataFrame) -> dict[int, str]:
-    whole = counts[counts["ablated"] == counts["of"]].drop_duplicates("layer")
-    if len(whole) < 2:
-        return {}
-    return dict(zip(whole["layer"], whole["variant"].map(results.changes(whole)["leads"]), strict=True))
-
-
 def by_dataset(results: Results, limits: pd.DataFrame, tolerance: float, cap: float = 0.25) -> pd.DataFrame | None:
-    """Tabulate the error on every dataset in the layers of each model that keep most and fewest heads.
-
-    Kind "sweep_datasets", over heads ablated. Of layers that keep as many, all heads ablated change the error most, or
-    least.
-    """
+    """Tabulate the error on every dataset in the layers of each model that keep most and fewest heads."""
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
         mine = limits[limits["better"] & (limits["model"] == model)]
         complete = results.changes(entries)["change"]
-        whole = (
-            entries[entries["ablated"] == entries["of"]]
-            .drop_duplicates("layer")
-            .set_index("layer")["variant"]
-            .map(complete)
-        )
+        ends = entries[entries["ablated"] == entries["of"]].drop_duplicates("layer")
+        whole = ends.set_index("layer")["variant"].map(complete)
         layers = mine.assign(whole=mine["layer"].map(whole).astype(float)).sort_values(["kept", "whole"])
         # the two ends, or the only layer
         for row in layers.iloc[[-1, 0][: len(layers)]].to_dict("records"):
-            line = entries[(entries["layer"] == row["layer"]) & (entries["order"] == row["order"])].sort_values(
-                "ablated"
-            )
+            own = (entries["layer"] == row["layer"]) & (entries["order"] == row["order"])
+            line = entries[own].sort_values("ablated")
             if len(line):
                 parts.append(_panel(results, line, tolerance).assign(kept=row["kept"]))
     names = ["model", "layer", "kept", "order", "ablated", "of", "dataset", "mase", "change", "largest_within"]
@@ -185,10 +235,10 @@ def by_dataset(results: Results, limits: pd.DataFrame, tolerance: float, cap: fl
 def _panel(results: Results, line: pd.DataFrame, tolerance: float) -> pd.DataFrame:
     """Return a row per dataset and number of heads ablated in one order of one layer."""
     model = line["model"].iloc[0]
-    changes = dataset_changes(results.rows(model, list(line["variant"])))
+    by_set = dataset_changes(results.rows(model, list(line["variant"])))
     mase = results.mase_ratios(model).reset_index().melt("dataset", var_name="variant", value_name="mase")
     table = line.merge(mase, on="variant").merge(
-        changes[["variant", "dataset", "change"]], on=["variant", "dataset"], how="left"
+        by_set[["variant", "dataset", "change"]], on=["variant", "dataset"], how="left"
     )
     table["change"] = table["change"].mask(table["variant"] == PLAIN, 0.0)
     within = table["ablated"].astype(int).where(table["change"] < tolerance, -1)
@@ -200,12 +250,10 @@ def recipes(results: Results) -> pd.DataFrame | None:
     parts = []
     for model, entries in results.by_model("recipes", "random", "components"):
         counts = resilience(results.rows(model, list(entries["variant"]))).set_index("variant")
-        entries = entries.assign(
-            recipe=entries["recipe"].fillna(entries["label"]), selection=entries["selection"].fillna("listed")
-        )
-        entries = entries.assign(
-            **{name: entries["variant"].map(counts[name]) for name in ("n_resilient", "n_improved", "n_datasets")}
-        )
+        words = {"recipe": entries["recipe"].fillna(entries["label"])}
+        words["selection"] = entries["selection"].fillna("listed")
+        of_sets = ("n_resilient", "n_improved", "n_datasets")
+        entries = entries.assign(**words, **{name: entries["variant"].map(counts[name]) for name in of_sets})
         by_metric = pd.concat([results.measured(entries, metric) for metric in TABLE_METRICS])
         # the metrics of an entry stand together
         parts.append(by_metric.sort_index(kind="stable").rename(columns=_SIZES))
@@ -218,11 +266,7 @@ _DIFFERENCE = {"diff": "difference", "diff_lower": "lower", "diff_upper": "upper
 
 
 def selection(results: Results) -> pd.DataFrame | None:
-    """Compare heads chosen by a rule with as many at random; kind "sweep_selection".
-
-    ``diff``, on the row of each informed choice, is its change minus the mean of the random ones; ``diff_stands`` after
-    Holm over the model's recipes.
-    """
+    """Compare heads chosen by a rule with as many at random; kind "sweep_selection"."""
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("recipes", "random"):
         first = len(parts)
@@ -261,15 +305,9 @@ def _table(
             table[name] = pd.to_numeric(table[name]).fillna(-1).astype(int)
         else:
             table[name] = table[name].astype(float)
-    about: dict[str, Any] = {
-        "kind": f"sweep_{kind}",
-        "title": title,
-        "source": SOURCE,
-        "confidence": results.statistics.confidence,
-    }
+    about: dict[str, Any] = {"kind": f"sweep_{kind}", "title": title, "source": SOURCE}
+    about["confidence"] = results.statistics.confidence
     if "method" in rows:
         about |= {"test": "; ".join(dict.fromkeys(rows["method"].dropna())), "correction": "Holm"}
-    about |= dict(results.attrs)
-    about |= attrs
-    table.attrs.update(about)
+    table.attrs.update(about | dict(results.attrs) | attrs)
     return table

@@ -6,30 +6,22 @@ import logging
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from tsfm_lens.errors import InputError, StoreError, SweepFailedError, unknown_name
-from tsfm_lens.sweep.run.tasks import (
-    GroupDone,
-    GroupTask,
-    MakeWorker,
-    RunSummary,
-    Worker,
-    WorkerSlot,
-    cores,
-    error_line,
-    run_group,
-)
-from tsfm_lens.sweep.store.folder import Store
+import pyarrow as pa
 
-__all__ = ["ENGINES", "GroupDone", "GroupTask", "RunSummary", "run_groups"]
+from tsfm_lens.errors import InputError, LensError, StoreError, SweepFailedError, unknown_name
+from tsfm_lens.sweep.store.folder import Store, group_key
 
 ENGINES = ("single", "processes", "ray")
 _LOG = logging.getLogger(__name__)
@@ -37,6 +29,146 @@ _LOG = logging.getLogger(__name__)
 _MOST_WORKERS = 8
 _RETRY_SECONDS = 0.5
 _PATIENCE_SECONDS = 60.0
+
+
+@dataclass(frozen=True, eq=False)
+class GroupTask:
+    """A group of cells that is computed, kept and resumed as one."""
+
+    cells: tuple[str, ...]
+    payload: Any = None
+    data: Any = None
+    cost: float = 1.0
+    label: str = ""
+
+    @cached_property
+    def key(self) -> str:
+        """Key of the group's lock."""
+        return group_key(self.cells)
+
+    def __str__(self) -> str:
+        return self.label or f"{len(self.cells)} cells from {self.cells[0]}"
+
+
+Work = Callable[[GroupTask], pa.Table]
+MakeWorker = Callable[[Any, str | None], Work]
+"""Makes a worker from what all tasks share, and its device; picklable, so a function or class of a module."""
+
+
+@dataclass(frozen=True)
+class GroupDone:
+    """Outcome of a group: "resumed", "finished", "skipped" (by another process) or "failed"; or "held" or "stop"."""
+
+    task: GroupTask
+    how: str
+    seconds: float = 0.0
+    error: str = ""
+
+
+@dataclass
+class RunSummary:
+    """Outcome of a run of groups: how many of each kind, as in :class:`GroupDone`, and those that failed."""
+
+    finished: int = 0
+    skipped: int = 0
+    resumed: int = 0
+    failed: list[GroupDone] = field(default_factory=list)
+
+    def add(self, group: GroupDone) -> None:
+        """Count a group."""
+        if group.how == "failed":
+            self.failed.append(group)
+        else:
+            setattr(self, group.how, getattr(self, group.how) + 1)
+
+
+class Worker:
+    """Computation of groups in one process, of a store at a path, with so many threads of its libraries if not None."""
+
+    def __init__(
+        self, make_worker: MakeWorker, common: Any, device: str | None, path: Path, threads: int | None = None
+    ) -> None:
+        self._make_worker, self._arguments = make_worker, (common, device)
+        self._path, self._threads = path, threads
+        self._work: Work | None = None
+        self._store: Store | None = None
+        self._data: Any = None
+
+    def start(self) -> int:
+        """Make what computes, and return the number of the process."""
+        for _ in range(2):
+            # before libraries are imported, and after
+            if self._threads is not None:
+                os.environ["OMP_NUM_THREADS"] = str(self._threads)
+                pa.set_cpu_count(self._threads)
+                if "torch" in sys.modules:
+                    sys.modules["torch"].set_num_threads(self._threads)
+            self._work = self._work or self._make_worker(*self._arguments)
+        return os.getpid()
+
+    def compute(self, task: GroupTask) -> pa.Table:
+        """Compute the rows of a group."""
+        assert self._work is not None
+        return self._work(task)
+
+    def run(self, task: GroupTask, data: tuple[Any] | None) -> GroupDone:
+        """Compute a group and write it; its data are those of the group before if None."""
+        self._data = self._data if data is None else data[0]
+        self._store = self._store or Store(self._path, create=False)
+        done = run_group(self._store, replace(task, data=self._data), self.compute)
+        return replace(done, task=task)
+
+
+def run_group(store: Store, task: GroupTask, compute: Work) -> GroupDone:
+    """Lock a group, skip it if another process has finished it, compute it, and write it."""
+    start = time.perf_counter()
+    try:
+        with store.lock(task.key) as ours:
+            if not ours:
+                return GroupDone(task, "held")
+            if store.holds(task.cells):
+                return GroupDone(task, "skipped")
+            store.write(compute(task), task.cells)
+    except BrokenExecutor:
+        raise
+    except Exception as error:
+        return GroupDone(task, "stop" if isinstance(error, StoreError) else "failed", error=error_line(error))
+    return GroupDone(task, "finished", time.perf_counter() - start)
+
+
+class WorkerSlot:
+    """Place of a worker, here in the calling process; a ``BrokenExecutor`` in a future means that the worker died."""
+
+    def __init__(self, worker: Worker, store: Store) -> None:
+        self._worker, self._store = worker, store
+
+    def start(self) -> Future[None]:
+        """Start a worker, in place of an earlier one."""
+        self._worker.start()
+        return _finished(None)
+
+    def run(self, task: GroupTask) -> Future[GroupDone]:
+        """Let the worker compute a group."""
+        return _finished(run_group(self._store, task, self._worker.compute))
+
+    def stop(self) -> None:
+        """End the worker, in the middle of a group if need be."""
+
+
+def _finished(result: Any) -> Future[Any]:
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future
+
+
+def error_line(error: BaseException) -> str:
+    """Say an error in one line: the package's messages say what to do, others need their type to be understood."""
+    return str(error) if isinstance(error, LensError) else f"{type(error).__name__}: {error}"
+
+
+def cores() -> int:
+    """Count the cores that this process may use, as a scheduler such as SLURM gave them."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_groups(
@@ -53,37 +185,11 @@ def run_groups(
     address: str | None = None,
     shared_store: bool = False,
 ) -> RunSummary:
-    """Compute the groups that a store does not hold yet.
-
-    Several calls, in several processes or on several machines, may work on one store: each group is computed by the
-    one that locks it, and each call returns when all groups are finished, whoever finished them.
-
-    Args:
-        tasks: the groups; independent of one another, started in this order.
-        make_worker: called once per worker with ``common`` and its device; gives what computes the rows of a task.
-        common: what all workers need; picklable.
-        store: where the rows go.
-        engine: "single", "processes" or "ray". Scripts that use processes need ``if __name__ == "__main__":``.
-        workers: how many; by default one per device, else one per core up to eight ("ray": one per GPU or CPU).
-        devices: torch devices, dealt out to workers in turn; of "ray", ("cuda",) gives each worker a GPU.
-        retries: how often a group is started again after its worker died.
-        on_done: called for each group, in the calling process.
-        address: of a Ray cluster, "auto" or "host:port"; without, $RAY_ADDRESS or a local one.
-        shared_store: Ray workers see the store's folder and write themselves; otherwise rows travel to the driver.
-
-    Returns:
-        The outcome of the groups; ``raise_if_failed`` turns failed ones into an error.
-
-    Raises:
-        StoreError: the store cannot be written; finished groups are kept.
-        SweepFailedError: no worker can start.
-        KeyboardInterrupt: after all workers were ended; finished groups are kept.
-    """
+    """Compute the groups that a store does not hold yet."""
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if workers is not None and workers < 1:
         raise InputError(f"a sweep needs at least one worker, not {workers}")
-    start = time.perf_counter()
     summary = RunSummary()
 
     def tell(group: GroupDone) -> None:
@@ -104,7 +210,7 @@ def run_groups(
             pass
         elif engine == "single":
             worker = Worker(make_worker, common, devices[0] if devices else None, store.path)
-            slots = [_Inline(worker, store)]
+            slots = [WorkerSlot(worker, store)]
         elif engine == "ray":
             from tsfm_lens.sweep.run.ray_engine import ray_slots
 
@@ -115,7 +221,6 @@ def run_groups(
         for slot in slots:
             stack.callback(slot.stop)
         _distribute(pending, slots, retries, tell)
-    summary.seconds = time.perf_counter() - start
     return summary
 
 
@@ -176,29 +281,6 @@ def _ended(
     return ended
 
 
-class _Inline:
-    """One worker, in the calling process."""
-
-    def __init__(self, worker: Worker, store: Store) -> None:
-        self._worker, self._store = worker, store
-
-    def start(self) -> Future[None]:
-        self._worker.start()
-        return _finished(None)
-
-    def run(self, task: GroupTask) -> Future[GroupDone]:
-        return _finished(run_group(self._store, task, self._worker.compute))
-
-    def stop(self) -> None:
-        pass
-
-
-def _finished(result: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
-
-
 def _processes(
     make_worker: MakeWorker, common: Any, store: Store, workers: int, devices: Sequence[str]
 ) -> list[WorkerSlot]:
@@ -218,7 +300,7 @@ def _processes(
     ]
 
 
-class _Process:
+class _Process(WorkerSlot):
     """A worker process with its own model, which writes to the store itself; a pool of one, so that it dies alone."""
 
     def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:

@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
 
 from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, MakeWorker, Worker, WorkerSlot, cores, run_group
+from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, MakeWorker, Worker, WorkerSlot, cores, run_group
 from tsfm_lens.sweep.store.folder import Store
 
 _ANSWER_SECONDS = 5.0
@@ -31,11 +32,7 @@ def ray_slots(
     most: int,
     stack: ExitStack,
 ) -> list[WorkerSlot]:
-    """Connect to a cluster until the end of ``stack``, and return places of at most ``most`` workers.
-
-    Raises:
-        MissingExtraError, InputError, SweepFailedError: see :func:`connect`.
-    """
+    """Connect to a cluster until the end of ``stack``, and return places of at most ``most`` workers."""
     if connect(address):
         stack.callback(_ray().shutdown)
     gpu = any(device.startswith("cuda") for device in devices)
@@ -46,8 +43,9 @@ def ray_slots(
     device = "cuda" if gpu else (devices[0] if devices else None)
     actor = _ray().remote(num_cpus=threads, num_gpus=int(gpu))(_RayWorker)
     arguments = _ray().put((make_worker, common)), device, store.path, threads
-    data = _ClusterData()
-    return [_Actor(actor, arguments, None if shared_store else store, data) for _ in range(count)]
+    # data go into the cluster's memory once
+    put = lru_cache(maxsize=1)(_ray().put)
+    return [_Actor(actor, arguments, None if shared_store else store, put) for _ in range(count)]
 
 
 class _RayWorker(Worker):
@@ -65,26 +63,11 @@ class _RayWorker(Worker):
         return self.run(task, (data,))
 
 
-class _ClusterData:
-    """The data that the cluster was sent last, for all workers."""
-
-    def __init__(self) -> None:
-        self._data: Any = None
-        self._reference: Any = None
-
-    def reference(self, data: Any) -> Any:
-        if data is None:
-            return None
-        if data is not self._data:
-            self._data, self._reference = data, _ray().put(data)
-        return self._reference
-
-
-class _Actor:
+class _Actor(WorkerSlot):
     """Place of an actor; a thread waits for its answers, and writes them to ``store`` unless the actor does."""
 
-    def __init__(self, actor: Any, arguments: tuple[Any, ...], store: Store | None, data: _ClusterData) -> None:
-        self._class, self._arguments, self._store, self._data = actor, arguments, store, data
+    def __init__(self, actor: Any, arguments: tuple[Any, ...], store: Store | None, put: Any) -> None:
+        self._class, self._arguments, self._writes_to, self._put = actor, arguments, store, put
         self._actor: Any = None
         self._thread = ThreadPoolExecutor(1)
 
@@ -94,12 +77,13 @@ class _Actor:
         return self._thread.submit(_answer, self._actor.start.remote())
 
     def run(self, task: GroupTask) -> Future[GroupDone]:
-        actor, data, bare = self._actor, self._data.reference(task.data), replace(task, data=None)
-        if self._store is None:
+        actor, bare = self._actor, replace(task, data=None)
+        data = None if task.data is None else self._put(task.data)
+        if self._writes_to is None:
             return self._thread.submit(_answer, actor.run_with.remote(bare, data))
         # another process may work on the same store: the lock is held until the rows are written
         return self._thread.submit(
-            run_group, self._store, bare, lambda task: _answer(actor.compute_with.remote(task, data))
+            run_group, self._writes_to, bare, lambda task: _answer(actor.compute_with.remote(task, data))
         )
 
     def stop(self) -> None:
@@ -133,41 +117,24 @@ def _ray() -> Any:
 
 
 def connect(address: str | None = None) -> bool:
-    """Connect to a Ray cluster, unless this process has.
-
-    Args:
-        address: "auto" for the one of this machine, "host:port", or "ray://host:port"; $RAY_ADDRESS if None, and if
-            that is not set, a cluster of this machine alone that lives as long as the process.
-
-    Returns:
-        True if this call connected, so that the caller should disconnect.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        InputError: nothing answers at the address.
-        SweepFailedError: Ray cannot start on this machine.
-    """
+    """Connect to a Ray cluster, unless this process has."""
     ray = _ray()
     if ray.is_initialized():
         return False
     address = address or os.environ.get("RAY_ADDRESS") or None
-    quiet = {"logging_level": logging.ERROR, "log_to_driver": False}
-    if address in (None, "local"):
-        try:
-            ray.init(address="local", num_cpus=cores(), include_dashboard=False, **quiet)
-        except Exception as error:
-            # Ray's own exception here is of no class of its own
-            raise SweepFailedError(
-                f"Ray could not start on this machine: {error} Its logs are in /tmp/ray/session_latest/logs"
-            ) from error
-        return True
-    _ping(str(address))
+    local = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
+    own = address in (None, "local")
+    if not own:
+        _ping(str(address))
     try:
-        ray.init(address=address, **quiet)
-    except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise InputError(
-            f"no Ray cluster answers at {address!r}: {error}. Start one with: ray start --head --port=6379"
-        ) from error
+        ray.init(**(local if own else {"address": address}), logging_level=logging.ERROR, log_to_driver=False)
+    except Exception as error:
+        # Ray's own exception here is of no class of its own
+        if own:
+            logs = "Its logs are in /tmp/ray/session_latest/logs"
+            raise SweepFailedError(f"Ray could not start on this machine: {error} {logs}") from error
+        start = "Start one with: ray start --head --port=6379"
+        raise InputError(f"no Ray cluster answers at {address!r}: {error}. {start}") from error
     return True
 
 

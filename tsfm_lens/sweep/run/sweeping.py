@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -13,19 +13,30 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig
+from tsfm_lens.sweep.plan.data_sources import repeats
 from tsfm_lens.sweep.plan.recipes import read_recipe
-from tsfm_lens.sweep.plan.sources import evaluation_sets, repeats
 from tsfm_lens.sweep.plan.stages import ModelPlan
 from tsfm_lens.sweep.plan.variants import PlanEntry
-from tsfm_lens.sweep.run.cells import LEVELS, NUMERICS, CellWorker, ChunkSource, open_model, run_naive
-from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.grid import Cell, ModelCells, specs_of
-from tsfm_lens.sweep.run.progress import Progress, SweepProgress
-from tsfm_lens.sweep.run.saved_plans import save_plan
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, cores
-from tsfm_lens.sweep.statistics.pooling import SEASONAL_NAIVE
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
+from tsfm_lens.sweep.run.cells import (
+    LEVELS,
+    NUMERICS,
+    Cell,
+    CellWorker,
+    ChunkSource,
+    ModelCells,
+    open_model,
+    run_naive,
+    save_plan,
+    specs_of,
+)
+from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, cores, run_groups
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, SUMS
 from tsfm_lens.sweep.store.folder import Store, cell_key
+
+Progress = Callable[[str, int, int, float | None], None]
+"""Called with the stage in words, cells finished, cells in all, and seconds left or None."""
+_FACTS = ("name", "domain", "source", "horizon", "seasonality", "freq")
+_PACE = 32  # groups finished last, by which time left goes: few enough to follow a change of the model
 
 
 @dataclass
@@ -52,18 +63,9 @@ class Outcome:
         return asdict(self)
 
 
-_FACTS = ("name", "domain", "source", "horizon", "seasonality", "freq")
-
-
 @dataclass(frozen=True)
 class SweepStatus:
-    """Progress of a sweep.
-
-    Attributes:
-        cells, finished: of what is known before results are.
-        parts: a row per model and family.
-        later: words on what depends on results.
-    """
+    """Progress of a sweep: cells known before results are, a row per model and family, and words on the rest."""
 
     cells: int
     finished: int
@@ -71,31 +73,71 @@ class SweepStatus:
     later: str = ""
 
 
-class Sweep:
-    """A sweep under way.
+class SweepProgress:
+    """Counts of cells and their cost: those of the stage that runs, and those that are expected after it."""
 
-    Args:
-        config: what is swept over.
-        folder: of the store.
-        device: where this process opens models; their own if None.
-    """
+    def __init__(self, progress: Progress | None, workers: int) -> None:
+        self._progress, self._workers = progress, workers
+        self._last: deque[tuple[float, float]] = deque(maxlen=_PACE)
+        self._later: dict[str, tuple[int, float]] = {}
+        self._title = ""
+        self._finished = self._pending = 0
+        self._cost = 0.0
+
+    def expect(self, model: str, cells: int, cost: float) -> None:
+        """Set how many cells of a model, and what work, are still to come after this stage, at most."""
+        self._later[model] = (cells, cost)
+
+    def begin(self, title: str, finished: int, tasks: Sequence[GroupTask]) -> None:
+        """Begin a stage of which so many cells are in the store, and ``tasks`` compute the others."""
+        self._title = title
+        self._finished += finished
+        self._pending = sum(len(task.cells) for task in tasks)
+        self._cost = sum(task.cost for task in tasks)
+        self.tell()
+
+    def done(self, group: GroupDone) -> None:
+        """Count a group of the stage that has ended; those of an earlier run say nothing of this machine's pace."""
+        cells = len(group.task.cells)
+        if group.how != "failed":
+            self._finished += cells
+            self._pending -= cells
+        self._cost -= group.task.cost
+        if group.how == "finished":
+            self._last.append((group.task.cost, group.seconds))
+        self.tell()
+
+    def seconds_left(self, cost: float) -> float | None:
+        """Estimate the seconds that work of some cost takes all workers; None before the first group."""
+        if cost <= 0:
+            return 0.0
+        measured = sum(each for each, _ in self._last)
+        return sum(seconds for _, seconds in self._last) / measured * cost / self._workers if measured else None
+
+    def tell(self) -> None:
+        """Report the present counts."""
+        if self._progress is not None:
+            cells = sum(cells for cells, _ in self._later.values())
+            cost = self._cost + sum(cost for _, cost in self._later.values())
+            total = self._finished + self._pending + cells
+            self._progress(self._title, self._finished, total, self.seconds_left(cost))
+
+
+class Sweep:
+    """A sweep under way; ``device`` is where this process opens models, their own if None."""
 
     def __init__(self, config: SweepConfig, folder: str | Path, device: str | None = None) -> None:
         self.config = config
         # what is wrong with data, models or variants shows before anything is written
-        self.sets = evaluation_sets(config)
+        self.sets = config.evaluation_sets()
         self.repeats = repeats(self.sets)
         self.lenses = {model.title: open_model(model, device) for model in config.models}
-        self.models = {
-            model.title: ModelCells(config, model, self.lenses[model.title], self.sets) for model in config.models
-        }
-        self.plans = {
-            model.title: ModelPlan(self.lenses[model.title], model, config, self.sets) for model in config.models
-        }
-        recipes = Counter(read_recipe(source).name for source in config.variants.recipes)
-        if recipes and recipes.most_common(1)[0][1] > 1:
-            name = recipes.most_common(1)[0][0]
-            raise InputError(f"two recipes are called {name!r}; give each its own name in its file")
+        of_models = [(model.title, self.lenses[model.title], model) for model in config.models]
+        self.models = {title: ModelCells(config, model, lens, self.sets) for title, lens, model in of_models}
+        self.plans = {title: ModelPlan(lens, model, config, self.sets) for title, lens, model in of_models}
+        for name, times in Counter(read_recipe(source).name for source in config.variants.recipes).items():
+            if times > 1:
+                raise InputError(f"two recipes are called {name!r}; give each its own name in its file")
         for source in config.variants.recipes:
             if all(source in plan.unfit for plan in self.plans.values()):
                 raise InputError(
@@ -129,10 +171,8 @@ class Sweep:
         finished = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
         parts, keys = [], set()
         for title, plan in self.plans.items():
-            families: dict[str, list[PlanEntry]] = {}
-            for entry in plan.first:
-                families.setdefault(entry.family, []).append(entry)
-            for family, entries in families.items():
+            for family in dict.fromkeys(entry.family for entry in plan.first):
+                entries = [entry for entry in plan.first if entry.family == family]
                 of_family = {cell.key for cell in self.models[title].cells(entries)}
                 keys |= of_family
                 row = {"model": title, "family": family, "variants": len(specs_of(entries))}
@@ -141,12 +181,85 @@ class Sweep:
         words = f"; up to {later} further variants depend on results" if later else ""
         return SweepStatus(len(keys), len(keys & finished), parts, words)
 
+    def run(self, store: Store, options: dict[str, Any], progress: SweepProgress, outcome: Outcome) -> None:
+        """Run all stages of every model, one model after the other, and note in the outcome what failed."""
+        naive = self.naive()
+        self._add([cell for cell, _ in naive])
+        finished = store.done()
+        for title, plan in self.plans.items():
+            self._add(self.models[title].cells(plan.first), plan.first)
+            self._expect(progress, title, plan.later, self.models[title].tasks(plan.first, finished))
+        # a report of a run that is killed knows what was to come
+        self.save(store, complete=False)
+        for cell, chunk in naive:
+            if cell.key not in finished:
+                # it takes no model, and no other process
+                store.write(run_naive(chunk, cell.key), [cell.key])
+        for title in self.models:
+            try:
+                self._run_model(title, store, options, progress, outcome)
+            except _WaitingError:
+                outcome.notes.append(f"{title}: heads@k and recipes wait for the cells that failed")
+            self.save(store, complete=False)
+
+    def _run_model(
+        self, title: str, store: Store, options: dict[str, Any], progress: SweepProgress, outcome: Outcome
+    ) -> None:
+        plan, model = self.plans[title], self.models[title]
+
+        def rows(entries: Sequence[PlanEntry], looks: int | None) -> pd.DataFrame:
+            """Return the rows of some variants, for what a plan decides on."""
+            keys = [cell.key for cell in model.cells(entries, looks)]
+            if outcome.failed and not store.done().issuperset(keys):
+                raise _WaitingError
+            # a cell that another configuration left has the model's name there
+            return store.read(keys).to_pandas().assign(model=title)
+
+        def on_done(group: GroupDone) -> None:
+            if group.how == "failed":
+                outcome.failed.append(f"{group.task}: {group.error}")
+            progress.done(group)
+
+        earlier: set[str] = set()
+        later = plan.later
+        for stage in plan.stages(rows):
+            cells = model.cells(stage.entries, stage.looks)
+            # the first stage is in the plan from the beginning
+            self._add(cells, stage.entries if earlier else [])
+            tasks = model.tasks(stage.entries, store.done(), stage.looks)
+            later -= len(specs_of(stage.entries)) if earlier else 0
+            self._expect(progress, title, max(0, later), [])
+            pending = {key for task in tasks for key in task.cells}
+            fresh = {cell.key for cell in cells} - earlier
+            progress.begin(f"{title}: {stage.title}", len(fresh - pending), tasks)
+            # other processes open their own models
+            lenses = self.lenses if options["engine"] == "single" else {}
+            run_groups(tasks, CellWorker, lenses, store, devices=self.config.devices, on_done=on_done, **options)
+            earlier |= fresh
+        progress.expect(title, 0, 0.0)
+        progress.tell()
+        self.results += plan.results
+
+    def _add(self, cells: Sequence[Cell], entries: Sequence[PlanEntry] = ()) -> None:
+        self.entries += entries
+        self.cells |= {cell.key: cell for cell in cells}
+
+    def _expect(self, progress: SweepProgress, title: str, variants: int, tasks: Sequence[GroupTask]) -> None:
+        model = self.models[title]
+        cells = variants * len(model.places) + sum(len(task.cells) for task in tasks)
+        progress.expect(title, cells, variants * model.cost + sum(task.cost for task in tasks))
+
     def save(self, store: Store, *, complete: bool) -> None:
         """Write what was planned so far, for reports; a plan that holds all of it already stays."""
+        models = {}
+        for title, lens in self.lenses.items():
+            stack = lens.wiring.output_stack
+            sizes = {"layers": stack.n_layers, "heads": stack.n_heads}
+            models[title] = {**self.models[title].fingerprint, **lens.provenance(), **sizes}
         about = {
             "config": self.config.model_dump(mode="json", exclude_none=True),
             "complete": complete,
-            "models": {title: self._about(title) for title in self.models},
+            "models": models,
             "datasets": [
                 {fact: getattr(dataset, fact) for fact in _FACTS}
                 | {"windows": len(dataset), "series": dataset.n_series}
@@ -157,10 +270,9 @@ class Sweep:
         }
         save_plan(store, self.config, about, self.entries, list(self.cells.values()))
 
-    def _about(self, title: str) -> dict[str, Any]:
-        stack = self.lenses[title].wiring.output_stack
-        provenance = self.lenses[title].provenance()
-        return {**self.models[title].fingerprint, **provenance, "layers": stack.n_layers, "heads": stack.n_heads}
+
+class _WaitingError(Exception):
+    """Results that a plan depends on are missing, because their group failed."""
 
 
 def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
@@ -198,7 +310,7 @@ def run_sweep(
         workers: of the engine; one per device or core if None.
         address: of a Ray cluster.
         shared_store: Ray workers see the store's folder and write themselves.
-        progress: see :data:`.progress.Progress`.
+        progress: called with the stage in words, cells finished, cells in all, and seconds left or None.
 
     Returns:
         The outcome; a cancelled run and groups that failed raise no exception, so that finished cells are reported.
@@ -222,107 +334,12 @@ def run_sweep(
     before = store.done()
     n_workers = workers or (1 if engine == "single" else len(config.devices) or cores())
     options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}
-    runner = _Runner(sweep, store, options, SweepProgress(progress, n_workers), outcome)
     try:
-        runner.run()
+        sweep.run(store, options, SweepProgress(progress, n_workers), outcome)
     except KeyboardInterrupt:
         outcome.cancelled = True
     sweep.save(store, complete=not outcome.cancelled and not outcome.failed)
-    finished = store.done()
     outcome.cells = len(sweep.cells)
-    outcome.finished = len(finished & sweep.cells.keys())
+    outcome.finished = len(store.done() & sweep.cells.keys())
     outcome.resumed = len(before & sweep.cells.keys())
     return outcome
-
-
-@dataclass
-class _Runner:
-    """Loop over the stages of every model, one after the other."""
-
-    sweep: Sweep
-    store: Store
-    options: dict[str, Any]
-    progress: SweepProgress
-    outcome: Outcome
-
-    def run(self) -> None:
-        """Run the whole sweep."""
-        naive = self.sweep.naive()
-        self.sweep.cells |= {cell.key: cell for cell, _ in naive}
-        finished = self.store.done()
-        for title, plan in self.sweep.plans.items():
-            cells_of_model = self.sweep.models[title]
-            self.sweep.entries += plan.first
-            self.sweep.cells |= {cell.key: cell for cell in cells_of_model.cells(plan.first)}
-            self._expect(title, plan.later, cells_of_model.tasks(plan.first, finished))
-        # a report of a run that is killed knows what was to come
-        self.sweep.save(self.store, complete=False)
-        self._naive(naive)
-        for title in self.sweep.models:
-            try:
-                self._model(title)
-            except _WaitingError:
-                self.outcome.notes.append(f"{title}: heads@k and recipes wait for the cells that failed")
-            self.sweep.save(self.store, complete=False)
-
-    def _naive(self, cells: Sequence[tuple[Cell, ChunkSource]]) -> None:
-        """Score the seasonal naive forecast here: it takes no model."""
-        finished = self.store.done()
-        for cell, chunk in cells:
-            if cell.key not in finished:
-                self.store.write(run_naive(chunk, cell.key), [cell.key])
-
-    def _model(self, title: str) -> None:
-        plan, cells_of_model = self.sweep.plans[title], self.sweep.models[title]
-        earlier: set[str] = set()
-        later = plan.later
-        for stage in plan.stages(lambda entries, looks: self._rows(cells_of_model, entries, looks)):
-            cells = cells_of_model.cells(stage.entries, stage.looks)
-            # the first stage is in the plan from the beginning
-            self.sweep.entries += stage.entries if earlier else []
-            self.sweep.cells |= {cell.key: cell for cell in cells}
-            tasks = cells_of_model.tasks(stage.entries, self.store.done(), stage.looks)
-            later -= len(specs_of(stage.entries)) if earlier else 0
-            self._expect(title, max(0, later), [])
-            pending = {key for task in tasks for key in task.cells}
-            fresh = {cell.key for cell in cells} - earlier
-            self.progress.begin(f"{title}: {stage.title}", len(fresh - pending), tasks)
-            self._groups(tasks)
-            earlier |= fresh
-        self.progress.settle(title)
-        self.sweep.results += plan.results
-
-    def _expect(self, title: str, variants: int, tasks: Sequence[GroupTask]) -> None:
-        cells_of_model = self.sweep.models[title]
-        cells = variants * len(cells_of_model.places) + sum(len(task.cells) for task in tasks)
-        self.progress.expect(title, cells, variants * cells_of_model.cost + sum(task.cost for task in tasks))
-
-    def _groups(self, tasks: Sequence[GroupTask]) -> None:
-        # other processes open their own
-        lenses = self.sweep.lenses if self.options["engine"] == "single" else {}
-        devices = self.sweep.config.devices
-
-        def on_done(group: GroupDone) -> None:
-            if group.how == "failed":
-                self.outcome.failed.append(f"{group.task}: {group.error}")
-            self.progress.done(group)
-
-        run_groups(tasks, CellWorker, lenses, self.store, devices=devices, on_done=on_done, **self.options)
-
-    def _rows(self, cells_of_model: ModelCells, entries: Sequence[PlanEntry], looks: int | None) -> pd.DataFrame:
-        """Return the rows of some variants, for what a plan decides on.
-
-        Raises:
-            _WaitingError: cells are missing because their group failed.
-        """
-        cells = [cell.key for cell in cells_of_model.cells(entries, looks)]
-        if self.outcome.failed and not self.store.done().issuperset(cells):
-            raise _WaitingError
-        rows = self.store.read(cells).to_pandas()
-        # a cell that another configuration left has the model's name there
-        rows["model"] = cells_of_model.model.title
-        return rows
-
-
-class _WaitingError(Exception):
-    """Results that a plan depends on are missing."""

@@ -1,101 +1,189 @@
-"""Significance of changes: paired bootstrap intervals, clustered by dataset, and Holm's correction.
-
-An ablated model is compared with the plain one on the same windows. Metrics are pooled by dataset, and averaged over
-datasets by the geometric mean, so that any fixed normaliser of a dataset cancels in a change.
-"""
+"""Significance of changes: paired bootstrap intervals, clustered by dataset, and Holm's correction."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from functools import cached_property
 
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.data.gift_eval import source_of
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.stats import expanded_interval, expanded_p, holm, replicates_for, two_stage_bootstrap
-from tsfm_lens.sweep.statistics.pairing import Group, on_log_scale, pair
-from tsfm_lens.sweep.statistics.pooling import LARGEST, METRICS, PLAIN, as_series_sums
+from tsfm_lens.stats import Sums, expanded_interval, expanded_p, holm, replicates_for, two_stage_bootstrap
+from tsfm_lens.sweep.statistics.scores import KEYS, LARGEST, METRICS, PLAIN, as_series_sums, formula
 
-__all__ = ["changes", "dataset_changes", "difference", "resilience"]
-
-DatasetTreatment = Literal["sampled", "fixed"]
+_COLUMNS = [
+    *("model", "variant", "metric", "value", "baseline", "change", "lower", "upper", "p_value", "p_holm", "stands"),
+    *("leads", "tests", "replicates", "n_datasets", "n_series", "n_unpaired", "left_out", "method"),
+]
+_MOST_WORK = 1e11  # products of a family's replicates with all series and variants; more take longer than a minute
+# the count of steps without which a series has no part in a metric; n for the others
+_COUNT_COLUMNS = {"MASE": "n_scaled", "MSIS": "n_interval"}
 
 
 def changes(
-    frame: pd.DataFrame,
-    *,
-    plain: str = PLAIN,
-    metric: str = "MASE",
-    confidence: float = 0.95,
-    replicates: int = 2000,
-    seed: int = 0,
-    family: str | Mapping[str, str] | None = None,
-    datasets: DatasetTreatment = "sampled",
+    frame: pd.DataFrame, *, metric: str = "MASE", confidence: float = 0.95, replicates: int = 2000, seed: int = 0
 ) -> pd.DataFrame:
-    """Test how much each variant changes a metric, with an interval and a correction for the number of tests.
+    """Test how much each variant changes a metric against the plain model, paired on the same windows.
 
-    Both sides are pooled over the same windows of the same series. A replicate draws datasets with replacement, and
-    from each the series with replacement, the same for both sides and all variants; with one dataset the series only.
-    Terms and frequencies of one GIFT-Eval source hold the same observations, so they are drawn together and count once.
-    Interval and p-value are percentiles of the replicates' log change, widened for few sources
-    (:func:`.expanded_interval`, :func:`.expanded_p`). Windows of a series stay together, so that a single series has
-    no interval.
+    A replicate draws datasets with replacement, and from each the series, the same for both sides and all variants;
+    datasets of one source are drawn together. Holm's correction is over the variants of a model.
 
     Args:
         frame: stored rows, or `per_series` of them.
-        plain: id of the variant to compare with.
-        metric: one of METRICS, or of DISTANCES.
+        metric: one of METRICS, or of DISTANCES, which have an interval and no test.
         confidence: of the interval; a change stands if its corrected p-value is below 1 - confidence.
-        replicates: of the bootstrap, at least. A family of many tests takes as many as it needs for one of them to
-            stand, where that is not out of reach: no p-value is below 2 / (replicates + 1).
+        replicates: at least; a family of many tests takes as many as it needs for one of them to stand.
         seed: of the bootstrap.
-        family: column of the frame, or mapping by variant, that names the family of tests; Holm's correction is
-            within a model and family, and without one over all variants of a model.
-        datasets: "sampled" speaks about datasets like these, "fixed" about other series of these datasets: no
-            dataset is drawn or left out.
-
-    Returns:
-        A row for each model and variant: ``value`` and ``baseline``, geometric means over datasets; ``change``,
-        value / baseline - 1, with ``lower`` and ``upper``; ``p_value``, ``p_holm``, ``stands``; ``leads``, "highest"
-        or "lowest" for the variant whose value is above or below that of every other one of its family (paired, after
-        Holm over the others), else ""; ``tests`` of the family and ``replicates``; ``n_datasets``, ``n_series``;
-        ``n_unpaired``, series that the variant lacks or has in part, which are in neither side; ``left_out``, datasets
-        without a usable metric on both sides; ``method``, the test in words. For a distance value is the mean over
-        datasets of the mean over windows, lower and upper are the interval of it, and baseline, change and p-values
-        are NaN: a distance to the plain forecast is never negative, so that nothing is tested. With fewer than 2
-        series there is no interval.
 
     Source:
-        S3-AGG of the measurements index; Davison & Hinkley 1997, sections 2.4 and 3.8; Holm 1979.
+        Davison & Hinkley 1997, sections 2.4 and 3.8; Holm 1979.
 
     Raises:
         InputError: an argument is out of range, or columns are missing.
-        UnknownNameError: no such metric, family column or plain variant.
+        UnknownNameError: no such metric or no plain variant.
     """
-    families = _families(frame, family)
-    bootstrap = _Bootstrap(metric, confidence, replicates, seed, datasets)
-    rows: list[dict[str, Any]] = []
-    for pairs in pair(as_series_sums(frame, [metric]), metric, plain):
-        of = {variant: families.get(variant, "") for variant in pairs.variants}
-        sizes = Counter(of.values())
-        for group in pairs.groups():
-            rows += [{"model": pairs.model, **row} for row in _compare(group, bootstrap, of, sizes)]
-    if not rows:
-        raise InputError(f"there is no variant beside {plain!r}, so there is no change to report")
-    out = pd.DataFrame(rows).sort_values(["model", "variant"], ignore_index=True)
-    out["p_holm"] = holm(out["p_value"].to_numpy(), list(zip(out["model"], out["family"], strict=True)))
+    bootstrap = _Bootstrap(metric, confidence, replicates, seed)
+    parts = []
+    for model, groups in _comparisons(frame, metric).items():
+        tests = sum(len(group.variants) for group in groups)
+        parts += [_compare(group, bootstrap, tests).assign(model=model) for group in groups]
+    if not parts:
+        raise InputError(f"there is no variant beside {PLAIN!r}, so there is no change to report")
+    out = pd.concat(parts).sort_values(["model", "variant"], ignore_index=True)
+    out["p_holm"] = holm(out["p_value"].to_numpy(), out["model"].tolist())
     out["stands"] = out["p_holm"] < 1 - confidence
     return out[_COLUMNS]
 
 
-_COLUMNS = [
-    *("model", "variant", "family", "metric", "value", "baseline", "change", "lower", "upper", "p_value", "p_holm"),
-    *("stands", "leads", "tests", "replicates", "n_datasets", "n_series", "n_unpaired", "left_out", "method"),
-]
-_MOST_WORK = 1e11  # products of a family's replicates with all series and variants; more take longer than a minute
+@dataclass(frozen=True, eq=False)
+class _Group:
+    """Variants, their sums and the plain model's on the same series; datasets without a comparison are absent."""
+
+    variants: list[str]
+    variant_sums: Sums
+    plain: Sums
+    datasets: list[str]
+    absent: list[str]
+    n_unpaired: int
+
+    @cached_property
+    def sources(self) -> list[int]:
+        """Number of the source of each dataset: terms and frequencies of one GIFT-Eval set are of one source."""
+        return pd.factorize(np.array(list(map(source_of, self.datasets)), dtype=object))[0].tolist()
+
+    @property
+    def independent_series(self) -> int:
+        """Series that are not those of another dataset of the same source: of each source the most of a dataset."""
+        sizes = [part.stop - part.start for part in self.variant_sums.datasets()] if self.datasets else []
+        return int(pd.Series(sizes, dtype=int).groupby(self.sources).max().sum())
+
+    @property
+    def units(self) -> int:
+        """Number of units that are resampled: sources, or series; fewer than 2 allow no interval."""
+        n = len(set(self.sources))
+        return n if n > 1 else self.independent_series
+
+    def by_dataset(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Compute the logarithm of a metric, or a distance, (variant, dataset), and that of the plain model."""
+        if not self.datasets:
+            return np.empty((len(self.variants), 0)), np.empty((1, 0))
+        value, baseline = (_on_log_scale(metric)(*side.by_dataset()) for side in (self.variant_sums, self.plain))
+        return value, baseline
+
+    def figures(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+        """Compute (variant,) value and baseline over all datasets, NaN if there are none."""
+        if not self.datasets:
+            return np.full(len(self.variants), np.nan), np.full(len(self.variants), np.nan)
+        value, baseline = (each.mean(axis=1) for each in self.by_dataset(metric))
+        if metric in METRICS:
+            value, baseline = np.exp(value), np.exp(baseline)
+        return value, np.broadcast_to(baseline, len(value))
+
+
+def _comparisons(frame: pd.DataFrame, metric: str, *, together: bool = False) -> dict[str, list[_Group]]:
+    """Pair the variants of each model with its plain one, and group them by the series on which both are valid.
+
+    With ``together``, all variants of a model are one group, on the series that all of them have.
+    """
+    names = formula(metric)[0]
+    count = _COUNT_COLUMNS.get(metric, f"n_{metric}" if metric not in METRICS else "n")
+    same = ["n_rows", "windows", "n"]
+    # the rest of the columns would be copied for nothing
+    sums = as_series_sums(frame, [metric])[list(dict.fromkeys([*KEYS, *same, "n_invalid", *names, count]))]
+    by_model: dict[str, list[_Group]] = {}
+    for model, rows in sums.groupby("model", sort=True, observed=True):
+        ids = sorted(map(str, rows["variant"].unique()))
+        if PLAIN not in ids:
+            raise unknown_name("variant", PLAIN, ids, hint=f"It is the baseline of {model}.")
+        ids.remove(PLAIN)
+        if not ids:
+            continue
+        rows = rows.set_index(["dataset", "item"])
+        base = rows[rows["variant"] == PLAIN].sort_index()
+        others = rows[rows["variant"] != PLAIN]
+        place = base.index.get_indexer(others.index)
+        others, place = others[place >= 0], place[place >= 0]
+        cell = pd.Index(ids).get_indexer(pd.Index(others["variant"])), place
+
+        def matrix(values: np.ndarray) -> np.ndarray:
+            """Return (variant, series) of the rows' values, 0 where there is no row."""
+            out = np.zeros((len(ids), len(base)), dtype=values.dtype)  # noqa: B023
+            out[cell] = values  # noqa: B023
+            return out
+
+        whole = matrix(np.all([others[c].to_numpy() == base[c].to_numpy()[place] for c in same], axis=0))
+        valid = whole & (matrix(others[count].to_numpy()) > 0) & (base[count].to_numpy() > 0)
+        invalid = (matrix(others["n_invalid"].to_numpy()) > 0) | (base["n_invalid"].to_numpy() > 0)
+        datasets, dataset = np.unique(base.index.get_level_values("dataset").astype(str), return_inverse=True)
+        columns = tuple(matrix(others[name].to_numpy()) for name in names)
+        plain = tuple(base[name].to_numpy(dtype=float)[None] for name in names)
+        usable = _usable(metric, valid, invalid, dataset, (columns, plain))
+        lacking = (~whole).sum(axis=1)
+        if together:
+            usable, lacking = np.repeat(usable.all(axis=0, keepdims=True), len(usable), axis=0), lacking * 0
+        by_model[str(model)] = [
+            _Group(
+                [ids[row] for row in group],
+                Sums(tuple(column[np.ix_(group, series)] for column in columns), starts),
+                Sums(tuple(column[:, series] for column in plain), starts),
+                [str(datasets[d]) for d in present],
+                [str(datasets[d]) for d in range(len(datasets)) if d not in present],
+                int((~whole[group]).sum(axis=1).max()),
+            )
+            for group, series in _alike(usable, lacking)
+            for present, starts in [np.unique(dataset[series], return_index=True)]
+        ]
+    return by_model
+
+
+def _usable(
+    metric: str, valid: np.ndarray, invalid: np.ndarray, dataset: np.ndarray, sides: tuple[tuple[np.ndarray, ...], ...]
+) -> np.ndarray:
+    """Mark (variant, series) valid series of the datasets with a usable metric on both sides."""
+    member = np.zeros((len(dataset), int(dataset.max()) + 1))
+    member[np.arange(len(dataset)), dataset] = 1.0
+    usable = (valid.astype(float) @ member > 0) & ((invalid & valid).astype(float) @ member == 0)
+    for columns in sides:
+        with np.errstate(all="ignore"):
+            value = formula(metric)[1](*(np.where(valid, c, 0.0) @ member for c in columns))
+        usable &= np.isfinite(value) & ((value > 0) | (metric not in METRICS))
+    return valid & usable[:, dataset]
+
+
+def _alike(usable: np.ndarray, lacking: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the rows that have the same usable series and lack as many, with these series."""
+    patterns, which = np.unique(usable, axis=0, return_inverse=True)
+    for number, count in sorted(set(zip(which.reshape(-1).tolist(), lacking.tolist(), strict=True))):
+        yield np.flatnonzero((which.reshape(-1) == number) & (lacking == count)), np.flatnonzero(patterns[number])
+
+
+def _on_log_scale(measure: str) -> Callable[..., np.ndarray]:
+    """Return the measure that is averaged over datasets: the logarithm of a metric, a distance as it is."""
+    function = formula(measure)[1]
+    return (lambda *sums: np.log(function(*sums))) if measure in METRICS else function
 
 
 @dataclass(frozen=True)
@@ -106,100 +194,61 @@ class _Bootstrap:
     confidence: float
     replicates: int
     seed: int
-    datasets: str
 
     def __post_init__(self) -> None:
         if not 0 < self.confidence < 1:
             raise InputError(f"confidence must be between 0 and 1, got {self.confidence}")
         if self.replicates < 100:
             raise InputError(f"an interval needs at least 100 replicates, got {self.replicates}")
-        if self.datasets not in ("sampled", "fixed"):
-            raise unknown_name("treatment of datasets", self.datasets, ("sampled", "fixed"))
 
-    def units(self, group: Group) -> int:
-        """Count the units that are resampled: sources, or series; fewer than 2 allow no interval."""
-        n = len(set(group.sources))
-        if n > 1 and self.datasets == "sampled":
-            return n
-        # each fixed source has a mean of its own, which costs a degree of freedom
-        return group.independent_series - n + 1 if n else 0
-
-    def enough(self, group: Group, tests: int) -> _Bootstrap:
-        """Return the bootstrap with replicates for one of so many tests to stand, or as many as can be drawn."""
-        possible = int(_MOST_WORK / max(group.n_series * len(group.variants), 1))
-        return replace(self, replicates=max(self.replicates, min(replicates_for(tests, self.confidence), possible)))
-
-    def draws(self, group: Group) -> np.ndarray:
+    def draws(self, group: _Group) -> np.ndarray:
         """Resample the log change of a metric, or a distance, (replicate, variant)."""
         return two_stage_bootstrap(
             group.variant_sums,
             group.plain if self.metric in METRICS else None,
-            on_log_scale(self.metric),
+            _on_log_scale(self.metric),
             replicates=self.replicates,
             seed=self.seed,
-            sampled=self.datasets == "sampled",
             sources=group.sources,
         )
 
-    def words(self, group: Group, units: int) -> str:
+    def words(self, group: _Group) -> str:
         """Describe the test."""
-        n, sources = len(group.datasets), len(set(group.sources))
-        if units < 2:
+        n, sources, series = len(group.datasets), len(set(group.sources)), group.variant_sums.n_series
+        if group.units < 2:
             return (
-                f"no interval: {group.n_series} series in {n} datasets leave nothing to resample, and windows of one "
-                "series are not independent"
+                f"no interval: {series} series in {n} datasets leave nothing to resample, and windows of one series "
+                "are not independent"
             )
         what = "two-sided paired bootstrap test" if self.metric in METRICS else "bootstrap"
         of = "" if sources == n else f" of {sources} {'source' if sources == 1 else 'sources'}"
         if sources == 1:
             how = f"over {group.independent_series} series of {f'{n} datasets' if of else 'one dataset'}{of}"
-        elif self.datasets == "fixed":
-            how = f"over {group.independent_series} series within {n} fixed datasets{of}"
         else:
-            how = f"over {n} datasets{of} and within them over {group.n_series} series"
-        return f"{what} {how}; {100 * self.confidence:g} % percentile interval, widened for {units} units"
+            how = f"over {n} datasets{of} and within them over {series} series"
+        return f"{what} {how}; {100 * self.confidence:g} % percentile interval, widened for {group.units} units"
 
 
-def _families(frame: pd.DataFrame, family: str | Mapping[str, str] | None) -> dict[str, str]:
-    if family is None:
-        return {}
-    if not isinstance(family, str):
-        return {str(variant): str(name) for variant, name in family.items()}
-    if family not in frame:
-        raise unknown_name("column of families", family, frame.columns)
-    table = frame[["variant", family]].drop_duplicates()
-    if table["variant"].duplicated().any():
-        twice = table.loc[table["variant"].duplicated(), "variant"].iloc[0]
-        raise InputError(f"variant {twice!r} is in more than one {family}; call `changes` once per family, or `holm`")
-    return {str(v): str(name) for v, name in zip(table["variant"], table[family], strict=True)}
-
-
-def _compare(
-    group: Group, bootstrap: _Bootstrap, families: Mapping[str, str], sizes: Mapping[str, int]
-) -> list[dict[str, Any]]:
-    """Return a row for each variant of a group."""
-    metric, units = bootstrap.metric, bootstrap.units(group)
-    names = [families[variant] for variant in group.variants]
-    bootstrap = bootstrap.enough(group, max(sizes[name] for name in names))
-    value, baseline = _figures(group, metric)
+def _compare(group: _Group, bootstrap: _Bootstrap, tests: int) -> pd.DataFrame:
+    """Return a row for each variant of a group, one of so many tests."""
+    metric, units, log = bootstrap.metric, group.units, bootstrap.metric in METRICS
+    possible = int(_MOST_WORK / max(group.variant_sums.n_series * len(group.variants), 1))
+    most = max(bootstrap.replicates, min(replicates_for(tests, bootstrap.confidence), possible))
+    bootstrap = replace(bootstrap, replicates=most)
+    value, baseline = group.figures(metric)
     ends, p = np.full((2, len(value)), np.nan), np.full(len(value), np.nan)
     leads = [""] * len(value)
     if units >= 2:
         draws = bootstrap.draws(group)
         ends, p = expanded_interval(draws, bootstrap.confidence, units), expanded_p(draws, units)
-        for name in dict.fromkeys(names):
-            members = [v for v, family in enumerate(names) if family == name]
-            # one that is measured on other series cannot be compared
-            if len(members) == sizes[name]:
-                for place, side in _leading(draws[:, members], value[members], units, bootstrap.confidence).items():
-                    leads[members[place]] = side
-    log = metric in METRICS
+        # one that is measured on other series cannot be compared
+        if len(group.variants) == tests:
+            leads = _leading(draws, value, units, bootstrap.confidence)
     ends = np.exp(ends) - 1 if log else np.clip(ends, 0.0, LARGEST[metric])
-    table = pd.DataFrame(
+    return pd.DataFrame(
         {
             "variant": group.variants,
-            "family": names,
-            "tests": [sizes[name] for name in names],
+            "tests": tests,
             "leads": leads,
             "value": value,
             "baseline": baseline if log else np.nan,
@@ -207,42 +256,30 @@ def _compare(
             "lower": ends[0],
             "upper": ends[1],
             "p_value": p if log else np.nan,
+            "metric": metric,
+            "replicates": bootstrap.replicates,
+            "n_datasets": len(group.datasets),
+            "n_series": group.variant_sums.n_series,
+            "n_unpaired": group.n_unpaired,
+            "method": bootstrap.words(group),
+            "left_out": [tuple(group.absent)] * len(value),
         }
-    ).assign(
-        metric=metric,
-        replicates=bootstrap.replicates,
-        n_datasets=len(group.datasets),
-        n_series=group.n_series,
-        n_unpaired=group.n_unpaired,
-        method=bootstrap.words(group, units),
     )
-    return [{str(k): v for k, v in row.items()} | {"left_out": tuple(group.absent)} for row in table.to_dict("records")]
 
 
-def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence: float) -> dict[int, str]:
-    """Map the place of each variant that differs from every other one to "highest" or "lowest"."""
-    leaders: dict[int, str] = {}
+def _leading(distribution: np.ndarray, value: np.ndarray, units: int, confidence: float) -> list[str]:
+    """Mark a variant that differs from every other one as "highest" or "lowest", the others as ""."""
+    leads = [""] * len(value)
     finite = np.flatnonzero(np.isfinite(value) & np.isfinite(distribution).all(axis=0))
     if len(finite) < 2:
-        return leaders
+        return leads
     for side, best in (("highest", np.argmax), ("lowest", np.argmin)):
         first = finite[best(value[finite])]
         others = finite[finite != first]
         p = expanded_p(distribution[:, others] - distribution[:, [first]], units)
         if holm(p).max() < 1 - confidence:
-            leaders[int(first)] = side
-    return leaders
-
-
-def _figures(group: Group, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Compute (variant,) value and baseline over all datasets of a group, NaN if it has none."""
-    n = len(group.variants)
-    if not group.datasets:
-        return np.full(n, np.nan), np.full(n, np.nan)
-    value, baseline = (each.mean(axis=1) for each in group.by_dataset(metric))
-    if metric in METRICS:
-        value, baseline = np.exp(value), np.exp(baseline)
-    return value, np.broadcast_to(baseline, n)
+            leads[int(first)] = side
+    return leads
 
 
 def difference(
@@ -250,57 +287,35 @@ def difference(
     informed: str,
     random_variants: Sequence[str],
     *,
-    model: str | None = None,
-    plain: str = PLAIN,
     metric: str = "MASE",
     confidence: float = 0.95,
     replicates: int = 2000,
     seed: int = 0,
-    datasets: DatasetTreatment = "sampled",
 ) -> pd.Series:
-    """Test the change of an informed choice minus the mean change of random choices.
+    """Test the change of an informed choice minus the mean change of random choices of one model.
 
-    Both are measured on the same draws of datasets and series. In each replicate the random variants are drawn with
-    replacement too, so that the interval speaks about random choices in general. All variants are compared where all
-    have results.
-
-    Args:
-        frame, plain, metric, confidence, replicates, seed, datasets: as for `changes`; a metric, not a distance.
-        informed: id of the variant whose components were chosen.
-        random_variants: ids of the variants with components chosen at random, each with a seed of its own.
-        model: name of the model, if the frame has several.
-
-    Returns:
-        ``model``, ``change_informed``, ``change_random`` (mean), ``difference``, ``lower``, ``upper``, ``p_value``,
-        ``n_random``, ``n_datasets``, ``n_series``, ``left_out``, ``method``. Intervals are widened for the smaller
-        of the numbers of datasets and random variants; one random variant is taken as it is, and the words say so.
-
-    Raises:
-        InputError: several models and none named, no random variants, or an argument out of range.
-        UnknownNameError: no such model, variant or metric.
+    Both are measured on the same draws of datasets and series, where all variants have results. The random variants
+    are drawn too, so that the interval speaks about random choices in general; it is widened for the smaller number
+    of units. The arguments are those of :func:`changes`.
     """
-    bootstrap = _Bootstrap(metric, confidence, replicates, seed, datasets)
+    bootstrap = _Bootstrap(metric, confidence, replicates, seed)
     _only_metrics(metric)
     random_ids = list(dict.fromkeys(random_variants))
     if not random_ids or informed in random_ids:
         raise InputError(f"random variants other than {informed!r} are needed to compare it with, got {random_ids}")
     sums = as_series_sums(frame, [metric])
-    models = sorted(str(name) for name in sums["model"].unique() if name)
-    if model is None and len(models) > 1:
-        raise InputError(f"results of several models, {models}: name one as model=")
-    sums = sums[sums["model"] == (models[0] if model is None else model)]
     variants = set(sums["variant"].astype(str))
     for name in (informed, *random_ids):
         if name not in variants:
             raise unknown_name("variant", name, sorted(variants), hint="It has no results of this model.")
-    rows = sums[sums["variant"].isin([plain, informed, *random_ids])]
-    group = next(next(pair(rows, metric, plain)).groups(together=True))
+    rows = sums[sums["variant"].isin([PLAIN, informed, *random_ids])]
+    ((group,),) = _comparisons(rows, metric, together=True).values()
     order = [group.variants.index(name) for name in (informed, *random_ids)]
-    value, baseline = _figures(group, metric)
+    value, baseline = group.figures(metric)
     change = (value / baseline - 1)[order]
-    units = bootstrap.units(group)
+    units = group.units
     ends, p = np.full((2, 1), np.nan), np.full(1, np.nan)
-    words = bootstrap.words(group, units)
+    words = bootstrap.words(group)
     if units >= 2:
         n = len(random_ids)
         samples = (np.exp(bootstrap.draws(group)) - 1)[:, order]
@@ -308,47 +323,35 @@ def difference(
         differences = (samples[:, 0] - np.take_along_axis(samples[:, 1:], picks, axis=1).mean(axis=1))[:, None]
         units = min(units, n) if n > 1 else units
         ends, p = expanded_interval(differences, confidence, units), expanded_p(differences, units)
-        words = bootstrap.words(group, units)
         words += f"; {n} random variants drawn too" if n > 1 else "; one random variant, taken as it is"
     return pd.Series(
         {
-            "model": str(sums["model"].iloc[0]),
             "change_informed": change[0],
             "change_random": change[1:].mean(),
             "difference": change[0] - change[1:].mean(),
             "lower": ends[0, 0],
             "upper": ends[1, 0],
             "p_value": p[0],
-            "n_random": len(random_ids),
             "n_datasets": len(group.datasets),
-            "n_series": group.n_series,
             "left_out": tuple(group.absent),
             "method": words,
         }
     )
 
 
-def dataset_changes(frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE") -> pd.DataFrame:
-    """Compute the change of a metric on each dataset by itself, over the windows that both sides have.
-
-    Args:
-        frame, plain, metric: as for :func:`changes`; a metric, not a distance.
-
-    Returns:
-        A row for each model, variant and dataset: ``value``, ``baseline``, ``change``; NaN where left out.
-    """
+def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFrame:
+    """Compute the change of a metric on each dataset by itself, NaN where left out, a row per variant and dataset."""
     _only_metrics(metric)
-    rows: list[dict[str, Any]] = []
-    for pairs in pair(as_series_sums(frame, [metric]), metric, plain):
-        for group in pairs.groups():
+    parts = []
+    for model, groups in _comparisons(frame, metric).items():
+        for group in groups:
             value, baseline = map(np.exp, group.by_dataset(metric))
-            for v, variant in enumerate(group.variants):
-                key = {"model": pairs.model, "variant": variant}
-                for d, name in enumerate(group.datasets):
-                    rows.append({**key, "dataset": name, "value": value[v, d], "baseline": baseline[0, d]})
-                rows += [{**key, "dataset": name} for name in group.absent]
-    columns = ["model", "variant", "dataset", "value", "baseline"]
-    table = pd.DataFrame(rows, columns=columns).sort_values(columns[:3], ignore_index=True)
+            names = pd.MultiIndex.from_product([[model], group.variants, group.datasets + group.absent])
+            absent = np.full((len(group.variants), len(group.absent)), np.nan)
+            values = np.concatenate([value, absent], axis=1)
+            baselines = np.concatenate([np.broadcast_to(baseline, value.shape), absent], axis=1)
+            parts.append(pd.DataFrame({"value": values.ravel(), "baseline": baselines.ravel()}, index=names))
+    table = pd.concat(parts).rename_axis(["model", "variant", "dataset"]).sort_index().reset_index()
     return table.assign(change=table["value"] / table["baseline"] - 1)
 
 
@@ -358,26 +361,10 @@ def _only_metrics(metric: str) -> None:
         raise unknown_name("metric", metric, METRICS, hint="A distance has no baseline to change from.")
 
 
-def resilience(
-    frame: pd.DataFrame, *, plain: str = PLAIN, metric: str = "MASE", tolerance: float = 0.05
-) -> pd.DataFrame:
-    """Count the datasets on which a variant does little harm, and those on which it does good.
-
-    Args:
-        frame, plain, metric: as for `dataset_changes`.
-        tolerance: the rise below which a dataset counts as resilient; an improved one does too.
-
-    Returns:
-        A row for each model and variant: ``n_resilient``, ``n_improved``, ``n_datasets`` with a change,
-        ``n_left_out`` without.
-
-    Source:
-        S3-AGG of the measurements index (N_resilient, N_improved).
-    """
-    table = dataset_changes(frame, plain=plain, metric=metric)
+def resilience(frame: pd.DataFrame, *, metric: str = "MASE", tolerance: float = 0.05) -> pd.DataFrame:
+    """Count by model and variant the datasets on which it does little harm, and those on which it does good."""
+    table = dataset_changes(frame, metric=metric)
     change = table["change"]
-    flags = table.assign(
-        n_resilient=change < tolerance, n_improved=change < 0, n_datasets=change.notna(), n_left_out=change.isna()
-    )
-    names = ["n_resilient", "n_improved", "n_datasets", "n_left_out"]
-    return flags.groupby(["model", "variant"], sort=True)[names].sum().astype(int).reset_index()
+    flags = {"n_resilient": change < tolerance, "n_improved": change < 0, "n_datasets": change.notna()}
+    by = table[["model", "variant"]].assign(**flags, n_left_out=change.isna()).groupby(["model", "variant"], sort=True)
+    return by.sum().astype(int).reset_index()

@@ -1,44 +1,25 @@
-"""Scores of a forecast: sums from which each benchmark metric can be pooled, and distances to the plain one.
-
-A metric of a benchmark is a ratio of sums over all its steps, so that a mean of the metric over windows is another
-number. Sums are therefore stored for each window; they add up over any set of windows.
-"""
+"""Scores of a forecast: sums from which each benchmark metric is pooled, and distances to the plain one."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.errors import InputError, MissingExtraError
+from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 
 SUMS = (
-    "n",
-    "n_invalid",
-    "abs_label",
-    "abs_error",
-    "squared_error",
-    "squared_error_mean",
-    "quantile_loss",
-    "scaled_error",
-    "n_scaled",
-    "interval_score",
-    "n_interval",
-    "percentage_error",
-    "n_percentage",
-    "symmetric_error",
-    "n_symmetric",
+    *("n", "n_invalid", "abs_label", "abs_error", "squared_error", "squared_error_mean", "quantile_loss"),
+    *("scaled_error", "n_scaled", "interval_score", "n_interval", "percentage_error", "n_percentage"),
+    *("symmetric_error", "n_symmetric"),
 )
+"""Sums of a window; a metric is a ratio of such sums over all windows, which a mean of its values is not."""
 DISTANCES = (
-    "spearman_distance",
-    "pearson_distance",
-    "spectral_distance",
-    "shape_distance",
-    "slope_disagreement",
+    *("spearman_distance", "pearson_distance", "spectral_distance", "shape_distance", "slope_disagreement"),
     "mean_shift",
 )
 # of the continuous ranked probability score, as the benchmarks approximate it
@@ -62,11 +43,7 @@ _STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
 
 
 def _gluonts(module: str) -> Any:
-    """Import a module of gluonts, which only the scores of sweeps need.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+    """Import a module of gluonts, which only the scores of sweeps need."""
     try:
         with warnings.catch_warnings():
             # it recommends a faster JSON library, and nothing here reads JSON through it
@@ -76,47 +53,22 @@ def _gluonts(module: str) -> Any:
         raise MissingExtraError('scores need gluonts: pip install "tsfm-lens-toolbox[sweep]"') from error
 
 
-def _part_names() -> list[str]:
-    """Name the parts of a forecast that gluonts's measures ask for."""
-    return ["mean", "0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS)]
-
-
-def _rows(array: np.ndarray) -> np.ndarray:
-    """Reshape (series, row, step) to (row, all steps of all series), so that one gluonts forecast holds all series."""
-    return np.moveaxis(array, 1, 0).reshape(array.shape[1], -1)
-
-
-def _parts(forecast: Any, mean: np.ndarray, shape: tuple[int, int]) -> dict[str, np.ndarray]:
-    parts = {name: forecast[name].reshape(shape) for name in _part_names() if name != "mean"}
-    return {**parts, "mean": mean}
-
-
-def _quantile_parts(quantiles: np.ndarray, levels: Sequence[float], mean: np.ndarray | None) -> dict[str, np.ndarray]:
+def _parts(arrays: dict[str, np.ndarray], levels: Sequence[float]) -> dict[str, np.ndarray]:
+    """Return the parts of a forecast that gluonts's measures ask for, each (series, step)."""
+    source = arrays["samples"] if "samples" in arrays else arrays["quantiles"]
+    # (row, all steps of all series), so that one gluonts forecast holds all series
+    rows, shape = np.moveaxis(source, 1, 0).reshape(source.shape[1], -1), (len(source), source.shape[-1])
     names = [str(float(level)) for level in levels]
-    if len(set(names)) < 2:
+    if "samples" in arrays:
+        forecast = _gluonts("model.forecast").SampleForecast(rows, _ANY_DATE)
+    elif len(set(names)) > 1:
+        forecast = _gluonts("model.forecast").QuantileForecast(rows, _ANY_DATE, names)
+    else:
         raise InputError(f"an interval score needs 2 quantile levels or samples, got the levels {list(levels)}")
-    forecast = _gluonts("model.forecast").QuantileForecast(_rows(quantiles), _ANY_DATE, names)
-    shape = (len(quantiles), quantiles.shape[-1])
-    return _parts(forecast, forecast["0.5"].reshape(shape) if mean is None else mean, shape)
-
-
-def _sample_parts(samples: np.ndarray, mean: np.ndarray | None) -> dict[str, np.ndarray]:
-    shape = (len(samples), samples.shape[-1])
-    forecast = _gluonts("model.forecast").SampleForecast(_rows(samples), _ANY_DATE)
-    return _parts(forecast, forecast.mean.reshape(shape) if mean is None else mean, shape)
-
-
-def _check(truth: np.ndarray, levels: Sequence[float], scale: np.ndarray, forecasts: dict[str, np.ndarray]) -> None:
-    if truth.ndim != 2:
-        raise InputError(f"truth must be (series, step), got the shape {truth.shape}")
-    if scale.shape != truth.shape[:1]:
-        raise InputError(f"scale must have one value per series, {len(truth)}, got the shape {scale.shape}")
-    middle = {"quantiles": (len(levels),), "samples": (-1,), "mean": ()}
-    for name, array in forecasts.items():
-        shape = (truth.shape[0], *middle[name], truth.shape[1])
-        if array.ndim != len(shape) or any(w not in (-1, got) for w, got in zip(shape, array.shape, strict=True)):
-            words = "(" + ", ".join("samples" if w == -1 else str(w) for w in shape) + ")"
-            raise InputError(f"{name} must have the shape {words} to fit truth and levels, got {array.shape}")
+    levels_read = ("0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS))
+    parts = {name: forecast[name].reshape(shape) for name in levels_read}
+    own = forecast.mean.reshape(shape) if "samples" in arrays else parts["0.5"]
+    return {**parts, "mean": arrays.get("mean", own)}
 
 
 def window_scores(
@@ -128,14 +80,10 @@ def window_scores(
     samples: np.ndarray | None = None,
     mean: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Sum over the known steps of each series; `statistics.pooled` makes the metrics of any set of them.
+    """Sum over the known steps of each series, by gluonts's measures and rules; a (series,) array for each of SUMS.
 
-    The measures are gluonts's own, with its rules: steps without a label are left out; steps with a scale of 0 or
-    without one are left out of MASE and MSIS, with a label of 0 out of MAPE, with label and forecast 0 out of sMAPE.
-    Levels that a quantile forecast has not, as 0.025 and 0.975 of MSIS, are interpolated or, beyond the outermost,
-    continued by gluonts's exponential tail; a sample forecast's quantile q of n samples is number round((n - 1) q)
-    in order. Unlike gluonts, a forecast that is not finite where the label is known stops nothing: ``n_invalid``
-    counts those steps, they are in no other sum, and `pooled` gives NaN where there are any.
+    A forecast that is not finite where the label is known stops nothing: ``n_invalid`` counts those steps, which are
+    in no other sum.
 
     Args:
         truth: (series, step), data units; NaN where missing.
@@ -145,26 +93,14 @@ def window_scores(
         samples: (series, sample, step), of models that sample.
         mean: (series, step) of MSE and RMSE; without it the samples' mean, or else the median.
 
-    Returns:
-        A (series,) array for each name of SUMS. ``n*`` count steps; ``quantile_loss`` is the mean over the levels
-        0.1 to 0.9 of the summed loss; ``squared_error`` is the median's, ``squared_error_mean`` the mean's.
-
     Source:
         gluonts.ev with axis=None and mask_invalid_label=True, as GIFT-Eval calls it; levels 0.1 to 0.9, alpha 0.05.
-
-    Raises:
-        InputError: shapes do not fit together, or there are fewer than 2 levels and no samples.
     """
     truth, scale = np.asarray(truth, dtype=float), np.asarray(scale, dtype=float)
-    inputs = {"quantiles": quantiles} if samples is None else {"samples": samples}
-    inputs |= {} if mean is None else {"mean": mean}
-    arrays = {name: np.asarray(array, dtype=float) for name, array in inputs.items()}
-    _check(truth, levels, scale, arrays)
+    inputs = {"samples": samples, "mean": mean} | ({"quantiles": quantiles} if samples is None else {})
+    arrays = {name: np.asarray(array, dtype=float) for name, array in inputs.items() if array is not None}
     with np.errstate(all="ignore"):
-        if samples is None:
-            parts = _quantile_parts(arrays["quantiles"], levels, arrays.get("mean"))
-        else:
-            parts = _sample_parts(arrays["samples"], arrays.get("mean"))
+        parts = _parts(arrays, levels)
         finite = np.all([np.isfinite(part) for part in parts.values()], axis=0)
         has_label = np.isfinite(truth)
         # a masked array leaves out a NaN result without a word, so that steps without a forecast are counted here
@@ -183,44 +119,139 @@ def window_scores(
     return {name: sums[name] for name in SUMS}
 
 
-def forecast_distances(
-    point: np.ndarray, plain: np.ndarray, *, steps: int = 64, scale: np.ndarray | None = None
-) -> dict[str, np.ndarray]:
-    """Compute the distance of each series' forecast from the plain model's, over the first steps.
+def forecast_distances(point: np.ndarray, plain: np.ndarray, *, steps: int = 64) -> dict[str, np.ndarray]:
+    """Compute each of DISTANCES of point forecasts (series, step) from the plain model's, over the first steps.
 
-    Args:
-        point, plain: (series, step) point forecasts (median or mean of samples), data units.
-        steps: how many steps are compared, at most.
-        scale: (series,) unit of ``mean_shift``, as the denominator of MASE; data units without it.
-
-    Returns:
-        A (series,) array for each name of DISTANCES: the measures of `tsfm_lens.ablation.metrics`, and
-        ``mean_shift``, the mean absolute difference. NaN in all where a forecast is not finite; in ``mean_shift``
-        where scale is 0 or NaN; and in all but ``mean_shift`` with a horizon of 1 step, which has no shape.
-
-    Source:
-        S3-SPEAR of the measurements index for the first, and for the 64 steps; see each measure for the others.
-
-    Raises:
-        InputError: shapes differ or are not (series, step), or steps is less than 1.
+    ``mean_shift`` is the mean absolute difference in data units. All are NaN where a forecast is not finite, and all
+    but ``mean_shift`` with a horizon of 1 step, which has no shape.
     """
     # the package of the engine loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
 
-    point, plain = np.asarray(point, dtype=float), np.asarray(plain, dtype=float)
-    if point.shape != plain.shape or point.ndim != 2:
-        raise InputError(f"two forecasts (series, step) of one shape are compared, got {point.shape} and {plain.shape}")
-    if steps < 1 or point.shape[1] < 1:
-        raise InputError(f"at least 1 step is compared, got steps={steps} of a horizon of {point.shape[1]}")
-    point, plain = point[:, :steps], plain[:, :steps]
+    point, plain = np.asarray(point, dtype=float)[:, :steps], np.asarray(plain, dtype=float)[:, :steps]
     with np.errstate(all="ignore"):
         if point.shape[1] < 2:
             distances = {name: np.full(len(point), np.nan) for name in DISTANCES}
         else:
             distances = {name: getattr(metrics, name)(point, plain) for name in DISTANCES if name != "mean_shift"}
         shift = np.abs(point - plain).mean(axis=1)
-        if scale is not None:
-            scale = np.asarray(scale, dtype=float)
-            shift = shift / np.where(scale > 0, scale, np.nan)
         distances["mean_shift"] = np.where(np.isfinite(shift), shift, np.nan)
     return {name: distances[name] for name in DISTANCES}
+
+
+KEYS = ("model", "variant", "dataset", "item")
+# name under which the rows of the seasonal naive forecast are stored
+PLAIN = "plain"
+SEASONAL_NAIVE = "seasonal_naive"
+
+
+def _ratio(numerator: Any, denominator: Any) -> Any:
+    return numerator / denominator
+
+
+# metric: the sums that it is made of, the steps that it is a mean over first or last, and how
+_FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    "MASE": (("scaled_error", "n_scaled"), _ratio),
+    "sMAPE": (("symmetric_error", "n_symmetric"), _ratio),
+    "MSE": (("squared_error_mean", "n"), _ratio),
+    "MSE[0.5]": (("squared_error", "n"), _ratio),
+    "RMSE": (("squared_error_mean", "n"), lambda total, n: np.sqrt(total / n)),
+    "NRMSE": (("squared_error_mean", "n", "abs_label"), lambda total, n, label: np.sqrt(total / n) / (label / n)),
+    "ND": (("abs_error", "abs_label"), _ratio),
+    "MAE": (("abs_error", "n"), _ratio),
+    "MAPE": (("percentage_error", "n_percentage"), _ratio),
+    "MSIS": (("interval_score", "n_interval"), _ratio),
+    "CRPS": (("quantile_loss", "abs_label"), _ratio),
+}
+METRICS = tuple(_FORMULAS)
+MEASURES = (*METRICS, *DISTANCES)
+_FORMULAS |= {distance: ((distance, f"n_{distance}"), _ratio) for distance in DISTANCES}
+# a sum of errors over what does not depend on the forecast, so that sums alone tell by how much it changes
+SUMS_OF_ERRORS = ("MASE", "sMAPE", "ND", "MAE", "MAPE", "MSIS", "CRPS")
+# the largest value of a distance; none is negative
+LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
+
+
+def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
+    """Return the columns of `per_series` that a metric or distance is made of, and the function that makes it."""
+    if measure not in _FORMULAS:
+        raise unknown_name("metric", measure, MEASURES)
+    return _FORMULAS[measure]
+
+
+def pooled(sums: pd.DataFrame | Mapping[str, Any], metrics: Sequence[str] = METRICS) -> dict[str, Any]:
+    """Compute metrics from added-up sums, as gluonts gives them for all those steps at once (axis=None)."""
+    with np.errstate(all="ignore"):
+        valid = np.where(np.asarray(sums["n_invalid"]) > 0, np.nan, 1.0)
+        values = {name: formula(name)[1](*(sums[c] for c in formula(name)[0])) for name in metrics}
+        return {name: (np.where(np.isfinite(value), value, np.nan) * valid)[()] for name, value in values.items()}
+
+
+def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.DataFrame:
+    """Sum over the windows and variates of each series."""
+    inputs = [column for measure in measures for column in formula(measure)[0]]
+    sums = list(dict.fromkeys(["n", "n_invalid", *(c for c in inputs if c in SUMS)]))
+    distances = [measure for measure in measures if measure in DISTANCES]
+    absent = [c for c in (*KEYS, "window", "variate", *sums, *distances) if c not in frame]
+    if absent:
+        raise InputError(f"stored rows lack the columns {absent}; they have {list(frame)}")
+    empty = [column for column in sums if frame[column].isna().to_numpy().any()]
+    if empty:
+        raise InputError(f"the sums {empty} hold NaN; `window_scores` gives none, so the rows are damaged")
+
+    by = frame.groupby(list(KEYS), sort=True, observed=True)
+    group = by.ngroup().to_numpy()
+    out = by.size().rename("n_rows").reset_index()
+    window, variate = frame["window"].to_numpy(), frame["variate"].to_numpy()
+    width, depth = int(window.max(initial=0)) + 1, int(variate.max(initial=0)) + 1
+    place = pd.Series((group.astype(np.int64) * width + window) * depth + variate)
+    if len(place.unique()) < len(place):
+        row = frame.iloc[int(place.duplicated().argmax())]
+        where = ", ".join(f"{key} {row[key]!r}" for key in (*KEYS, "window", "variate"))
+        raise InputError(f"a row is there twice: {where}")
+    # the sum of 64-bit hashes tells one set of windows and variates from another
+    which = np.zeros(len(out), dtype=np.uint64)
+    np.add.at(which, group, pd.util.hash_array((window.astype(np.int64) << 20) + variate.astype(np.int64)))
+    columns: dict[str, Any] = {**{str(name): out[name] for name in out}, "windows": which}
+    # column by column and without a copy of all: a report should hold the rows once
+    for name in sums:
+        columns[name] = np.bincount(group, frame[name].to_numpy(), len(out))
+    for name in distances:
+        values = frame[name].to_numpy()
+        valid = ~np.isnan(values)
+        columns[name] = np.bincount(group, np.where(valid, values, 0.0), len(out))
+        columns[f"n_{name}"] = np.bincount(group, valid, len(out))
+    # categories, as stores give them, sort by their codes; series are compared by their names
+    table = columns | {key: columns[key].astype(str) for key in KEYS}
+    return pd.DataFrame(table, copy=False).sort_values(list(KEYS), ignore_index=True)
+
+
+def as_series_sums(frame: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
+    """Return `per_series` of stored rows, or the frame itself if it is that already."""
+    if "n_rows" not in frame:
+        return per_series(frame, measures)
+    absent = [c for measure in measures for c in formula(measure)[0] if c not in frame]
+    if absent:
+        raise InputError(f"these sums per series lack {absent}: give `per_series` all measures that are asked for")
+    return frame
+
+
+def dataset_metrics(frame: pd.DataFrame, metrics: Sequence[str] = METRICS) -> pd.DataFrame:
+    """Compute metrics by (model, variant, dataset)."""
+    sums = as_series_sums(frame, metrics).drop(columns=["windows", "item"])
+    total = sums.groupby(["model", "variant", "dataset"], sort=True, observed=True).sum()
+    return pd.DataFrame(pooled(total, metrics), index=total.index)
+
+
+def normalised(metrics: pd.DataFrame) -> pd.DataFrame:
+    """Divide metrics by those of the seasonal naive forecast, dataset by dataset, as on leaderboards."""
+    is_naive = metrics.index.get_level_values("variant") == SEASONAL_NAIVE
+    naive = metrics[is_naive]
+    if naive.empty:
+        raise InputError(f"no rows of the variant {SEASONAL_NAIVE!r}: add the seasonal naive forecast to the sweep")
+    table = naive.set_axis(naive.index.get_level_values("dataset"))
+    if table.index.has_duplicates:
+        raise InputError(f"more than one seasonal naive forecast of {table.index[table.index.duplicated()][0]!r}")
+    rest = metrics[~is_naive]
+    below = table.reindex(rest.index.get_level_values("dataset")).to_numpy()
+    return rest.div(np.where(below > 0, below, np.nan))

@@ -7,7 +7,8 @@ import hashlib
 import json
 import os
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,14 +37,7 @@ class DamagedFileError(Exception):
 
 @dataclass(frozen=True)
 class Footer:
-    """Footer of a file of finished cells.
-
-    Attributes:
-        path: of the file.
-        cells: keys of its cells; their rows stand one cell after the other, in this order.
-        counts: rows of each.
-        columns: names of its columns.
-    """
+    """Footer of a file of finished cells."""
 
     path: Path
     cells: tuple[str, ...]
@@ -53,13 +47,7 @@ class Footer:
 
 @dataclass(frozen=True)
 class Damage:
-    """A file that is not used.
-
-    Attributes:
-        path: where it was found.
-        why: what is wrong with it.
-        moved_to: where it is now; None if it was left in place.
-    """
+    """A file that is not used."""
 
     path: Path
     why: str
@@ -71,18 +59,7 @@ class Damage:
 
 
 def cell_key(**content: object) -> str:
-    """Compute the key of a cell: a hash of everything that decides its numbers, and of the schema version.
-
-    Args:
-        content: names and values: texts, numbers, None, and sequences or mappings of such. NumPy numbers and arrays
-            count as the numbers that they hold; the order of names does not matter.
-
-    Returns:
-        32 hex digits of a SHA-256, the same on every machine.
-
-    Raises:
-        InputError: a value has no canonical text, such as a NaN or an object.
-    """
+    """Compute the key of a cell: a hash of everything that decides its numbers, and of the schema version."""
     return _digest({"schema": SCHEMA_VERSION, **content})
 
 
@@ -126,14 +103,20 @@ def make_folder(path: Path, ours: Collection[str]) -> None:
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write a file so that its name never stands for half of it, whenever the process or the machine dies.
-
-    Raises:
-        StoreError: no space, no right to write, or another fault of the file system; nothing is left behind.
-    """
-    try:
+    """Write a file so that its name never stands for half of it, whenever the process or the machine dies."""
+    with faults_told(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
             part.write_bytes(content)
+
+
+@contextmanager
+def faults_told(path: Path) -> Iterator[None]:
+    """Turn errors of the file system into a StoreError."""
+    try:
+        yield
+    except StoreError:
+        raise
     except OSError as error:
         raise trouble(error, path) from error
 
@@ -152,9 +135,7 @@ def trouble(error: OSError, path: Path) -> StoreError:
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         origin = Path(error.filename) if error.filename else path
-        blocking = next(
-            (place for place in (origin, path, *path.parents) if place.is_file() or place.is_symlink()), path
-        )
+        blocking = next((each for each in (origin, path, *path.parents) if each.is_file() or each.is_symlink()), path)
         return StoreError(
             f"{path} should be or be in a folder, but a file stands in its way. Move it aside and run the same command "
             f"again: mv {shlex.quote(str(blocking))} {shlex.quote(f'{blocking}.aside')}. Or choose another folder."
@@ -166,17 +147,11 @@ def trouble(error: OSError, path: Path) -> StoreError:
 
 
 def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) -> pa.Table:
-    """Bring the rows of a group into the store's form, one cell after the other, or refuse them; see ``Store.write``.
-
-    Raises:
-        InputError: a column is missing, unknown or of a wrong type; a key is missing; a row stands twice; a cell has
-            no row, or was not announced.
-    """
+    """Bring the rows of a group into the store's form, one cell after the other, or refuse them."""
     table = pa.Table.from_pandas(rows, preserve_index=False) if isinstance(rows, pd.DataFrame) else rows
     names = table.column_names
-    schema = schema_of(
-        [*KEY_COLUMNS, *(values if values is not None else [name for name in names if name not in KEY_COLUMNS])]
-    )
+    numbers = [name for name in names if name not in KEY_COLUMNS] if values is None else values
+    schema = schema_of([*KEY_COLUMNS, *numbers])
     if wrong := sorted(set(schema.names) ^ set(names)):
         raise InputError(f"rows of a sweep have the columns {', '.join(sorted(names))}; missing or unknown: {wrong}")
     try:
@@ -214,10 +189,7 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
 
 
 def encode_rows(table: pa.Table, cells: Sequence[str]) -> memoryview:
-    """Encode rows that ``checked_rows`` gave as a Parquet file, in memory.
-
-    Its footer lists the cells. Pages have checksums; what the footer says is checked against the file's name and rows.
-    """
+    """Encode rows that ``checked_rows`` gave as a Parquet file, in memory."""
     order = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
     counts = np.bincount(order, minlength=len(cells)).tolist()
     footer = json.dumps({"cells": list(cells), "counts": counts, "columns": table.column_names})
@@ -238,12 +210,7 @@ def encode_rows(table: pa.Table, cells: Sequence[str]) -> memoryview:
 
 
 def read_footer(path: Path) -> Footer:
-    """Read the list of cells that a file holds, without reading its rows.
-
-    Raises:
-        DamagedFileError: the file is cut short, changed, renamed or not a store's.
-        StoreError: it may not be read.
-    """
+    """Read the list of cells that a file holds, without reading its rows."""
     try:
         metadata = pq.read_metadata(path)
         content = json.loads(metadata.metadata[_FOOTER.encode()])
@@ -259,13 +226,8 @@ def read_footer(path: Path) -> Footer:
     return footer
 
 
-def read_rows(footer: Footer, keep: Sequence[bool], columns: Sequence[str] | None = None) -> pa.Table:
-    """Read rows of the cells of a file to keep, and verify the pages that are read; texts are dictionary-encoded.
-
-    Raises:
-        DamagedFileError: the file is cut short or changed.
-        StoreError: it may not be read.
-    """
+def read_rows(footer: Footer, keep: Sequence[bool] = (), columns: Sequence[str] | None = None) -> pa.Table:
+    """Read rows of the cells of a file to keep, and verify the pages that are read; texts are dictionary-encoded."""
     names = list(footer.columns if columns is None else columns)
     try:
         with pq.ParquetFile(footer.path, page_checksum_verification=True, read_dictionary=list(TEXT_COLUMNS)) as file:
@@ -289,12 +251,7 @@ def encode_json(content: Mapping[str, Any], name: str) -> bytes:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read the content of a JSON file that ``encode_json`` made.
-
-    Raises:
-        DamagedFileError: it is none, was changed or renamed.
-        OSError: it cannot be read.
-    """
+    """Read the content of a JSON file that ``encode_json`` made."""
     try:
         content = json.loads(path.read_bytes())
         checksum = content.pop("sha256")
@@ -320,30 +277,23 @@ def encode_table(table: pd.DataFrame) -> tuple[memoryview, str]:
 
 
 def read_table(path: Path) -> pd.DataFrame:
-    """Read a table whose file's name ends in its checksum.
-
-    Raises:
-        DamagedFileError: the file is cut short, changed or renamed.
-        OSError: it cannot be read.
-    """
+    """Read a table whose file's name ends in its checksum."""
     content = path.read_bytes()
     if path.stem.rpartition(".")[2] != hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]:
         raise DamagedFileError("it was changed, cut short or renamed after it was written")
     return pq.read_table(pa.BufferReader(content)).to_pandas()
 
 
-def check_schema(schema_version: object, where: Path) -> None:
+def check_schema(schema_version: int, where: Path) -> None:
     """Raise a StoreError where a store or file is not of this version's schema."""
-    if not isinstance(schema_version, int):
-        raise StoreError(f"{where} names the schema version {schema_version!r}, which is none")
+    if schema_version == SCHEMA_VERSION:
+        return
+    cure = (
+        "the numbers of older versions are not mixed with new ones. Report on it with the tsfm-lens that wrote it (its "
+        "version is in store.json), or choose another folder and run the sweep again."
+    )
     if schema_version > SCHEMA_VERSION:
-        raise StoreError(
-            f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: update "
-            "tsfm-lens, or choose another folder."
-        )
-    if schema_version < SCHEMA_VERSION:
-        raise StoreError(
-            f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: the "
-            "numbers of older versions are not mixed with new ones. Report on it with the tsfm-lens that wrote it "
-            "(its version is in store.json), or choose another folder and run the sweep again."
-        )
+        cure = "update tsfm-lens, or choose another folder."
+    raise StoreError(
+        f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: {cure}"
+    )

@@ -1,17 +1,4 @@
-"""The store of a sweep: one content-keyed Parquet file a finished group of cells.
-
-    store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
-    cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
-    plans/NAME.json       a plan's provenance, which names its tables
-    plans/NAME.TABLE.CHECKSUM.parquet
-    locks/KEY.lock        held by the process that computes a group; the kernel frees it when the process dies
-    damaged/              files that could not be read, moved aside
-
-A file appears under its name only when it is whole and on disk, and is never changed afterwards. Checksums and names
-show what was changed or renamed. A cell's key is a hash of all that decides its numbers. So cells of another
-configuration are never read by mistake, two processes may share a store, and two stores are joined by copying their
-``cells`` together.
-"""
+"""The store of a sweep: one content-keyed Parquet file a finished group of cells."""
 
 from __future__ import annotations
 
@@ -21,8 +8,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +30,7 @@ from tsfm_lens.sweep.store.files import (
     encode_json,
     encode_rows,
     encode_table,
+    faults_told,
     group_key,
     make_folder,
     read_footer,
@@ -64,15 +51,18 @@ _LEFTOVER_SECONDS = 3600.0
 
 
 class Store:
-    """Results of sweeps in a folder.
+    """Results of sweeps in a folder, whose files appear when they are whole and never change.
+
+        store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
+        cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
+        plans/NAME.json       a plan's provenance, which names its tables NAME.TABLE.CHECKSUM.parquet
+        locks/KEY.lock        held by the process that computes a group; the kernel frees it when the process dies
+        damaged/              files that could not be read, moved aside
 
     Args:
         path: the folder.
         create: make it if it is not there; without, nothing is written before the first result.
         values: names of the columns of numbers. A new store keeps them; of an existing one they must be the same.
-
-    Attributes:
-        repaired: files that were damaged and moved aside when the store was opened.
 
     Raises:
         StoreError: the folder is none, is no store, is of another schema version or has other columns.
@@ -84,17 +74,13 @@ class Store:
         self.path = Path(path).absolute()
         self._footers: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
         self.repaired: list[Damage] = []
-        try:
+        with faults_told(self.path):
             about = self._open(create, values)
-        except OSError as error:
-            raise error if isinstance(error, StoreError) else trouble(error, self.path) from error
         value_names = about.get("values")
         self.values: tuple[str, ...] | None = None if value_names is None else tuple(value_names)
         if values is not None and self.values is not None and set(values) != set(self.values):
             differ = ", ".join(sorted(set(values) ^ set(self.values)))
-            raise StoreError(
-                f"{self.path} holds other columns than this tsfm-lens writes ({differ}): choose a new folder."
-            )
+            raise StoreError(f"{self.path} holds other columns than tsfm-lens writes ({differ}): choose a new folder.")
 
     def _open(self, create: bool, values: Sequence[str] | None) -> Mapping[str, Any]:
         marker = self.path / "store.json"
@@ -135,7 +121,7 @@ class Store:
             (self.path / "damaged").mkdir(exist_ok=True)
             self.repaired.append(self._set_aside(damage))
             return None
-        check_schema(about.get("schema"), self.path)
+        check_schema(about["schema"], self.path)
         return about
 
     def _has_cells(self) -> bool:
@@ -151,14 +137,11 @@ class Store:
         )
 
     def write(self, rows: Any, cells: Sequence[str]) -> Path:
-        """Keep the rows of a finished group of cells.
+        """Keep the rows of a finished group of cells, in a file that is on disk when this returns its path.
 
         Args:
             rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers, one row per series and window.
             cells: keys of the cells; the rows hold each of them, and no other.
-
-        Returns:
-            The file, which is on disk when this returns.
 
         Raises:
             InputError: the rows are not those of the cells, or a column is wrong.
@@ -166,10 +149,6 @@ class Store:
         """
         table = checked_rows(rows, cells, self.values)
         path = self._file(cells)
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise trouble(error, path) from error
         write_atomically(path, encode_rows(table, cells))
         return path
 
@@ -179,7 +158,7 @@ class Store:
 
     def done(self) -> set[str]:
         """Return the keys of every finished cell; reads the footers of files that are new since the last call."""
-        return {cell for footer in self._whole() for cell in footer.cells}
+        return {cell for footer in self._finished() for cell in footer.cells}
 
     def holds(self, cells: Sequence[str]) -> bool:
         """Tell if this very group is finished; looks at one file, so it is fast in a large store."""
@@ -188,23 +167,15 @@ class Store:
         except DamagedFileError:
             return False
 
-    def unused(self, cells: Iterable[str]) -> int:
-        """Count the finished cells that are none of these: left by another configuration, and not read."""
-        return len(self.done() - set(cells))
-
     def read(
         self, cells: Iterable[str], columns: Sequence[str] | None = None, *, allow_missing: bool = False
     ) -> pa.Table:
-        """Read rows of some cells, each cell once even where several files hold it.
+        """Read rows of some cells, each once even where several files hold it, with dictionary-encoded texts.
 
         Args:
             cells: their keys; the order does not matter.
             columns: names; all if None.
             allow_missing: leave out cells that are not finished.
-
-        Returns:
-            A table with dictionary-encoded text columns, in the order of file names; of two files with the same cell
-            the first one counts.
 
         Raises:
             StoreError: cells are not finished, a file is damaged, or files have different columns.
@@ -212,7 +183,7 @@ class Store:
         keys = set(cells)
         picks: list[tuple[Footer, list[bool]]] = []
         missing = set(keys)
-        for footer in self._whole():
+        for footer in self._finished():
             keep = [cell in missing for cell in footer.cells]
             if any(keep):
                 picks.append((footer, keep))
@@ -231,9 +202,8 @@ class Store:
         if not tables:
             schema = schema_of(columns if columns is not None else (*KEY_COLUMNS, *(self.values or ())))
             text = pa.dictionary(pa.int32(), pa.string())
-            return pa.schema(
-                [(each.name, text if each.type == pa.string() else each.type) for each in schema]
-            ).empty_table()
+            types = [(each.name, text if each.type == pa.string() else each.type) for each in schema]
+            return pa.schema(types).empty_table()
         try:
             return pa.concat_tables(tables).unify_dictionaries()
         except pa.ArrowInvalid:
@@ -247,54 +217,39 @@ class Store:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Lock a group of cells by its key while the context lasts; the kernel frees the lock of a process that dies.
+        """Lock a group of cells by its key while the context lasts; yield False while somebody else has it.
 
-        Yields:
-            True if the lock is ours; False while another process, or another lock of this one, has it. Where the file
-            system has no locks it is always True: groups may then be computed twice, and still count once.
+        Where the file system has no locks it is always True: groups may then be computed twice, and still count once.
 
         Raises:
             StoreError: its file cannot be made.
         """
         path = self.path / "locks" / f"{key}.lock"
-        lock = FileLock(path, timeout=0)
+        lock, ours = FileLock(path, timeout=0), True
+        with faults_told(path), suppress(NotImplementedError):
+            try:
+                lock.acquire()
+            except Timeout:
+                ours = False
         try:
-            lock.acquire()
-        except Timeout:
-            yield False
-            return
-        except NotImplementedError:
-            yield True
-            return
-        except OSError as error:
-            raise trouble(error, path) from error
-        try:
-            yield True
+            yield ours
         finally:
             lock.release()
 
     def damaged(self, *, move: bool = False) -> list[Damage]:
-        """Read every file of cells and every plan, and find those that are cut short, changed, or not a store's.
+        """Find files of cells and plans that are cut short, changed, or not a store's, so that they do not count.
 
         Args:
-            move: move them into ``damaged``, and remove what killed processes left half written. Nothing else is
-                ever deleted.
-
-        Returns:
-            The damaged files, with those that were moved aside when the store was opened; their cells count as not
-            finished.
+            move: move them into ``damaged``, and remove what killed processes left half written, but nothing else.
         """
-        whole = (
-            footer
-            if isinstance(footer, Damage)
-            else _find_damage(footer.path, partial(read_rows, footer, [True] * len(footer.cells)))
+        results: list[object] = [
+            footer if isinstance(footer, Damage) else _whole(footer.path, lambda _, f=footer: read_rows(f))
             for footer in self._scan()
-        )
-        plans = (
-            _find_damage(path, partial(read_json if path.suffix == ".json" else read_table, path))
-            for path in self._plan_files()
-        )
-        damages = [damage for damage in (*whole, *self._blocking_files(), *plans) if damage is not None]
+        ]
+        blocking = sorted(place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
+        results += [Damage(place, "a file stands in the way of a folder") for place in blocking]
+        results += [_whole(path, read_json if path.suffix == ".json" else read_table) for path in self._plan_files()]
+        damages = [damage for damage in results if isinstance(damage, Damage)]
         report = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
         if move:
             self.repaired = []
@@ -303,20 +258,14 @@ class Store:
 
     def _set_aside(self, damage: Damage) -> Damage:
         target = self.path / "damaged" / f"{damage.path.stem}.{time.time_ns()}{damage.path.suffix}"
-        try:
-            damage.path.rename(target)
-        except FileNotFoundError:
-            # another process was faster
-            return damage
-        except OSError as error:
-            raise trouble(error, damage.path) from error
+        with faults_told(damage.path):
+            try:
+                damage.path.rename(target)
+            except FileNotFoundError:
+                # another process was faster
+                return damage
         self._footers.pop(damage.path.name, None)
         return Damage(damage.path, damage.why, target)
-
-    def _blocking_files(self) -> list[Damage]:
-        """Find files that stand where a folder of results belongs."""
-        files = (place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
-        return [Damage(place, "a file stands in the way of a folder") for place in sorted(files)]
 
     def _sweep_leftovers(self) -> None:
         oldest = time.time() - _LEFTOVER_SECONDS
@@ -328,34 +277,28 @@ class Store:
                 # it has just been renamed, or is not ours
                 continue
 
-    def _whole(self) -> list[Footer]:
+    def _finished(self) -> list[Footer]:
         return [footer for footer in self._scan() if isinstance(footer, Footer)]
 
     def _scan(self) -> list[Footer | Damage]:
         """Return the footers of all files by file name, from memory where the file has not changed."""
         fresh: dict[str, tuple[tuple[int, int], Footer | Damage]] = {}
-        try:
-            folders = [entry for entry in os.scandir(self.path / "cells") if entry.is_dir()]
-            files = [file for folder in folders for file in os.scandir(folder) if file.name.endswith(".parquet")]
-            for file in files:
-                if file.name.startswith("."):
-                    continue
-                state = file.stat()
-                stamp = state.st_mtime_ns, state.st_size
-                cached = self._footers.get(file.name)
-                fresh[file.name] = cached if cached and cached[0] == stamp else (stamp, _footer(Path(file.path)))
-        except FileNotFoundError:
-            if not (self.path / "store.json").exists():
-                raise StoreError(f"{self.path} is no longer there") from None
-        except OSError as error:
-            raise error if isinstance(error, StoreError) else trouble(error, self.path) from error
+        with faults_told(self.path):
+            try:
+                folders = [entry for entry in os.scandir(self.path / "cells") if entry.is_dir()]
+                for file in (file for folder in folders for file in os.scandir(folder)):
+                    if file.name.startswith(".") or not file.name.endswith(".parquet"):
+                        continue
+                    stamp, old = (file.stat().st_mtime_ns, file.stat().st_size), self._footers.get(file.name)
+                    fresh[file.name] = old if old and old[0] == stamp else (stamp, _whole(Path(file), read_footer))
+            except FileNotFoundError:
+                if not (self.path / "store.json").exists():
+                    raise StoreError(f"{self.path} is no longer there") from None
         self._footers = fresh
         return [fresh[name][1] for name in sorted(fresh)]
 
     def write_plan(self, name: str, about: Mapping[str, Any], **tables: pd.DataFrame) -> None:
-        """Keep a plan's provenance (what JSON can hold) and tables under a name, replacing an older one.
-
-        The tables go first, under names of their own; the file that names them is replaced at once, last.
+        """Keep a plan's provenance (what JSON can hold) and tables under a name, replacing an older one at once.
 
         Raises:
             StoreError: it cannot be written.
@@ -398,20 +341,13 @@ class Store:
         return sorted(path for path in paths if path.suffix in (".parquet", ".json"))
 
 
-def _footer(path: Path) -> Footer | Damage:
+def _whole(path: Path, read: Callable[[Path], Any]) -> Any:
+    """Read a file, or return its damage."""
     try:
-        return read_footer(path)
-    except DamagedFileError as error:
-        return Damage(path, str(error))
-
-
-def _find_damage(path: Path, read: Callable[[], object]) -> Damage | None:
-    try:
-        read()
+        return read(path)
     except PermissionError as error:
         raise trouble(error, path) from error
     except StoreError:
         raise
     except (DamagedFileError, OSError, ValueError) as error:
         return Damage(path, str(error))
-    return None

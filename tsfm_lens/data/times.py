@@ -1,0 +1,419 @@
+"""Columns of time, of dates, text or step numbers, and the regular grids that they stand on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from tsfm_lens.data.text import MISSING, NUMBER
+from tsfm_lens.errors import InputError
+
+_ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?([T ].+)?|\d{8}T\d{2,6}.*|\d{4}-?Q[1-4]")
+_OFFSET = r"Z|UTC|GMT|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?"
+_ZONED = re.compile(rf"(.*\d[T ]\d{{1,2}}(?::?\d{{2}})*(?:\.\d+)?(?: ?[AP]M)?) ?({_OFFSET})", re.I)
+_MONTH = re.compile(r"(0[1-9]|1[0-2])\.(1[789]|2[01])\d{2}")
+_DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
+_UNITS = ("s", "ms", "us", "ns")
+_STEPS = 10**8  # larger numbers are no steps
+# the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
+_FIRST, _END = pd.Timestamp("1678-01-01"), pd.Timestamp("2262-01-01")
+_BEYOND = "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out to read the values without dates"
+
+
+_SLACK, _FREE = 50, 1000
+"""A grid may have _FREE steps and _SLACK for every value; a longer one comes from a mistyped date or frequency."""
+_SPARSE = 0.2
+"""Step numbers may leave this share of their grid empty; 201752 and 201801 are no such numbers."""
+_SCAN_LIMIT = 200
+_DAY = 86_400 * 10**9
+_LOCAL = 23 * 3600 * 10**9  # from about a day on, steps follow the clock on the wall
+
+
+@dataclass(frozen=True, eq=False)
+class Times:
+    """Times in datetime64[ns], as a clock on the wall shows them and in UTC; or numbers of steps, with a note."""
+
+    clock: np.ndarray
+    utc: np.ndarray | None = None
+    note: str = ""
+
+    @property
+    def instants(self) -> np.ndarray:
+        """Times in UTC where the column gives offsets, else as the clock shows them."""
+        return self.clock if self.utc is None else self.utc
+
+
+def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Times:
+    """Read a column of time."""
+    if time_format is not None and time_format not in _UNITS and "%" not in time_format:
+        raise InputError(
+            f"time_format={time_format!r} is no format such as '%d.%m.%Y', and none of {', '.join(_UNITS)}"
+        )
+    missing = column.isna().to_numpy()
+    column = _plain(column) if not missing.any() else column
+    if column.dtype == object:
+        missing |= np.array([isinstance(cell, str) and cell.strip() in MISSING for cell in column])
+    if missing.any():
+        raise InputError(f"column {name!r} has no timestamp in row {column.index[np.flatnonzero(missing)[0]]}")
+    if column.dtype.kind == "M":
+        stamps = pd.DatetimeIndex(column)
+        clock = stamps.tz_localize(None)
+        return _dates(clock, None if stamps.tz is None else stamps.tz_convert(None), column, name)
+    if column.dtype.kind in "mb":
+        raise InputError(f"column {name!r} holds {column.dtype}, expected timestamps or numbers")
+    cells = column.tolist()
+    if all(isinstance(cell, date | np.datetime64 | pd.Period) for cell in cells):
+        return _from_objects(cells, column, name)
+    if all(isinstance(cell, str) for cell in cells):
+        cells = [cell.strip() for cell in cells]
+        numbers = all(re.fullmatch(NUMBER, cell) for cell in cells) and not all(map(_MONTH.fullmatch, cells))
+        if time_format not in (None, *_UNITS) or not numbers:
+            return _from_text(cells, column, name, time_format)
+        cells = [int(cell) if re.fullmatch(r"[+-]?\d+", cell) else float(cell) for cell in cells]
+    if all(isinstance(cell, int | float | np.number | Decimal) and not isinstance(cell, bool) for cell in cells):
+        return _from_numbers(cells, column, name, time_format)
+    odd = next(cell for cell in cells if type(cell) is not type(cells[0]) or not isinstance(cell, str))
+    raise InputError(f"column {name!r} holds {odd!r} beside other kinds of cells, expected timestamps of one kind")
+
+
+def holds_dates(dtype: Any) -> bool:
+    """Return True for a type of dates or periods, of numpy, pandas or Arrow."""
+    return dtype.kind == "M" or isinstance(dtype, pd.PeriodDtype)
+
+
+def looks_like_dates(column: pd.Series) -> bool:
+    """Return True for a column whose first cells are dates or in ISO 8601, also such as :func:`times_of` refuses."""
+    cells = _plain(column.dropna().head(20))
+    if cells.empty or holds_dates(cells.dtype):
+        return not cells.empty
+    return all(
+        isinstance(cell, date | np.datetime64) or (isinstance(cell, str) and _ISO_DATE.fullmatch(cell.strip()))
+        for cell in cells
+    )
+
+
+def _plain(column: pd.Series) -> pd.Series:
+    """Replace Arrow's cells by numpy's, and categories by their values."""
+    while isinstance(column.dtype, pd.ArrowDtype | pd.CategoricalDtype):
+        if isinstance(column.dtype, pd.ArrowDtype):
+            cells = pa.array(column.array).to_pandas(integer_object_nulls=True, date_as_object=False)
+            column = pd.Series(cells.array, column.index, name=column.name)
+        else:
+            column = column.astype(column.cat.categories.dtype)
+    return column
+
+
+def _dates(clock: pd.DatetimeIndex, utc: pd.DatetimeIndex | None, column: pd.Series, name: str) -> Times:
+    """Convert dates of any unit, without a zone, into nanoseconds; refuse those beyond the years that these hold."""
+    instants = clock if utc is None else utc
+    beyond = np.flatnonzero((instants < _FIRST) | (instants >= _END))
+    if len(beyond):
+        raise InputError(f"column {name!r}: {instants[beyond[0]]} in row {column.index[beyond[0]]} is {_BEYOND}")
+    return Times(clock.as_unit("ns").to_numpy(), None if utc is None else utc.as_unit("ns").to_numpy())
+
+
+def _from_objects(cells: list[Any], column: pd.Series, name: str) -> Times:
+    """Read Python's dates and datetimes, and pandas' timestamps and periods, of any zones."""
+    clock, utc = [], []
+    for cell, row in zip(cells, column.index, strict=True):
+        try:
+            stamp = cell.to_timestamp() if isinstance(cell, pd.Period) else pd.Timestamp(cell)
+            since = stamp if stamp.tz is None else stamp.tz_convert(None)
+            if not _FIRST <= since < _END:
+                raise OverflowError
+        except (ValueError, OverflowError) as error:
+            raise InputError(f"column {name!r}: {cell} in row {row} is {_BEYOND}") from error
+        clock.append(stamp.as_unit("ns").tz_localize(None).to_datetime64())
+        utc += [] if stamp.tz is None else [since.as_unit("ns").to_datetime64()]
+    if utc and len(utc) < len(clock):
+        raise InputError(f"column {name!r} has times with a zone and times without; give all of them one")
+    return Times(np.array(clock, dtype="datetime64[ns]"), np.array(utc, dtype="datetime64[ns]") if utc else None)
+
+
+def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: str | None) -> Times:
+    """Read numbers as dates of a format, or as steps where they can be no dates."""
+    try:
+        whole = all(float(cell).is_integer() for cell in cells)
+        numbers = np.array([int(cell) if whole else float(cell) for cell in cells])
+    except (OverflowError, ValueError) as error:
+        raise InputError(f"column {name!r} holds a number that is no time: {error}") from error
+    if numbers.dtype.kind != "i" and (time_format is not None or whole):
+        raise InputError(f"column {name!r} holds {cells[0]!r}…, no whole numbers or too large ones for times")
+    if time_format in _UNITS:
+        return _dates(pd.DatetimeIndex(numbers.astype(f"datetime64[{time_format}]")), None, column, name)
+    if time_format is not None:
+        return _from_text(numbers.astype(str).tolist(), column, name, time_format)
+    formats = _date_formats(numbers) if whole else []
+    if formats:
+        raise InputError(
+            f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format="
+            f"{' or '.join(map(repr, formats))}, or leave the column out to read the values without dates"
+        )
+    kind = (
+        "whole numbers of column {!r} are read as step numbers"
+        if whole
+        else "broken numbers of column {!r} as positions"
+    )
+    return Times(numbers, note=f"the {kind.format(name)}, without a date")
+
+
+def _date_formats(numbers: np.ndarray) -> list[str]:
+    """List the formats in which most of these whole numbers are dates; none of steps."""
+    texts = numbers.astype(str)
+    widths = np.char.str_len(texts)
+    digits = int(np.bincount(widths).argmax())
+    formats = [] if np.abs(numbers).max() < _STEPS else list(_UNITS)
+    if digits not in _DIGITS:
+        return formats
+    stamps = pd.to_datetime(pd.Series(texts).where(widths == digits), format=_DIGITS[digits], errors="coerce")
+    # four digits may count steps, and some of any steps look like years
+    likely = stamps.dt.year.between(1700, 2200).mean() > (0.9 if digits == 4 else 0.5)
+    return [_DIGITS[digits], *formats] if likely else formats
+
+
+def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str | None) -> Times:
+    """Read text in one format, by default ISO 8601, with an offset from UTC in all cells or none."""
+    zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
+    with_zone = sum(zone is not None for zone in zones.values())
+    if 0 < with_zone < len(zones):
+        odd = next(text for text, zone in zones.items() if zone is None)
+        raise InputError(f"column {name!r} has times with an offset and times without, such as {odd!r}")
+    bare = pd.Series([zone[1].strip() if (zone := zones[text]) else text for text in texts])
+    if time_format is None and bare.str.fullmatch(r"\d{4}-?Q[1-4]").all():
+        bare = bare.map(lambda text: f"{text[:4]}-{3 * int(text[-1]) - 2:02d}")
+    form = "ISO8601" if time_format is None else time_format.removesuffix("%z").strip()
+    try:
+        stamps = pd.to_datetime(bare, format=form, errors="coerce")
+    except (ValueError, TypeError) as error:
+        raise InputError(f"time_format={time_format!r} is no format: {error}") from error
+    iso = time_format is not None or bare.str.fullmatch(_ISO_DATE)
+    wrong = np.flatnonzero(stamps.isna() | ~np.broadcast_to(iso, len(bare)))
+    if len(wrong):
+        expected = f"time_format={time_format!r}" if time_format else "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
+        raise InputError(
+            f"column {name!r}: {texts[wrong[0]]!r} in row {column.index[wrong[0]]} is no date of {expected}; or it is "
+            f"{_BEYOND}"
+        )
+    clock = stamps.to_numpy(dtype="datetime64[ns]")
+    offsets = {text: _offset(zone[2]) for text, zone in zones.items() if zone}
+    return Times(
+        clock, clock - np.array([offsets[text] for text in texts], dtype="timedelta64[ns]") if offsets else None
+    )
+
+
+def _offset(text: str) -> np.timedelta64:
+    digits = text[1:].replace(":", "").ljust(4, "0") if text[0] in "+-" else "0000"
+    size = np.timedelta64((int(digits[:2]) * 60 + int(digits[2:])) * 60 * 10**9, "ns")
+    return -size if text[0] == "-" else size
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Regular time grid of a series: rows in order of time, their places, first timestamp, frequency or None."""
+
+    order: np.ndarray
+    places: np.ndarray
+    start: pd.Timestamp | None
+    freq: str | None
+
+    @property
+    def length(self) -> int:
+        """Number of steps."""
+        return int(self.places[-1]) + 1
+
+    def filled(self, values: np.ndarray) -> np.ndarray:
+        """Return the values on the grid, NaN in gaps."""
+        whole = np.full(self.length, np.nan)
+        whole[self.places] = values[self.order]
+        return whole
+
+
+def grids_of(
+    times: Times, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
+) -> tuple[list[Grid], list[str]]:
+    """Return the grid of each series, all of one frequency, and notes on how time was read."""
+    notes = [times.note] if times.note else []
+    clocks = {"the local clock": times.clock}
+    if times.utc is not None:
+        steps = np.diff(np.sort(times.utc[groups[0][1]]))
+        utc = {"UTC": times.utc}
+        clocks = clocks | utc if len(steps) and int(np.median(steps)) >= _LOCAL else utc | clocks
+    errors: list[InputError] = []
+    for clock, stamps in clocks.items():
+        try:
+            grids = _all_grids(stamps, groups, rows, freq)
+        except InputError as error:
+            errors.append(error)
+            continue
+        if times.utc is not None and clock != "UTC":
+            _check_order(times, groups, grids, rows)
+        if times.utc is not None and (times.utc != times.clock).any():
+            notes.append(f"timestamps have offsets from UTC; the series stand on the grid of {clock}")
+        for (group, _), grid in zip(groups, grids, strict=True):
+            missing = grid.length - len(grid.places)
+            notes += [f"{group}: {missing} missing timestamps were filled with NaN"] if missing else []
+        return grids, notes
+    raise errors[0]
+
+
+def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: Sequence[Grid], rows: pd.Index) -> None:
+    """Refuse steps that are regular on the local clock and do not go forward in UTC."""
+    for (group, rows_of_group), grid in zip(groups, grids, strict=True):
+        in_order = rows_of_group[grid.order]
+        back = np.flatnonzero(np.diff(times.instants[in_order]) <= np.timedelta64(0))
+        if len(back):
+            pair = in_order[back[0] : back[0] + 2]
+            clock, utc = (" to ".join(map(_text, stamps[pair])) for stamps in (times.clock, times.instants))
+            raise InputError(
+                f"series {group!r} goes from {clock} on the local clock (rows {rows[pair[0]]} and {rows[pair[1]]}), "
+                f"but from {utc} in UTC; one of the offsets is wrong"
+            )
+
+
+def _all_grids(
+    stamps: np.ndarray, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
+) -> list[Grid]:
+    # the series of a panel mostly share their times
+    cache: dict[tuple[bytes, str | None], Grid] = {}
+
+    def grid(group: str, rows_of_group: np.ndarray, step: str | None) -> Grid:
+        times = stamps[rows_of_group]
+        key = (times.tobytes(), step)
+        if key not in cache:
+            cache[key] = _grid(times, rows[rows_of_group], group, step)
+        return cache[key]
+
+    grids = [grid(*group, freq) for group in groups]
+    freqs = sorted({each.freq for each in grids if each.freq is not None})
+    if len(freqs) > 1:
+        raise InputError(f"the series have different frequencies ({', '.join(freqs)}); read them apart")
+    # of fewer than three timestamps nothing can be inferred; they are to fit the others' grid
+    step = freqs[0] if freqs else None
+    return [each if each.freq == step else grid(*group, step) for each, group in zip(grids, groups, strict=True)]
+
+
+def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
+    """Find the grid of one series from its datetime64[ns] or step numbers; messages name its rows."""
+    order = np.argsort(times, kind="stable")
+    times, rows = times[order], rows[order]
+    same = np.flatnonzero(times[1:] == times[:-1])
+    if len(same):
+        first = same[0]
+        raise InputError(
+            f"series {name!r} has two values at {_text(times[first])} (rows {rows[first]} and {rows[first + 1]}); if "
+            "its rows are of several series, name the column of their ids with id_column=…"
+        )
+    start, alias = None, freq
+    if times.dtype.kind != "M":
+        step, places = _step_places(times, name)
+    else:
+        start, index = pd.Timestamp(times[0]), pd.DatetimeIndex(times)
+        alias = freq or (_frequency(index) if len(index) > 2 else None)
+        if alias is None and len(index) > 2:
+            raise InputError(
+                f"series {name!r} has irregular timestamps ({index[0]}, {index[1]}, {index[2]}, …) and no frequency "
+                "can be inferred; give freq=…, or resample it first"
+            )
+        step = f"frequency {alias!r}"
+        places = np.arange(len(index)) if alias is None else _date_places(index, alias, name, rows)
+    _check_length(places, times, rows, name, step)
+    return Grid(order, places, start, alias)
+
+
+def _text(time: np.generic) -> str:
+    return str(pd.Timestamp(time)) if isinstance(time, np.datetime64) else f"step {time}"
+
+
+def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
+    """Place step numbers on the grid of their commonest distance."""
+    if len(times) == 1:
+        return "step 1", np.zeros(1, dtype=np.int64)
+    sizes, counts = np.unique(np.diff(times), return_counts=True)
+    step = sizes[np.argmax(counts)] if times.dtype.kind == "i" else np.median(np.diff(times))
+    exact = (times - times[0]) / step
+    places = np.round(exact)
+    # sums of a broken step are off by rounding, of the largest number
+    slack = 0 if times.dtype.kind == "i" else 8 * np.finfo(float).eps * np.abs(times).max() / step + 1e-6
+    wrong = np.flatnonzero(np.abs(exact - places) > slack)
+    if len(wrong) or (np.diff(places) < 1).any():
+        at = times[wrong[0]] if len(wrong) else times[0]
+        raise InputError(
+            f"series {name!r} has a value at step {at}, which is off the regular steps of {step} from {times[0]}; "
+            "resample it first, or write the times as dates such as 2017-12-25"
+        )
+    return f"step {step}", places.astype(np.int64)
+
+
+def _date_places(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) -> np.ndarray:
+    """Place sorted timestamps on the grid of a frequency that begins with the first."""
+    offset = pd.tseries.frequencies.to_offset(freq)
+    first = index[0]
+    if isinstance(offset, pd.offsets.Tick):
+        since = index.asi8.view(np.uint64)
+        places, rest = np.divmod(since - since[0], np.uint64(offset.nanos))
+        off = np.flatnonzero(rest)
+    else:
+        ends = [0, -1]
+        try:
+            step = max((first + 12 * offset).value - first.value, _DAY) / 12
+        except (ValueError, OverflowError):
+            step = np.inf  # the last date of pandas is near
+        about = int((index[-1].value - first.value) / step)
+        # a calendar's steps are counted only once they are known to be few
+        if about > 2 * (_FREE + _SLACK * len(index)):
+            _check_length(np.array([0, about]), index.to_numpy()[ends], rows[ends], name, f"frequency {freq!r}")
+        try:
+            grid = pd.date_range(first, index[-1], freq=freq)
+        except (ValueError, OverflowError) as error:
+            raise InputError(
+                f"series {name!r} cannot stand on a grid of frequency {freq!r} from {first} to {index[-1]}: {error}"
+            ) from error
+        places = grid.get_indexer(index)
+        off = np.flatnonzero(places < 0)
+    if len(off):
+        raise InputError(
+            f"series {name!r} has a value at {index[off[0]]} (row {rows[off[0]]}), which is off the regular grid of "
+            f"frequency {freq!r}"
+        )
+    return np.asarray(places, dtype=np.int64)
+
+
+def _check_length(places: np.ndarray, times: np.ndarray, rows: pd.Index, name: str, step: str) -> None:
+    """Refuse a grid that is mostly empty, naming its widest gap."""
+    length, values = int(places[-1]) + 1, len(places)
+    sparse = times.dtype.kind != "M" and length - values > _SPARSE * length
+    if values < 2 or (length <= _FREE + _SLACK * values and not sparse):
+        return
+    cure = "Mend the time that is mistyped, give the true freq=…, or cut the series in two"
+    if sparse:
+        cure = (
+            "The numbers of the time column may be years with weeks, months or quarters: write them as dates such as "
+            "2017-12-25, leave the column out to read the values one after the other, or give missing steps their rows"
+        )
+    widest = int(np.argmax(np.diff(places)))
+    before, after = (f"{_text(times[place])} (row {rows[place]})" for place in (widest, widest + 1))
+    raise InputError(
+        f"series {name!r} has {values} values on a grid of {length} steps with {step}: between {before} and {after} "
+        f"{int(places[widest + 1] - places[widest]) - 1} are missing. {cure}"
+    )
+
+
+def _frequency(index: pd.DatetimeIndex) -> str | None:
+    """Infer the frequency of sorted timestamps, with gaps from the first stretches without; None if irregular."""
+    # int64 ends at 292 years
+    steps = np.diff(index.asi8.view(np.uint64))
+    if (steps == steps[0]).all() and steps[0] < _DAY:
+        return str(pd.tseries.frequencies.to_offset(pd.Timedelta(int(steps[0]), "ns")).freqstr)
+    sizes, counts = np.unique(steps, return_counts=True)
+    pairs = np.flatnonzero((steps[:-1] == steps[1:]) & (steps[1:] == sizes[np.argmax(counts)]))
+    stretches = [index, *(index[first : first + 3] for first in pairs[:_SCAN_LIMIT])]
+    stretches += [index[first : first + 12] for first in range(min(len(index) - 11, _SCAN_LIMIT))]
+    return next((str(freq) for stretch in stretches if (freq := pd.infer_freq(stretch))), None)

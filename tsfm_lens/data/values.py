@@ -1,0 +1,252 @@
+"""Conversion of tables and cells of any kind: into pandas objects, float64 and text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import date, timedelta
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import xarray as xr
+from pyarrow import interchange
+
+from tsfm_lens.errors import InputError
+
+_WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
+    getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
+    for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
+}
+_CURES: tuple[tuple[str, tuple[type, ...], str], ...] = (
+    ("c", (complex, np.complexfloating), "give its .real, .imag or absolute value"),
+    ("m", (timedelta, np.timedelta64), "divide by a unit, as in values / np.timedelta64(1, 'h')"),
+    ("M", (date, np.datetime64, pd.Period), "make numbers or categories of dates, such as the weekday"),
+    ("S", (bytes,), "decode bytes to text, as with values.astype(str)"),
+    ("", (list, tuple, np.ndarray), "rows that hold a whole series each are entries: frame.to_dict('records')"),
+    ("V", (np.void,), "a structured array is a table, which pd.DataFrame(array) reads"),
+)
+"""Kinds of arrays and types of objects that are no real numbers, and how to make some of them."""
+
+
+def to_floats(values: Any, what: str) -> np.ndarray:
+    """Convert anything numeric into a fresh float64 array; masked values and None become NaN."""
+    array = plain_array(values, what)
+    if array.dtype.kind in "OUS":
+        floats = [_number(item, position, what) for position, item in enumerate(array.reshape(-1))]
+        array = np.array(floats).reshape(array.shape)
+    return np.array(array, dtype=np.float64)
+
+
+def plain_array(values: Any, what: str) -> np.ndarray:
+    """Convert any container into an array of real numbers, or of objects and text; masked values become NaN."""
+    if hasattr(values, "detach"):
+        values = _from_tensor(values, what)
+    values = to_pandas(values)
+    if isinstance(values, pd.DataFrame):
+        raise InputError(f"{what} is a frame; give its values transposed, (variate, time)")
+    if isinstance(values, pd.Series) and values.index.nlevels > 1:
+        levels = ", ".join(map(str, values.index.names))
+        raise InputError(f"{what} has the dimensions {levels}; give its plain values, (variate, time)")
+    if isinstance(values, list | tuple) and any(_is_nested(item) for item in values):
+        # numpy would drop the masks
+        values = [_plain_item(item, what) for item in values]
+    missing = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    try:
+        array = np.asarray(values)
+        if array.dtype.kind in "US" and isinstance(values, list | tuple):
+            array = np.array(values, dtype=object)  # else numbers beside text become text
+    except (ValueError, TypeError, RuntimeError) as error:
+        raise InputError(f"{what} is not a regular array of numbers: {error}") from error
+    for kind, _, cure in _CURES:
+        if array.dtype.kind == kind:
+            raise InputError(f"{what} holds {array.dtype}, expected real numbers; {cure}")
+    if missing is not None:
+        array = np.where(missing, np.nan, array.astype(object) if array.dtype.kind in "OUS" else array)
+    return array
+
+
+def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Read a covariate (step,): numbers as float64, text as numbers of its categories in alphabetical order."""
+    cells = values.tolist() if values.dtype.kind in "OUS" else []
+    texts = [cell for cell in cells if isinstance(cell, str)]
+    if not texts:
+        return to_floats(values, f"covariate {name!r}"), None
+    odd = next((cell for cell in cells if not isinstance(cell, str) and not is_missing(cell)), None)
+    if odd is not None:
+        raise InputError(
+            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
+            "which is categories"
+        )
+    missing = np.array([is_missing(value) for value in values])
+    names, numbers = np.unique(values[~missing].astype(str), return_inverse=True)
+    out = np.full(len(values), np.nan)
+    out[~missing] = numbers
+    return out, tuple(map(str, names))
+
+
+def is_missing(item: object) -> bool:
+    """Return True for a missing value of a container of objects, False for a value that is no number."""
+    return item is None or item is pd.NA or item is np.ma.masked or (isinstance(item, float) and item != item)
+
+
+def _is_nested(item: Any) -> bool:
+    return isinstance(item, list | tuple) or hasattr(item, "__array__")
+
+
+def _plain_item(item: Any, what: str) -> Any:
+    if item is np.ma.masked:
+        return None
+    return plain_array(item, what) if _is_nested(item) and getattr(item, "ndim", None) != 0 else item
+
+
+def _from_tensor(tensor: Any, what: str) -> np.ndarray:
+    """Convert a dense tensor with values of its own."""
+    try:
+        plain = tensor.detach().cpu()
+        # numpy has not all of torch's floats
+        return (plain.double() if plain.is_floating_point() else plain).numpy()
+    except (AttributeError, TypeError, RuntimeError) as error:
+        raise InputError(f"{what} is not a dense tensor of numbers: {error}") from error
+
+
+def _number(item: object, position: int, what: str) -> float:
+    if type(item) is float:
+        return item
+    if is_missing(item):
+        return np.nan
+    try:
+        if isinstance(item, int | float | np.integer | np.floating | np.bool_ | Decimal):
+            return float(item)
+    except (OverflowError, ValueError) as error:
+        raise InputError(f"{what} holds a number beyond double precision at position {position}") from error
+    cure = next((f"; {cure}" for _, types, cure in _CURES if isinstance(item, types)), "")
+    raise InputError(f"{what} holds {item!r} at position {position}, which is not a number{cure}")
+
+
+def texts(values: Any, what: str) -> tuple[str, ...]:
+    """Convert names to text; a text is one name, not its letters."""
+    if isinstance(values, str):
+        return (values,)
+    if not isinstance(values, Iterable):
+        raise InputError(f"{what}={values!r} is no text and no list of texts")
+    return tuple(map(str, values))
+
+
+def label(value: Any, what: str) -> str:
+    """Convert one id or name to text: decimals to their digits, others as Python writes them, but no containers."""
+    if isinstance(value, str):
+        return str(value)
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, bytes):
+        raise InputError(f"{what} is {value[:60]!r}, bytes and no text; decode it, as with .decode('utf-8')")
+    try:
+        hash(value)
+    except TypeError:
+        raise InputError(
+            f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a number; make one text of it"
+        ) from None
+    return str(value)
+
+
+def id_texts(column: pd.Series, name: str) -> np.ndarray:
+    """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0 or "1", which read alike."""
+    missing = column.isna().to_numpy()
+    if missing.any():
+        raise InputError(f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}")
+    what = f"a value of column {name!r}"
+    if column.dtype == object:
+        ids = np.array([cell if type(cell) is str else label(cell, what) for cell in column], dtype=object)
+        codes, _ = pd.factorize(column.to_numpy())
+    else:
+        codes, values = pd.factorize(column)
+        ids = np.array([label(value, what) for value in values], dtype=object)[codes]
+    # both codes go by first appearance
+    text_codes, _ = pd.factorize(ids)
+    odd = np.flatnonzero(codes != text_codes)
+    if len(odd):
+        row = odd[0]
+        first = np.flatnonzero((codes == codes[row]) | (text_codes == text_codes[row]))[0]
+        why = (
+            f"that differ but read alike: {ids[row]!r}, as text and as a number"
+            if ids[first] == ids[row]
+            else f"that are equal but read differently: {ids[first]!r} and {ids[row]!r}"
+        )
+        raise InputError(f"column {name!r} holds values {why}; write all of them as text")
+    return ids
+
+
+def to_pandas(data: Any) -> Any:
+    """Convert a table or column with a name into a pandas frame or Series; anything else stays as it is."""
+    if isinstance(data, pd.DataFrame | pd.Series):
+        return data
+    if isinstance(data, xr.DataArray | xr.Dataset):
+        return _from_xarray(data)
+    name = type(data).__name__
+    try:
+        if hasattr(data, "collect_schema") and hasattr(data, "collect"):
+            data = data.collect()  # polars' lazy frame
+        if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+            return _from_capsule(data)
+        if hasattr(data, "__dataframe__"):
+            return from_arrow(interchange.from_dataframe(data))
+    except Exception as error:
+        # any library's own errors, for values that Arrow does not have
+        raise InputError(f"the {name} cannot be converted to pandas: {error}; give the pandas frame itself") from error
+    if hasattr(data, "columns") and hasattr(data, "__array__"):
+        raise InputError(f"{name} has columns with names, which are not read as rows; give it as a pandas frame")
+    return data
+
+
+def from_arrow(table: pa.Table | pa.ChunkedArray) -> Any:
+    """Convert an Arrow table into a pandas frame, a column into a Series, without loss."""
+    return table.to_pandas(types_mapper=_kind)
+
+
+def without_arrow(frame: pd.DataFrame) -> pd.DataFrame:
+    """Convert the columns that pandas keeps in Arrow as :func:`from_arrow` does."""
+    names = [
+        name
+        for name, kind in frame.dtypes.items()
+        if isinstance(kind, pd.ArrowDtype) and _kind(kind.pyarrow_dtype) != kind
+    ]
+    if not names:
+        return frame
+    frame = frame.copy(deep=False)
+    for name in names:
+        frame[name] = from_arrow(pa.chunked_array(frame[name].array.__arrow_array__())).set_axis(frame.index)
+    return frame
+
+
+def _kind(kind: pa.DataType) -> Any:
+    return pd.ArrowDtype(kind) if pa.types.is_decimal(kind) else _WHOLE.get(kind)
+
+
+def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
+    try:
+        return from_arrow(pa.table(data))
+    except pa.ArrowInvalid:
+        # a single column is no table
+        column = pa.chunked_array(data if hasattr(data, "__arrow_c_stream__") else [pa.array(data)])
+    name = getattr(data, "name", None)
+    return from_arrow(column).rename(name or None)
+
+
+def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
+    variables = {"": data} if isinstance(data, xr.DataArray) else dict(data.data_vars)
+    dimensions = {name: tuple(map(str, each.dims)) for name, each in variables.items()}
+    listing = "; ".join(f"{name}: {', '.join(dims)}" if name else ", ".join(dims) for name, dims in dimensions.items())
+    if len(set(map(frozenset, dimensions.values()))) != 1:
+        raise InputError(
+            f"the variables of the Dataset differ in their dimensions ({listing or 'it has none'}); select those of "
+            "one shape, as in dataset[['load', 'price']]"
+        )
+    if not 1 <= len(next(iter(dimensions.values()))) <= 2:
+        raise InputError(
+            f"the {type(data).__name__} has the dimensions ({listing}), expected time, or time and series; select with "
+            ".isel(…), or make columns of one dimension with .to_dataset(…) and name them with variates=[…]"
+        )
+    plain = data.reset_coords(drop=True)
+    return plain.to_series() if isinstance(plain, xr.DataArray) else plain.to_dataframe()
