@@ -76,19 +76,6 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     assert np.abs(got - slope).max() <= 0.03 * np.abs(slope).max()
 
 
-@pytest.mark.parametrize("name", sorted(NO_SLOPE))
-def test_why_there_is_no_slope_is_true(name: str) -> None:
-    """Values enter no differentiable input as they are, or the library's gradients are not those of small steps."""
-    run = run_of(name)
-    if name == "toto-2":
-        assert not run.lens.wiring.true_gradients
-        return
-    inputs = run.encoded.inputs.values()
-    entering = [value.flatten() for value in inputs if isinstance(value, torch.Tensor) and value.is_floating_point()]
-    values = torch.tensor(run.batch.values[0][-8:], dtype=torch.float32)
-    assert not any(torch.isin(values, each.float()).any() for each in entering)
-
-
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("method", ["attention roll-out", "attention flow"])
 def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:

@@ -8,19 +8,19 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
-pytest.importorskip("voila")
+from browsing import PATIENCE, Plot, until
+from tsfm_lens.viz.head_states import TRACES
 
-# seconds after which something is taken to hang
-PATIENCE = 300
+pytest.importorskip("voila")
 
 pytestmark = pytest.mark.browser
 
@@ -46,14 +46,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subproces
     server.kill()
 
 
-def until(condition: Callable[[], Any], words: str) -> Any:
-    end = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < end, words
-        time.sleep(0.1)
-    return value
-
-
 def test_by_keyboard_offline_and_nothing_left_running(
     served: tuple[subprocess.Popen[str], str], new_browser: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -66,8 +58,11 @@ def test_by_keyboard_offline_and_nothing_left_running(
     driver.set_page_load_timeout(PATIENCE)
     process = psutil.Process(server.pid)
 
+    def words(place: str, part: str) -> str:
+        return str(driver.execute_script(f"return {place}?.querySelector('.tsfm-lens-{part}')?.textContent ?? ''"))
+
     def status() -> str:
-        return str(driver.execute_script("return document.querySelector('.tsfm-lens-status')?.textContent ?? ''"))
+        return words("document", "status")
 
     try:
         # without the token of the address nobody gets a page, and no kernel starts
@@ -102,6 +97,28 @@ def test_by_keyboard_offline_and_nothing_left_running(
         assert seen[-1] == "Forecast", seen
         ActionChains(driver).send_keys(Keys.SPACE).perform()
         until(lambda: "bolt-nano on level, 8 steps" in status(), "no forecast of the file")
+
+        # the heads of the file: a click on another cell of the map, and its ablation
+        driver.find_element("xpath", "//li[contains(@class, 'TabBar-tab') and contains(., 'Heads')]").click()
+        view = "document.querySelector('.tsfm-lens-effect')?.parentElement"
+        plot = Plot(driver, f"{view}?.querySelector('.js-plotly-plot')", list(TRACES))
+        # the figure's frame is there before its traces are
+        until(lambda: plot.run(f"return plot?._fullData?.length >= {len(TRACES)}"), "no heads")
+        top, left = plot.trace("chosen", "y")[0], plot.trace("chosen", "x")[0]
+        wanted = (round(top + 0.5) + 1) % 3, (round(left + 0.5) + 1) % 4
+        before = {name: plot.trace(name, "y") for name in ("write", "QK", "chosen")}
+        plot.click(*wanted)
+        until(lambda: words(view, "words").startswith(f"layer {wanted[0]}, head {wanted[1]}:"), "the text stayed")
+        until(lambda: all(plot.trace(name, "y") != values for name, values in before.items()), "a panel stayed")
+        assert plot.trace("ablated median", "visible") is False
+        button = driver.find_element("css selector", ".widget-toggle-button")
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
+        button.click()
+        until(lambda: words(view, "effect").startswith("without 1 head"), "the effect stayed")
+        until(lambda: plot.trace("ablated median", "visible") is True, "no second forecast")
+        assert not np.allclose(plot.trace("ablated median", "y"), plot.trace("median", "y"))
+        # nothing that uploads the figure
+        assert driver.execute_script("return document.querySelectorAll('[data-title*=\"Share\"]').length") == 0
 
         # whatever the page loaded came from this machine
         hosts = driver.execute_script(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -24,11 +24,11 @@ from tsfm_lens.cli.common import (
     progress_display,
     show_page,
     show_rows,
+    stage,
     steps_shown,
     write_data,
 )
-from tsfm_lens.cli.early import check_kinds, check_sampling, check_steps
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.reading import Reading, check_sampling, checked_kinds, read_data, reads_files
 from tsfm_lens.console import echo
 
 
@@ -48,21 +48,19 @@ def report(
     reading: Reading,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
-    from tsfm_lens.report.pipeline import SECTIONS, check_place
-    from tsfm_lens.report.pipeline import report as write_report
+    from tsfm_lens.report import pipeline
 
-    kinds = SECTIONS if sections is None else tuple(kind.strip() for kind in sections.split(",") if kind.strip())
-    check_kinds(model, kinds, samples)
-    check_place(out)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
+    kinds = checked_kinds(model, sections, pipeline.SECTIONS, samples)
+    pipeline.page_at(out)
+    series = read_data(data, reading, horizon, holdout)
     with progress_display() as bar:
         lens = open_shown(bar, model)
         progress = steps_shown(bar, lens, kinds)
         run = lens.run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
         title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
         missing: dict[str, str] = {}
-        path = write_report(run, out, title=title, sections=kinds, sources=data, progress=progress, left_out=missing)
+        options: dict[str, Any] = {"sources": data, "progress": progress, "left_out": missing}
+        path = pipeline.report(run, out, title=title, sections=kinds, **options)
     show_page(path, missing, as_json)
 
 
@@ -94,8 +92,7 @@ def forecast(
 
     checked_request(horizon or 1, quantile or DECILES, samples, seed)
     check_sampling(model, samples)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
+    series = read_data(data, reading, horizon, holdout)
     lens, truth = open_lens(model), None
     if holdout:
         run = lens.run(series, horizon, holdout=True)
@@ -152,19 +149,12 @@ def ablate(
         # the mean of a series alone, at its one decoder token, is what stands there already
         raise typer.BadParameter(f"--how {how} takes activations of other series", param_hint="--reference")
     check_sampling(model, samples)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
+    series = read_data(data, reading, horizon, holdout)
     others = read_data(reference, reading) if reference else None
     run = open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
-    with progress_display() as bar:
-        row = bar.add_task("ablation", total=None)
-        result = ablation_effects(
-            run,
-            components=component or None,
-            how=how,
-            reference=others if checked_how(how) else None,
-            progress=lambda count, total: bar.update(row, completed=count, total=total),
-        )
+    options: dict[str, Any] = {"how": how, "reference": others if checked_how(how) else None}
+    with progress_display() as bar, stage(bar, "ablation", None) as progress:
+        result = ablation_effects(run, components=component or None, progress=progress, **options)
     if as_json:
         emit(result)
         return
@@ -204,8 +194,7 @@ def attribute(
     from tsfm_lens.probes import attribute as attribute_forecast
 
     check_sampling(model, samples)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
+    series = read_data(data, reading, horizon, holdout)
     result = attribute_forecast(open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed))
     if as_json:
         emit(result)

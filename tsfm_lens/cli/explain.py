@@ -21,8 +21,7 @@ from tsfm_lens.cli.common import (
     show_page,
     steps_shown,
 )
-from tsfm_lens.cli.early import check_kinds, check_steps
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.reading import Reading, checked_kinds, read_data, reads_files
 from tsfm_lens.console import echo
 from tsfm_lens.errors import InputError
 
@@ -61,27 +60,23 @@ def explain(
     reading: Reading,
 ) -> None:
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
-    from tsfm_lens.report.explanation import SECTIONS, refuse_unknown
-    from tsfm_lens.report.explanation import explain as write_explanation
-    from tsfm_lens.report.pipeline import check_place, defined_for
+    from tsfm_lens.report import explanation, pipeline
 
-    kinds = SECTIONS if sections is None else tuple(kind.strip() for kind in sections.split(",") if kind.strip())
-    refuse_unknown(method or None, reference)
-    check_kinds(model, kinds, samples)
-    check_place(out)
-    series = read_data(data, reading)
+    explanation.refuse_unknown(method or None, reference)
+    kinds = checked_kinds(model, sections, explanation.SECTIONS, samples)
+    pipeline.page_at(out)
+    series = read_data(data, reading, horizon, holdout)
     ends = _ends_early(series) if holdout is None else holdout
     if ends and holdout is None:
         _refuse_to_hold_out(series, horizon)
-    check_steps(series, horizon, holdout)
     with progress_display() as bar:
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
-        kinds = tuple(defined_for(lens, kinds, missing))
+        kinds = tuple(pipeline.defined_for(lens, kinds, missing))
         progress = steps_shown(bar, lens, kinds)
         run = lens.run(series, horizon, holdout=ends, num_samples=samples, seed=seed)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
-        write_explanation(run, out, sections=kinds, **options, sources=data, progress=progress, left_out=missing)
+        explanation.explain(run, out, sections=kinds, **options, sources=data, progress=progress, left_out=missing)
     context, available = max(run.batch.lengths), max(series.lengths) - (run.horizon if ends else 0)
     if context < available:
         echo(f"note: {model} reads the last {context} of {available} steps", err=True)
@@ -95,11 +90,7 @@ def explain(
 
 
 def _ends_early(series: SeriesBatch) -> bool:
-    """Return True if known covariates end with the target, so that its end must be held out.
-
-    Raises:
-        InputError: some of it does, and some does not.
-    """
+    """Return True if known covariates end with the target, so that its end must be held out."""
     ahead = {name: len(future) for name, future in zip(series.ids, series.futures, strict=True) if future is not None}
     short = [name for name, steps in ahead.items() if not steps]
     if short and len(short) < len(ahead):

@@ -10,19 +10,21 @@ import typer
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
-    DATA_HELP,
     MODEL_HELP,
     AsJson,
+    DataIfAny,
     Holdout,
     Samples,
     Seed,
     app,
-    open_lens,
+    open_shown,
     progress_display,
+    show_rows,
+    stage,
 )
-from tsfm_lens.cli.early import check_out, check_sampling, check_steps
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.reading import Reading, check_sampling, read_data, reads_files
 from tsfm_lens.console import echo
+from tsfm_lens.places import refuse_unwritable
 
 COLUMNS = ("single", "double")
 
@@ -39,15 +41,10 @@ def figure(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL…",
-            help=f"{MODEL_HELP} Two stand side by side.",
-            autocompletion=completing.models,
+            metavar="MODEL…", help=f"{MODEL_HELP} Two stand side by side.", autocompletion=completing.models
         ),
     ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data),
-    ] = None,
+    data: DataIfAny = None,
     horizon: Annotated[
         int | None, typer.Option(min=1, help="Forecast steps; the paper's, as far as model and series allow.")
     ] = None,
@@ -84,23 +81,17 @@ def figure(
     entry = find_figure(name)
     refuse_several(entry, len(models))
     checked_formats(file_formats)
-    check_out(out)
+    refuse_unwritable(out)
     for model in models:
         architecture = check_sampling(model, samples)
         if architecture is not None:
             entry.check_architecture(architecture, model)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
+    series = read_data(data, reading, horizon, holdout)
     with progress_display() as bar:
-        open_id = bar.add_task("open the model", total=len(models))
-        lenses = []
-        for model in models:
-            lenses.append(open_lens(model))
-            bar.update(open_id, advance=1)
-        compute_id = bar.add_task(f"compute figure {name}", total=1)
-        run = lenses[0].run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
-        result = make_figure(name, run, lenses[1:])
-        bar.update(compute_id, completed=1)
+        lenses = [open_shown(bar, model) for model in models]
+        with stage(bar, f"compute figure {name}"):
+            run = lenses[0].run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
+            result = make_figure(name, run, lenses[1:])
         write_id = bar.add_task("draw", total=len(result.files) * len(file_formats))
         paths = write_figure(
             result,
@@ -119,22 +110,15 @@ def figure(
 
 
 def _list(as_json: bool) -> None:
-    from tsfm_lens.cli.common import show_rows
     from tsfm_lens.figures.named import figures
 
     entries = figures().values()
     if as_json:
-        records = [
-            {
-                "name": entry.name,
-                "title": entry.title,
-                "computes": entry.computes,
-                "paper": entry.paper,
-                "models": " and ".join(needs.models for needs in entry.needs),
-                "several": entry.compare is not None,
-            }
-            for entry in entries
-        ]
+        records = []
+        for entry in entries:
+            facts = {key: getattr(entry, key) for key in ("name", "title", "computes", "paper")}
+            models = " and ".join(needs.models for needs in entry.needs)
+            records.append(facts | {"models": models, "several": entry.compare is not None})
         echo(json.dumps(records))
         return
     # what computes each is in --json: beside it a line would be 350 characters long

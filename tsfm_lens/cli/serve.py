@@ -8,9 +8,8 @@ from typing import Annotated
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import DATA_HELP, MODEL_HELP, AsJson, Holdout, Horizon, Samples, Seed, app
-from tsfm_lens.cli.early import check_sampling, check_steps
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.common import MODEL_HELP, AsJson, DataIfAny, Holdout, Horizon, Samples, Seed, app
+from tsfm_lens.cli.reading import Reading, check_sampling, read_data, reads_files
 from tsfm_lens.console import echo
 
 
@@ -20,10 +19,7 @@ def serve(
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, autocompletion=completing.models)
     ] = "bolt-nano",
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data),
-    ] = None,
+    data: DataIfAny = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The next free one from here on.")] = 8866,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     horizon: Horizon = None,
@@ -42,10 +38,10 @@ def serve(
 
     check_sampling(model, samples)
     sources = data or ["bundled:co2"]
-    check_steps(read_data(sources, reading), horizon, holdout)
+    read_data(sources, reading, horizon, holdout)
     options = {"horizon": horizon, "holdout": holdout, "num_samples": samples, "seed": seed}
 
     def announce(address: str) -> None:
         echo(json.dumps({"page": address}) if as_json else f"{address}\nCtrl-C ends it.")
 
-    open_page(model, sources, reading=reading.given, options=options, port=port, browser=browser, started=announce)
+    open_page(model, sources, reading=reading, options=options, port=port, browser=browser, started=announce)

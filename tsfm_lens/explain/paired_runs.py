@@ -84,10 +84,7 @@ class PairedRuns(MaskedItem):
         ]
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
-        """Build variants in which one component alone writes ``acts``, and every later branch its own write.
-
-        A component of an earlier stack then has no way to the readout.
-        """
+        """Build variants in which one component alone writes ``acts``, and every later branch its own write."""
         whole, wiring = self.run.record(self.written_at(self.branches)), self.run.lens.wiring
         return [
             Variant(
@@ -127,10 +124,7 @@ class PairedRuns(MaskedItem):
         return with_gradients(run, sorted({place.point for place in places}), means)
 
     def estimated(self, without: Run, places: Sequence[Place], slopes: Activations) -> np.ndarray:
-        """Estimate effects through places to first order, (place, step), in data units.
-
-        Steps of a block have their mean; NaN where there is no number, as at tokens that nobody reads.
-        """
+        """Estimate effects through places to first order, (place, step), in data units."""
         forced_path = self.run.in_one_pass().path if self.run.tokens_read else None
         once = without if not without.rollout else replace(without, rollout=False, forced_path=forced_path, _of=None)
         there = once.record(sorted({place.point for place in places}))

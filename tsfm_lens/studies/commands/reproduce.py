@@ -120,7 +120,7 @@ def reproduce(
                 engine=engine,
                 workers=workers,
                 progress=display.update,
-                reading=reading.given if sweep else None,
+                reading=reading if sweep else None,
             )
     except KeyboardInterrupt:
         if sweep:
