@@ -100,10 +100,7 @@ def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:
         "\0": "no YAML",
         "!!python/object:os.system {}": "no YAML",
     }
-    for orders, words in (
-        ("random:9..3", "expected 1 to 1000"),
-        ("random:²", "has a seed"),
-    ):
+    for orders, words in (("random:9..3", "expected 1 to 1000"), ("random:²", "has a seed")):
         texts[json.dumps({**good, "variants": {"heads_at": {"orders": [orders]}}})] = words
     texts[json.dumps({**good, "variants": {"heads": {}, "random_seeds": 10**9}})] = "random_seeds"
     for text, words in texts.items():

@@ -41,18 +41,8 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_forecast, "forecast", (0,), ("The median forecast of a starts at 11 m and ends at 15 m after 5 steps.",)),
     (read_forecast, "forecast", (0,), ("80 % band is 4 m wide at the first step and 1 m at the last",)),
     # the last context value is 9, the truth 10 to 14
-    (
-        read_forecast,
-        "forecast",
-        (0,),
-        ("in 3 of 5 steps", "the last observed value would have missed it by 3 m"),
-    ),
-    (
-        read_entropy,
-        "lens",
-        (),
-        ("6 nats at the embedding to 1 nats at layer 1", "Layer 1 lowers it most, by 4 nats"),
-    ),
+    (read_forecast, "forecast", (0,), ("in 3 of 5 steps", "the last observed value would have missed it by 3 m")),
+    (read_entropy, "lens", (), ("6 nats at the embedding to 1 nats at layer 1", "Layer 1 lowers it most, by 4 nats")),
     (read_logit_map, "lens", (0,), ("at 0 % of the steps; from layer 0 on it is at half of them and more",)),
     (read_lens_forecast, "patches", (0,), ("is 8 m away from the final one", "layer 1 is closest (0 m).")),
     # an interval of three values with a spread of ten points either side of -20 holds zero

@@ -82,10 +82,7 @@ _ATTENTION = "Abnar and Zuidema 2020, arXiv:2005.00928"
 METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
     "shapley": (_shapley, "Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874"),
     "occlusion": (partial(_single, shown=True), "Zeiler and Fergus 2014, arXiv:1311.2901"),
-    "inclusion": (
-        partial(_single, shown=False),
-        "Covert et al. 2021, arXiv:2011.14878, include individual features",
-    ),
+    "inclusion": (partial(_single, shown=False), "Covert et al. 2021, arXiv:2011.14878, include individual features"),
     "integrated gradients": (_integrated, "Sundararajan et al. 2017, arXiv:1703.01365"),
     "gradient × input": (
         lambda masks: MethodResult(slopes(masks, np.ones(1), np.ones(1))),

@@ -44,12 +44,7 @@ def _reference(results: Any) -> dict[str, Any]:
     return {"reference": own.get("reference", results["input_attribution"].attrs["reference"])}
 
 
-@probe(
-    "deletion_curves",
-    _explanations,
-    words="deletion_curves of attributions of the first item",
-    options=_reference,
-)
+@probe("deletion_curves", _explanations, words="deletion_curves of attributions of the first item", options=_reference)
 @saying_once
 def deletion_curves(
     run: Run,

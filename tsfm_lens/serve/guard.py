@@ -20,13 +20,7 @@ from voila.app import Voila
 PAGES = 4
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 # static files, and the farewell of a page, which a browser sends without the token and Voilà lets in by its cookie
-_OPEN = (
-    "/voila/static/",
-    "/voila/templates/",
-    "/voila/labextensions/",
-    "/voila/api/themes/",
-    "/voila/api/shutdown/",
-)
+_OPEN = ("/voila/static/", "/voila/templates/", "/voila/labextensions/", "/voila/api/themes/", "/voila/api/shutdown/")
 
 
 class Pages(AsyncMappingKernelManager):

@@ -94,11 +94,7 @@ def _free(port: int) -> int:
 def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
     import nbformat
 
-    lines = [
-        "import json",
-        "from tsfm_lens.serve.page import Page",
-        f"Page(**json.loads({json.dumps(arguments)!r}))",
-    ]
+    lines = ["import json", "from tsfm_lens.serve.page import Page", f"Page(**json.loads({json.dumps(arguments)!r}))"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("\n".join(lines))])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook.metadata["title"] = "tsfm-lens"
