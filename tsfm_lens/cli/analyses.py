@@ -9,14 +9,8 @@ import typer
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
-    AsJson,
-    Data,
-    Holdout,
-    Horizon,
     Model,
-    Samples,
     Sections,
-    Seed,
     app,
     emit,
     open_lens,
@@ -28,80 +22,68 @@ from tsfm_lens.cli.common import (
     steps_shown,
     write_data,
 )
-from tsfm_lens.cli.reading import Reading, check_sampling, checked_kinds, read_data, reads_files
+from tsfm_lens.cli.reading import Request, check_sampling, checked_kinds, forecasts, read_data
 from tsfm_lens.console import echo
 
 
 @app.command()
-@reads_files
+@forecasts()
 def report(
     model: Model,
-    data: Data,
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
     sections: Sections = None,
-    horizon: Horizon = None,
-    holdout: Holdout = True,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
     from tsfm_lens.report import pipeline
 
-    kinds = checked_kinds(model, sections, pipeline.SECTIONS, samples)
+    kinds = checked_kinds(model, sections, pipeline.SECTIONS, request.samples)
     pipeline.page_at(out)
-    series = read_data(data, reading, horizon, holdout)
+    series = request.series()
     with progress_display() as bar:
         lens = open_shown(bar, model)
         progress = steps_shown(bar, lens, kinds)
-        run = lens.run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
         title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
         missing: dict[str, str] = {}
-        options: dict[str, Any] = {"sources": data, "progress": progress, "left_out": missing}
-        path = pipeline.report(run, out, title=title, sections=kinds, **options)
-    show_page(path, missing, as_json)
+        options: dict[str, Any] = {"sources": request.data, "progress": progress, "left_out": missing}
+        path = pipeline.report(request.run(lens, series), out, title=title, sections=kinds, **options)
+    show_page(path, missing, request.as_json)
 
 
 @app.command()
-@reads_files
+@forecasts(holdout=False)
 def forecast(
     model: Model,
-    data: Data,
-    horizon: Horizon = None,
-    holdout: Holdout = False,
     quantile: Annotated[list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")] = None,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="CSV to stdout, one row per series and step; > FILE keeps it.")
     ] = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Forecast beyond the end of each series, in data units; covariates are shown to the model and not listed.
 
     --holdout forecasts the last steps of each series instead, and lists their truth.
     """
-    if as_json and as_csv:
+    if request.as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     from tsfm_lens.models.adapter import DECILES
     from tsfm_lens.models.forecast import checked_request
 
-    checked_request(horizon or 1, quantile or DECILES, samples, seed)
-    check_sampling(model, samples)
-    series = read_data(data, reading, horizon, holdout)
+    horizon, sampling = request.horizon, {"num_samples": request.samples, "seed": request.seed}
+    checked_request(horizon or 1, quantile or DECILES, request.samples, request.seed)
+    check_sampling(model, request.samples)
+    series = request.series()
     lens, truth = open_lens(model), None
-    if holdout:
+    if request.holdout:
         run = lens.run(series, horizon, holdout=True)
         series, horizon, truth = run.batch, run.horizon, run.truth
-    result = lens.forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
+    result = lens.forecast(series, horizon, quantiles=quantile or DECILES, **sampling)
     if truth is not None:
         truth = truth[result.context.is_target]
     result = result.targets()
-    if as_json:
+    if request.as_json:
         emit(result.to_dataset(truth).drop_vars("sample", errors="ignore"))
         return
     frame = result.to_frame()
@@ -116,10 +98,9 @@ def forecast(
 
 
 @app.command()
-@reads_files
+@forecasts()
 def ablate(
     model: Model,
-    data: Data,
     component: Annotated[
         list[str] | None, typer.Option("--component", "-c", metavar="GLOB", help="Name or glob; all by default.")
     ] = None,
@@ -132,14 +113,9 @@ def ablate(
             autocompletion=completing.data,
         ),
     ] = None,
-    horizon: Horizon = None,
-    holdout: Holdout = True,
-    samples: Samples = None,
-    seed: Seed = 0,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Knock components out one at a time and measure what that does to the forecast."""
     from tsfm_lens.models.ablating import checked_how
@@ -148,14 +124,14 @@ def ablate(
     if checked_how(how) and not reference:
         # the mean of a series alone, at its one decoder token, is what stands there already
         raise typer.BadParameter(f"--how {how} takes activations of other series", param_hint="--reference")
-    check_sampling(model, samples)
-    series = read_data(data, reading, horizon, holdout)
-    others = read_data(reference, reading) if reference else None
-    run = open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
+    check_sampling(model, request.samples)
+    series = request.series()
+    others = read_data(reference, request.reading) if reference else None
+    run = request.run(open_lens(model), series)
     options: dict[str, Any] = {"how": how, "reference": others if checked_how(how) else None}
     with progress_display() as bar, stage(bar, "ablation", None) as progress:
         result = ablation_effects(run, components=component or None, progress=progress, **options)
-    if as_json:
+    if request.as_json:
         emit(result)
         return
     # a single step has no ranks to compare
@@ -177,26 +153,20 @@ def ablate(
 
 
 @app.command()
-@reads_files
+@forecasts()
 def attribute(
     model: Model,
-    data: Data,
-    horizon: Horizon = None,
-    holdout: Holdout = True,
-    samples: Samples = None,
-    seed: Seed = 0,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Split the forecast among the components that wrote it."""
     from tsfm_lens.probes import attribute as attribute_forecast
 
-    check_sampling(model, samples)
-    series = read_data(data, reading, horizon, holdout)
-    result = attribute_forecast(open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed))
-    if as_json:
+    check_sampling(model, request.samples)
+    series = request.series()
+    result = attribute_forecast(request.run(open_lens(model), series))
+    if request.as_json:
         emit(result)
         return
     decompositions = [str(name) for name in result["decomposition"].values]

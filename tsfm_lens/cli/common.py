@@ -27,12 +27,7 @@ if TYPE_CHECKING:
     from tsfm_lens.models import Lens
 
 MODEL_HELP = "Embedded checkpoint, local folder, or hub id."
-DATA_HELP = "CSV or Parquet file, bundled:NAME[,NAME…] or bundled:all; may be given more than once."
-
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=completing.models)]
-_DATA: Any = typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data)
-Data = Annotated[list[str], _DATA]
-DataIfAny = Annotated[list[str] | None, _DATA]
 Sections = Annotated[
     str | None,
     typer.Option(
@@ -41,11 +36,6 @@ Sections = Annotated[
         autocompletion=completing.kinds,
     ),
 ]
-Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
-Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
-Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
 Engine = Annotated[Literal["single", "processes", "ray"], typer.Option(help="What runs the cells of a sweep.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine; one per core or device.")]
 

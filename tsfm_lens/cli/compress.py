@@ -9,20 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tsfm_lens.cli.common import (
-    AsJson,
-    Data,
-    Horizon,
-    Model,
-    Samples,
-    Seed,
-    app,
-    open_shown,
-    progress_display,
-    show_rows,
-    stage,
-)
-from tsfm_lens.cli.reading import Reading, check_sampling, read_data, reads_files
+from tsfm_lens.cli.common import Model, app, open_shown, progress_display, show_rows, stage
+from tsfm_lens.cli.reading import Request, check_sampling, forecasts
 from tsfm_lens.console import echo
 from tsfm_lens.places import refuse_unwritable
 
@@ -36,10 +24,9 @@ KEEPS = (0.1, 0.25, 0.5, 0.75)
 
 
 @app.command()
-@reads_files
+@forecasts(holdout=None)
 def compress(
     model: Model,
-    data: Data,
     keep: Annotated[float | None, typer.Option(help="Share that is kept, such as 0.25; see --of.")] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Keep the directions above this share of a matrix's largest.")
@@ -75,12 +62,8 @@ def compress(
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Size against error for several shares and all methods; no checkpoint.")
     ] = False,
-    horizon: Horizon = None,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Write a smaller checkpoint that `tsfm-lens` opens like any other, and say what it did to forecasts.
 
@@ -104,11 +87,11 @@ def compress(
             raise typer.BadParameter(f"{share} is no share; expected above 0, at most 1", param_hint=name)
     if rank is not None and rank < 1:
         raise typer.BadParameter(f"{rank} is no rank; expected 1 or more", param_hint="--rank")
-    check_sampling(model, samples)
-    series = read_data(data, reading, horizon, True)
+    check_sampling(model, request.samples)
+    series = request.series()
     with progress_display() as bar:
         lens = open_shown(bar, model)
-        run = lens.run(series, horizon, holdout=True, num_samples=samples, seed=seed)
+        run = request.run(lens, series)
         if pareto:
             curve = _curve(run, bar, of, mlps)
         else:
@@ -119,8 +102,8 @@ def compress(
                 _refuse_no_saving(lens, choice, of, mlps, by_head)
             facts = _compress(run, out, bar, choice, options, heal, _components(lens, without or ()), figure)
     if pareto:
-        _show_curve(curve, out, as_json)
-    elif as_json:
+        _show_curve(curve, out, request.as_json)
+    elif request.as_json:
         echo(json.dumps(facts))
     else:
         _show(facts)

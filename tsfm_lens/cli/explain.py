@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsfm_lens.cli.common import (
-    AsJson,
-    Data,
-    Horizon,
-    Model,
-    Samples,
-    Sections,
-    Seed,
-    app,
-    open_shown,
-    progress_display,
-    show_page,
-    steps_shown,
-)
-from tsfm_lens.cli.reading import Reading, checked_kinds, read_data, reads_files
+from tsfm_lens.cli.common import Model, Sections, app, open_shown, progress_display, show_page, steps_shown
+from tsfm_lens.cli.reading import Request, checked_kinds, forecasts
 from tsfm_lens.console import echo
 from tsfm_lens.errors import InputError
 
@@ -32,10 +20,9 @@ _MOST_NAMES = 4  # series
 
 
 @app.command()
-@reads_files
+@forecasts()
 def explain(
     model: Model,
-    data: Data,
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("explanation"),
     item: Annotated[str, typer.Option(metavar="NAME", help="Whose forecast; the first by default.")] = "",
     method: Annotated[
@@ -45,7 +32,6 @@ def explain(
         str, typer.Option(metavar="NAME", help="What stands for a masked step: mean, missing, seasonal naive, …")
     ] = "mean",
     sections: Sections = None,
-    horizon: Horizon = None,
     holdout: Annotated[
         bool | None,
         typer.Option(
@@ -53,19 +39,16 @@ def explain(
             help="Keep the last HORIZON steps as the truth; by default where known covariates end with the target.",
         ),
     ] = None,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
     from tsfm_lens.report import explanation, pipeline
 
     explanation.refuse_unknown(method or None, reference)
-    kinds = checked_kinds(model, sections, explanation.SECTIONS, samples)
+    kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
-    series = read_data(data, reading, horizon, holdout)
+    series, horizon = request.series(), request.horizon
     ends = _ends_early(series) if holdout is None else holdout
     if ends and holdout is None:
         _refuse_to_hold_out(series, horizon)
@@ -74,9 +57,11 @@ def explain(
         missing: dict[str, str] = {}
         kinds = tuple(pipeline.defined_for(lens, kinds, missing))
         progress = steps_shown(bar, lens, kinds)
-        run = lens.run(series, horizon, holdout=ends, num_samples=samples, seed=seed)
+        run = replace(request, holdout=ends).run(lens, series)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
-        explanation.explain(run, out, sections=kinds, **options, sources=data, progress=progress, left_out=missing)
+        explanation.explain(
+            run, out, sections=kinds, **options, sources=request.data, progress=progress, left_out=missing
+        )
     context, available = max(run.batch.lengths), max(series.lengths) - (run.horizon if ends else 0)
     if context < available:
         echo(f"note: {model} reads the last {context} of {available} steps", err=True)
@@ -86,7 +71,7 @@ def explain(
         echo(f"note: explained is {items[0]}, the first of {len(items)}; --item explains another: {others}", err=True)
     if ends and holdout is None:
         echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
-    show_page(out / "index.html", missing, as_json)
+    show_page(out / "index.html", missing, request.as_json)
 
 
 def _ends_early(series: SeriesBatch) -> bool:

@@ -9,20 +9,8 @@ from typing import Annotated
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import (
-    MODEL_HELP,
-    AsJson,
-    DataIfAny,
-    Holdout,
-    Samples,
-    Seed,
-    app,
-    open_shown,
-    progress_display,
-    show_rows,
-    stage,
-)
-from tsfm_lens.cli.reading import Reading, check_sampling, read_data, reads_files
+from tsfm_lens.cli.common import MODEL_HELP, app, open_shown, progress_display, show_rows, stage
+from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
 from tsfm_lens.console import echo
 from tsfm_lens.places import refuse_unwritable
 
@@ -30,7 +18,7 @@ COLUMNS = ("single", "double")
 
 
 @app.command()
-@reads_files
+@forecasts()
 def figure(
     name: Annotated[
         str | None,
@@ -56,17 +44,13 @@ def figure(
         str | None,
         typer.Option(help="single (89 mm) or double (183 mm) of svg, pdf and png; the narrowest that fits by default."),
     ] = None,
-    holdout: Holdout = True,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     list_all: Annotated[bool, typer.Option("--list", help="List all figures and end.")] = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Draw one figure of the paper, or any other by its name, and write its files and caption."""
     if list_all:
-        _list(as_json)
+        _list(request.as_json)
         return
     if name is None or not models or not data:
         raise typer.BadParameter("NAME, MODEL and --data are needed, or --list")
@@ -83,15 +67,14 @@ def figure(
     checked_formats(file_formats)
     refuse_unwritable(out)
     for model in models:
-        architecture = check_sampling(model, samples)
+        architecture = check_sampling(model, request.samples)
         if architecture is not None:
             entry.check_architecture(architecture, model)
-    series = read_data(data, reading, horizon, holdout)
+    series = request.series()
     with progress_display() as bar:
         lenses = [open_shown(bar, model) for model in models]
         with stage(bar, f"compute figure {name}"):
-            run = lenses[0].run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
-            result = make_figure(name, run, lenses[1:])
+            result = make_figure(name, request.run(lenses[0], series), lenses[1:])
         write_id = bar.add_task("draw", total=len(result.files) * len(file_formats))
         paths = write_figure(
             result,
@@ -102,7 +85,7 @@ def figure(
             sources=data,
             progress=lambda file: bar.update(write_id, advance=1, description=f"draw {file}"),
         )
-    if as_json:
+    if request.as_json:
         echo(json.dumps({"figure": result.entry.name, "files": [str(path) for path in paths]}))
         return
     for path in paths:

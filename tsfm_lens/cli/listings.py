@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsfm_lens.cli.common import MODEL_HELP, AsJson, Model, app, open_lens, progress_display, show, show_rows, stage
-from tsfm_lens.cli.reading import check_sampling
+from tsfm_lens.cli.common import MODEL_HELP, Model, app, open_lens, progress_display, show, show_rows, stage
+from tsfm_lens.cli.reading import AsJson, check_sampling
 from tsfm_lens.console import echo
 
 if TYPE_CHECKING:

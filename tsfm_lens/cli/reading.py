@@ -4,18 +4,32 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tsfm_lens.cli import completing
 from tsfm_lens.console import echo
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
+    from tsfm_lens.models import Lens
     from tsfm_lens.models.architecture import Architecture
+    from tsfm_lens.models.run import Run
 
+DATA_HELP = "CSV or Parquet file, bundled:NAME[,NAME…] or bundled:all; may be given more than once."
+
+_DATA: Any = typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data)
+Data = Annotated[list[str], _DATA]
+DataIfAny = Annotated[list[str] | None, _DATA]
+Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
+Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
+Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
 Reading = dict[str, Any]
 """Arguments of ``read_series`` that the command line gives."""
 _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
@@ -81,24 +95,88 @@ def in_option_words(message: str) -> str:
     return text
 
 
-def reads_files(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above; it receives those that are set as one keyword argument ``reading``."""
+def _with_options(
+    command: Callable[..., None], name: str, options: Mapping[str, tuple[Any, Any]], build: Callable[..., Any]
+) -> Callable[..., None]:
+    """Give a command options (annotation, default) that it does not declare; all come as one argument of a name."""
     signature = inspect.signature(command, eval_str=True)
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = [each.replace(kind=keyword) for each in signature.parameters.values() if each.name != "reading"]
-    for name, (kind, flags, metavar, words) in _OPTIONS.items():
-        option = typer.Option(*flags, metavar=metavar, rich_help_panel="Reading a file", help=words)
-        parameters.append(inspect.Parameter(name, keyword, default=None, annotation=Annotated[kind | None, option]))
+    parameters = {each.name: each.replace(kind=keyword) for each in signature.parameters.values() if each.name != name}
+    more = {
+        key: inspect.Parameter(key, keyword, default=default, annotation=kind)
+        for key, (kind, default) in options.items()
+        if key not in parameters
+    }
+    parameters |= more
 
     @wraps(command)
     def run(**arguments: Any) -> None:
-        values = {name: arguments.pop(name) for name in _OPTIONS}
-        reading = {name: value for name, value in values.items() if value is not None and value != []}
-        command(**arguments, reading=reading)
+        own = {key: value for key, value in arguments.items() if key not in more}
+        command(**own, **{name: build(**{key: arguments[key] for key in options})})
 
-    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+    run.__annotations__ = {key: parameter.annotation for key, parameter in parameters.items()}
     return run
+
+
+def _options_of_files() -> dict[str, tuple[Any, Any]]:
+    options = {}
+    for name, (kind, flags, metavar, words) in _OPTIONS.items():
+        option = typer.Option(*flags, metavar=metavar, rich_help_panel="Reading a file", help=words)
+        options[name] = (Annotated[kind | None, option], None)
+    return options
+
+
+def _reading(**values: Any) -> Reading:
+    return {name: value for name, value in values.items() if value is not None and value != []}
+
+
+def reads_files(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above; it receives those that are set as one keyword argument ``reading``."""
+    return _with_options(command, "reading", _options_of_files(), _reading)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Series and settings of the forecast that a command is about."""
+
+    data: list[str]
+    horizon: int | None
+    holdout: bool | None
+    samples: int | None
+    seed: int
+    as_json: bool
+    reading: Reading
+
+    def series(self) -> SeriesBatch:
+        """Read the series; see :func:`read_data`."""
+        return read_data(self.data, self.reading, self.horizon, self.holdout)
+
+    def run(self, lens: Lens, series: SeriesBatch) -> Run:
+        """Make the run of a lens on the series."""
+        holdout = bool(self.holdout)
+        return lens.run(series, self.horizon, holdout=holdout, num_samples=self.samples, seed=self.seed)
+
+
+def forecasts(*, holdout: bool | None = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a forecast as ``request``; its end is always held out if ``holdout`` is None."""
+    options: dict[str, tuple[Any, Any]] = {
+        "data": (Data, inspect.Parameter.empty),
+        "horizon": (Horizon, None),
+        "holdout": (Holdout, holdout),
+        "samples": (Samples, None),
+        "seed": (Seed, 0),
+        "as_json": (AsJson, False),
+    }
+
+    if holdout is None:
+        del options["holdout"]
+
+    def build(**values: Any) -> Request:
+        settings = {"holdout": True} | {name: values.pop(name) for name in options}
+        return Request(**settings, reading=_reading(**values))
+
+    return lambda command: _with_options(command, "request", options | _options_of_files(), build)
 
 
 def read_data(

@@ -10,7 +10,8 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from tsfm_lens.cli.common import AsJson, Engine, SweepDisplay, Workers, app, show_rows
+from tsfm_lens.cli.common import Engine, SweepDisplay, Workers, app, show_rows
+from tsfm_lens.cli.reading import AsJson
 from tsfm_lens.console import console, echo
 from tsfm_lens.places import refuse_unwritable
 
