@@ -57,6 +57,13 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
     "encoding": (str, ("--encoding",), "NAME", "Such as cp1252; else UTF-8."),
     "header": (bool, ("--header/--no-header",), None, "Whether the first line has names."),
 }
+_FILES: dict[str, tuple[Any, Any]] = {
+    name: (
+        Annotated[kind | None, typer.Option(*flags, metavar=word, rich_help_panel="Reading a file", help=words)],
+        None,
+    )
+    for name, (kind, flags, word, words) in _OPTIONS.items()
+}
 _FLAGS = {name: flags[0].split("/")[0] for name, (_, flags, *_) in _OPTIONS.items()} | {
     name: f"--{name}" for name in ("holdout", "horizon", "how", "method", "reference", "seed")
 }
@@ -119,21 +126,13 @@ def _with_options(
     return run
 
 
-def _options_of_files() -> dict[str, tuple[Any, Any]]:
-    options = {}
-    for name, (kind, flags, metavar, words) in _OPTIONS.items():
-        option = typer.Option(*flags, metavar=metavar, rich_help_panel="Reading a file", help=words)
-        options[name] = (Annotated[kind | None, option], None)
-    return options
-
-
 def _reading(**values: Any) -> Reading:
     return {name: value for name, value in values.items() if value is not None and value != []}
 
 
 def reads_files(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options above; it receives those that are set as one keyword argument ``reading``."""
-    return _with_options(command, "reading", _options_of_files(), _reading)
+    return _with_options(command, "reading", _FILES, _reading)
 
 
 @dataclass(frozen=True)
@@ -176,7 +175,7 @@ def forecasts(*, holdout: bool | None = True) -> Callable[[Callable[..., None]],
         settings = {"holdout": True} | {name: values.pop(name) for name in options}
         return Request(**settings, reading=_reading(**values))
 
-    return lambda command: _with_options(command, "request", options | _options_of_files(), build)
+    return lambda command: _with_options(command, "request", options | _FILES, build)
 
 
 def read_data(
