@@ -1,9 +1,10 @@
-"""Waiting for a page, and a plotly figure as a browser holds it."""
+"""Pages: waiting for one, its parts as a parser has them, and a plotly figure as a browser holds it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from html.parser import HTMLParser
 from typing import Any
 
 # seconds after which something is taken to hang
@@ -57,3 +58,38 @@ class Plot:
         pointer = actions.w3c_actions.pointer_action
         pointer.move_to_location(int(x) - 4, int(y)).move_to_location(int(x), int(y)).click()
         actions.perform()
+
+
+class Page(HTMLParser):
+    """Elements, texts and script contents of a page as a browser's parser delimits them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: dict[str, str] = {}
+        self.text, self._inside, self._script = "", "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self._script = dict(attrs).get("id") or f"inline-{len(self.scripts)}"
+            self.scripts[self._script] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[self._script] += data
+        elif self._inside != "style":
+            self.text += data
+
+    def all(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+    @property
+    def loads(self) -> list[str]:
+        """Addresses that the page names."""
+        return [attrs[key] or "" for _, attrs in self.tags for key in ("src", "href") if key in attrs]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import plotly.io as pio
 import pytest
 
 import planted
+from browsing import Page
 from tsfm_lens.errors import InputError
 from tsfm_lens.report import sweep as room
 from tsfm_lens.report.sweep import build_sweep_report, written
@@ -26,27 +26,6 @@ from tsfm_lens.viz.sweep_layers import read_components, read_distances
 from tsfm_lens.viz.sweep_recipes import read_recipes, read_selection
 
 PROVENANCE = {"models": {"alpha": {"layers": 4, "revision": None}}, "datasets": [{"name": "x", "windows": 8}]}
-
-
-class Text(HTMLParser):
-    """What a page loads, and what it says outside of scripts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-        self.scripts, self.words, self._in = 0, "", False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loads += [value or "" for key, value in attrs if key in ("src", "href")]
-        self._in = tag in ("script", "style")
-        self.scripts += tag == "script"
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in = False
-
-    def handle_data(self, data: str) -> None:
-        self.words += "" if self._in else data
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +51,9 @@ def test_page_figures_and_tables_are_there(built: Path, swept: dict[str, pd.Data
 
 
 def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_made(built: Path) -> None:
-    page = Text(built.read_text())
+    page = Page(built.read_text())
     assert all(address.startswith(("#", "data:")) for address in page.loads)
-    words = " ".join(page.words.split())
+    words = " ".join(page.text.split())
     assert "3 of the 40 cells planned so far are missing" in words
     assert words.count("percentiles of a paired bootstrap of 120 replicates") == 1
     assert "corrected by Holm's method" in words
@@ -132,10 +111,10 @@ def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path
         widths = {len(row) for row in rows_of(text)}
         assert len(widths) == 1
     page = build_sweep_report(made, tmp_path / "r", title=evil, provenance={evil: evil}, notes=[evil])
-    found = Text(page.read_text())
-    assert evil in found.words
+    found = Page(page.read_text())
+    assert evil in found.text
     # plotly, the drawing, and one for each figure
-    assert found.scripts == 2 + len(list((tmp_path / "r" / "figures").iterdir()))
+    assert len(found.scripts) == 2 + len(list((tmp_path / "r" / "figures").iterdir()))
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
     for path in (tmp_path / "r").rglob("*"):
         assert re.fullmatch(r"[A-Za-z0-9_.-]+", path.name)
@@ -167,7 +146,7 @@ def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, pd.Dat
     layers.loc[layers.index[0], ["mase", "change", "spearman_distance"]] = np.nan
     heads = swept["heads_at"].iloc[:0]
     page = build_sweep_report({"layers": layers, "heads_at": heads}, tmp_path, title="T", provenance={})
-    words = Text(page.read_text()).words
+    words = Page(page.read_text()).text
     assert "Nothing of heads_at can be drawn yet" in words
     assert f"1 of {len(layers)} numbers of layers is missing; what is drawn leaves it out" in words
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
@@ -175,7 +154,7 @@ def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, pd.Dat
     }
     assert pd.read_csv(io.StringIO((tmp_path / "tables" / "heads_at.csv").read_text())).empty
     counts = {"layers": swept["layers"].assign(family="heads_per_layer"), "heads_at": swept["heads_at"]}
-    words = Text(build_sweep_report(counts, tmp_path, title="T", provenance={}).read_text()).words
+    words = Page(build_sweep_report(counts, tmp_path, title="T", provenance={}).read_text()).text
     assert "There is no figure of 'heads_per_layer'; the numbers are in tables/layers.csv." in words
 
 
@@ -257,7 +236,7 @@ def test_lines_with_few_counts_are_reported(tmp_path: Path, counts: tuple[int, .
     made = {name: made[name] for name in ("curves", "heads_at", "datasets")}
     # one model has no finished line at all
     made["curves"].loc[made["curves"]["model"] == "beta", ["mase", "change"]] = np.nan
-    words = Text(build_sweep_report(made, tmp_path, title="T", provenance={}).read_text()).words
+    words = Page(build_sweep_report(made, tmp_path, title="T", provenance={}).read_text()).text
     assert "numbers of datasets are missing" not in words
     assert re.search(r"\bnan\b", words) is None
     heads = pd.read_csv(tmp_path / "tables" / "heads_at.csv")
