@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import tsfm_lens
+from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run, architectures
-from tsfm_lens.models.extras import status
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(set(architectures()) - {"t5"})
@@ -28,10 +27,7 @@ NO_SLOPE = {
 
 @cache
 def run_of(name: str) -> Run:
-    entry = architectures()[name]
-    if entry.extra and not status()[entry.extra].importable:
-        pytest.skip(f"the extra {entry.extra} is not installed")
-    lens = tsfm_lens.load(entry.tiny())
+    lens = lens_of(name)
     if getattr(lens.adapter, "covariates", ()):
         rng = np.random.default_rng(1)
         known, past = rng.normal(size=68), rng.normal(size=64)

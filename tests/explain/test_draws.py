@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import tsfm_lens
+from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import Run, architectures
-from tsfm_lens.models.extras import status
+from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.input_attribution import read_inputs
 
@@ -18,11 +18,8 @@ PATHS = 3
 
 
 def run_of(name: str, steps: int = 6) -> Run:
-    entry = architectures()[name]
-    if entry.extra and not status()[entry.extra].importable:
-        pytest.skip(f"the extra {entry.extra} is not installed")
     series = as_series(10 + np.sin(np.arange(64) / 4), seasonality=24)
-    return tsfm_lens.load(entry.tiny()).run(series, steps, rollout=True, num_samples=PATHS)
+    return lens_of(name).run(series, steps, rollout=True, num_samples=PATHS)
 
 
 @pytest.fixture(scope="module")

@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tsfm_lens
+from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, Run, architectures
-from tsfm_lens.models.extras import status
 from tsfm_lens.testing import assert_close
 
 BLOCKS = 300
@@ -126,10 +126,7 @@ FILLS = {"timesfm-2.5": "linear interpolation", "timesfm-2.5-transformers": "lin
 
 @pytest.mark.parametrize("name", sorted(set(architectures()) - {"t5"}))
 def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
-    entry = architectures()[name]
-    if entry.extra and not status()[entry.extra].importable:
-        pytest.skip(f"the extra {entry.extra} is not installed")
-    lens = tsfm_lens.load(entry.tiny())
+    lens = lens_of(name)
     run = lens.run(5 + np.sin(np.arange(64) / 3), 4)
     seen = explain.mask_seen(lens, run.batch)
     assert seen == FILLS.get(name, "the model's own mask")

@@ -99,16 +99,12 @@ def _whole(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
 def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str, seed: int) -> np.ndarray:
     length = batch.lengths[row]
     context = values[:length]
-    if reference == "missing":
-        return np.full(len(values), np.nan)
-    if reference == "zero":
-        return np.zeros(len(values))
+    if reference in ("missing", "zero"):
+        return np.full(len(values), np.nan if reference == "missing" else 0.0)
     observed = context[~np.isnan(context)]
     if reference == "mean":
-        if batch.categories[row]:
-            kinds, times = np.unique(observed, return_counts=True)
-            return np.full(len(values), kinds[times.argmax()])
-        return np.full(len(values), observed.mean())
+        kinds, times = np.unique(observed, return_counts=True)
+        return np.full(len(values), kinds[times.argmax()] if batch.categories[row] else observed.mean())
     if reference == "shuffled":
         pool = values[~np.isnan(values)]
         return np.resize(np.random.default_rng([seed, row]).permutation(pool), len(values))

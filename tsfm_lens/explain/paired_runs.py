@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,16 +33,8 @@ _STEPS, _NUMBERS = 48, 2**26
 class PairedRuns(MaskedItem):
     """One item's run with everything shown, and runs of the same item with segments masked."""
 
-    _last: tuple[tuple[int, ...], Run] | None = field(init=False, default=None)
-
     def without(self, hidden: Sequence[int]) -> Run:
-        """Run the item with some segments masked, as the whole one is run; the last such run is cached."""
-        key = tuple(sorted(hidden))
-        if self._last is None or self._last[0] != key:
-            self._last = (key, self._without(key))
-        return self._last[1]
-
-    def _without(self, hidden: tuple[int, ...]) -> Run:
+        """Run the item with some segments masked, as the whole one is run."""
         run = self.run
         batch = self.masked(np.isin(np.arange(len(self.segments)), hidden, invert=True)[None])
         # one copy is the item itself

@@ -205,11 +205,13 @@ def _cut(first: int, stop: int, width: int, edges: Sequence[int], way: str) -> l
         return [(first, stop)]
     cuts = {first, 0, stop}
     if way == "stretches":
-        inner = np.array([edge for edge in edges if first < edge < 0] or [first])
-        aims = range(-width, first, -width)
-        cuts |= {int(inner[np.abs(inner - aim).argmin()]) for aim in aims}
-        cuts |= set(range(width, stop, width))
+        inner = [edge for edge in edges if first < edge < 0] or [first]
+        cuts |= {_nearest(inner, aim) for aim in range(-width, first, -width)} | set(range(width, stop, width))
     return list(pairwise(sorted(cuts)))
+
+
+def _nearest(edges: Sequence[int], aim: int) -> int:
+    return int(edges[np.abs(np.array(edges) - aim).argmin()])
 
 
 def _segment(
@@ -279,10 +281,8 @@ def _pieces(part: Segment, into: int, width: int | None, edges: Sequence[int] | 
     step = -(-len(part) // into) if width is None else width
     aims = range(part.stop - step, part.start, -step)
     free = edges is None or part.start >= 0
-    inner = np.array([edge for edge in edges or () if part.start < edge < part.stop])
-    if not free and not len(inner):
-        return [part]
-    cuts = {aim if free else int(inner[np.abs(inner - aim).argmin()]) for aim in aims}
+    inner = [edge for edge in edges or () if part.start < edge < part.stop]
+    cuts = {aim if free else _nearest(inner, aim) for aim in aims if free or inner}
     if not cuts:
         return [part]
     series = _PLACE.sub("", part.name)
