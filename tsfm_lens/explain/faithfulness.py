@@ -203,10 +203,8 @@ def matched_sets(
 ) -> list[list[Component]]:
     """Draw sets of random components, as many of each stack and kind as among some, others where possible."""
     pools: dict[tuple[object, ...], list[Component]] = {}
-    for each in [*all_writers(lens), *components]:
-        pools.setdefault(_kind(each), [])
-        if each not in pools[_kind(each)]:
-            pools[_kind(each)].append(each)
+    for each in dict.fromkeys([*all_writers(lens), *components]):
+        pools.setdefault(_kind(each), []).append(each)
     sets = []
     for _ in range(count):
         sample: list[Component] = []
