@@ -71,7 +71,8 @@ def forecast(
     from tsfm_lens.models.adapter import DECILES
     from tsfm_lens.models.forecast import checked_request
 
-    horizon, sampling = request.horizon, {"num_samples": request.samples, "seed": request.seed}
+    horizon = request.horizon
+    sampling: dict[str, Any] = {"num_samples": request.samples, "seed": request.seed}
     checked_request(horizon or 1, quantile or DECILES, request.samples, request.seed)
     check_sampling(model, request.samples)
     series = request.series()

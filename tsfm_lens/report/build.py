@@ -117,7 +117,8 @@ def page_of(
         sections.append(section)
     # the rest of the page: template, provenance, headings
     _fit(sections, LIMIT - len(script.encode()) - 100_000)
-    loader, blocks = PackageLoader("tsfm_lens", "report"), {"trim_blocks": True, "lstrip_blocks": True}
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    loader = PackageLoader("tsfm_lens", "report")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     page = environment.get_template("template.html.j2").render(
         title=title,
