@@ -21,7 +21,8 @@ from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, run_groups
 from tsfm_lens.sweep.run.ray_engine import connect
 from tsfm_lens.sweep.statistics.changes import changes
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS, per_series
-from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store, cell_key
+from tsfm_lens.sweep.store.files import KEY_COLUMNS, cell_key
+from tsfm_lens.sweep.store.folder import Store
 
 Row = tuple[str, str, str, str, bool | None]
 VALUES = (*SUMS, *DISTANCES)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import torch
 
-from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
+from tsfm_lens.training.series_source import Corpus
 
 
 def run(recipe: TrainingRecipe, out: Path, corpus: Corpus, until: int | None = None) -> Trainer:

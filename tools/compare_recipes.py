@@ -17,9 +17,10 @@ import typer
 from tsfm_lens.console import console
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.evaluate import validation
-from tsfm_lens.studies.recipes.recipe import MIXES, Stage, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import MIXES, TrainingRecipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.studies.recipes.train import Trainer
+from tsfm_lens.training.losses import Stage
 from tsfm_lens.training.state import STATE
 
 Change = Callable[[TrainingRecipe], TrainingRecipe]

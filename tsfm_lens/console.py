@@ -32,12 +32,7 @@ _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
 def visible(text: str, *, keep: str = "") -> str:
-    r"""Escape control characters: ESC becomes the four signs ``\x1b``.
-
-    Args:
-        text: from any source, such as the name of a series.
-        keep: control characters that stay, such as line ends.
-    """
+    r"""Escape control characters: ESC becomes the four signs ``\x1b``."""
     return _CONTROL.sub(lambda sign: sign[0] if sign[0] in keep else sign[0].encode("unicode_escape").decode(), text)
 
 
@@ -62,14 +57,7 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 
 def progress(*, width: int = 0, eta: bool = False, after: str = "", hidden: bool = False) -> Progress:
-    """Return a progress display on stderr, which leaves stdout alone: a description, a bar, counts, time.
-
-    Args:
-        width: of the description, at least.
-        eta: show the time left.
-        after: text at the end of a line, such as "{task.fields[left]}".
-        hidden: show nothing.
-    """
+    """Return a progress display on stderr, which leaves stdout alone: a description, a bar, counts, time."""
     columns: list[Any] = [_PlainColumn(f"{{task.description:<{width}}}"), BarColumn(), MofNCompleteColumn()]
     columns += [
         TimeElapsedColumn(),
@@ -81,14 +69,7 @@ def progress(*, width: int = 0, eta: bool = False, after: str = "", hidden: bool
 
 @contextmanager
 def standard_streams() -> Iterator[None]:
-    """Let stdout and stderr take any text, and report errors of the system, such as a full device, in a line.
-
-    Text that the encoding of a stream cannot hold is escaped.
-
-    Raises:
-        SystemExit: 1 after an error of the system, which is reported on stderr; silently if nothing reads stdout any
-            more, as behind ``| head``.
-    """
+    """Let stdout and stderr take any text, and report errors of the system, such as a full device, in a line."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -40,15 +40,7 @@ Facts = dict[str, Any]
 
 
 def examine() -> Facts:
-    """Examine packages, devices, hub cache, browser and checkpoints; nothing is fetched, no model is opened.
-
-    Returns:
-        ``python`` and ``platform``; ``versions`` of packages, None where not installed; ``extras``, the optional model
-        libraries with ``version`` and the one that was ``tested``, what is ``missing`` and how to ``install`` it;
-        ``devices`` with their ``memory`` in bytes, the processor first; ``threads`` that torch uses; ``hub``, the hub
-        cache, with bytes of the published ``models`` whose weights it holds; ``static``, requirements of pictures;
-        ``embedded`` checkpoints.
-    """
+    """Examine packages, devices, hub cache, browser and checkpoints; nothing is fetched, no model is opened."""
     import torch
 
     from tsfm_lens.zoo import checkpoint_names

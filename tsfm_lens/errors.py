@@ -25,12 +25,10 @@ class LensError(Exception):
     """Base of every error that tsfm-lens raises on purpose.
 
     Why:
-        Catch it to handle whatever the package refuses. What is not a LensError is a defect of the package, or of code
-        that was handed to it.
+        What is not a LensError is a defect of the package, or of code that was handed to it.
 
     Cure:
-        Read the message: it names what was got, what was expected and the nearest valid choice. The command line prints
-        the message alone and ends with exit code 1.
+        Read the message. The command line prints it alone and ends with exit code 1.
 
     Example:
         >>> try:
@@ -49,8 +47,8 @@ class InputError(LensError, ValueError):
         measurement does not allow this model, horizon or series.
 
     Cure:
-        Give what the message expects. For files, ``tsfm_lens.data`` and the page on your own data have the rules and
-        the option that settles each choice; ``tsfm-lens measurements`` says which models a measurement is defined for.
+        Give what the message expects. The page on your own data has the options for files; ``tsfm-lens measurements``
+        says which models a measurement is defined for.
 
     Example:
         >>> tsfm_lens.data.as_series([])
@@ -63,8 +61,7 @@ class UnknownNameError(LensError, KeyError):
     """No hook point, component, series or checkpoint has this name.
 
     Why:
-        The name is misspelt, is that of another model (layers and heads are counted from 0), or a pattern matches
-        nothing.
+        The name is misspelt or of another model, or a pattern matches nothing.
 
     Cure:
         Take one of the nearest names in the message. ``lens.components()`` and ``lens.hook_table()`` list those of a
@@ -85,9 +82,8 @@ class WiringError(LensError, ValueError):
     """The model's configuration or modules are not as a wiring describes them.
 
     Why:
-        No wiring knows the model; its configuration has a setting that no wiring understands, which could give slightly
-        wrong activations; dropout or compilation would make two forwards differ; or a wiring of your own names a
-        module, side or size that the model does not have.
+        No wiring knows the model or a setting of its configuration; dropout or compilation would make two forwards
+        differ; or a wiring of your own names a module, side or size that the model does not have.
 
     Cure:
         For a known model, put it into evaluation mode, uncompiled, with the version of its library that
@@ -127,8 +123,7 @@ class HookError(LensError, RuntimeError):
         another shape; or the kind of intervention has no meaning for the component.
 
     Cure:
-        Record the source on as many series and steps as the run has, or say which with ``rows=`` and ``positions=``. No
-        hook is left on the model after the error.
+        Record the source on as many series and steps as the run has, or say which with ``rows=`` and ``positions=``.
 
     Example:
         >>> from tsfm_lens.hooks import EditPattern
@@ -143,15 +138,10 @@ class MissingExtraError(LensError, ImportError):
     """An optional package is not installed.
 
     Why:
-        Models of other families, Ray, chaotic systems and the linked view of notebooks each need a library that the
-        others do without.
+        Some models, Ray, chaotic systems and the linked view of notebooks each need a library of their own.
 
     Cure:
         Run the command in the message. ``tsfm-lens doctor`` shows what is there and how to add the rest.
-
-    Example:
-        >>> str(tsfm_lens.errors.MissingExtraError("--engine ray needs Ray: pip install ..."))
-        '--engine ray needs Ray: pip install ...'
     """
 
 
@@ -164,10 +154,6 @@ class RenderError(LensError, RuntimeError):
     Cure:
         Install ``tsfm-lens-toolbox[static]`` and a Chrome or Chromium, or name it in ``BROWSER_PATH``. A .html or .json
         needs neither.
-
-    Example:
-        >>> issubclass(tsfm_lens.errors.RenderError, RuntimeError)
-        True
     """
 
 
@@ -178,8 +164,7 @@ class StoreError(LensError, OSError):
         The folder is no store, is full or read-only, was written by another version, or a file in it is damaged.
 
     Cure:
-        Give the folder that ``tsfm-lens sweep`` printed, or make room; the same command then goes on. Damaged cells are
-        put aside and computed again.
+        Give the folder that ``tsfm-lens sweep`` printed, or make room; the same command then goes on.
 
     Example:
         >>> sweep.gather(folder)
@@ -196,27 +181,12 @@ class SweepFailedError(LensError, RuntimeError):
 
     Cure:
         The message has the first failure. Mend it and run the same command: finished cells are not computed again.
-
-    Example:
-        >>> issubclass(tsfm_lens.errors.SweepFailedError, tsfm_lens.errors.LensError)
-        True
     """
 
 
 def unknown_name(what: str, name: object, names: Iterable[str], *, hint: str = "") -> UnknownNameError:
-    """Build the error for a name that does not exist, with the nearest names that do.
-
-    Args:
-        what: the kind of thing, as in "hook point".
-        name: what the caller asked for.
-        names: every valid name.
-        hint: how to get the full list.
-    """
+    """Build the error for a ``name`` that no ``what`` has, with the nearest of all names, and a hint at the list."""
     options = list(names)
     near = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]
-    message = f"no {what} {str(name)!r}."
-    if near:
-        message += f" Closest: {', '.join(near)}."
-    else:
-        message += f" There is no {what} to choose from."
-    return UnknownNameError(f"{message} {hint}".strip())
+    choice = f"Closest: {', '.join(near)}." if near else f"There is no {what} to choose from."
+    return UnknownNameError(f"no {what} {str(name)!r}. {choice} {hint}".strip())

@@ -13,11 +13,7 @@ from tsfm_lens.errors import InputError
 
 
 def refuse_unwritable(folder: str | Path) -> None:
-    """Refuse a folder that files cannot be written to, before results are computed; create nothing.
-
-    Raises:
-        InputError: it or a folder above it is a file, or does not let files be made.
-    """
+    """Refuse a folder that files cannot be written to, before results are computed; create nothing."""
     folder = Path(folder)
     with writing_to(folder):
         there = next(place for place in (folder.absolute(), *folder.absolute().parents) if _stands(place))
@@ -50,11 +46,7 @@ def writing_to(path: Path) -> Iterator[None]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the path of a part that takes the file's name, whole and on disk, when the block ends.
-
-    A reader and a crash meet the old file or the new one, never half of one. If the block raises, the part is removed
-    and the old file stays.
-    """
+    """Yield the path of a part that takes the file's name, whole and on disk, when the block ends."""
     # in the same folder: a rename is atomic only within one file system
     part = path.with_name(f".{uuid4().hex}.part")
     try:

@@ -26,7 +26,8 @@ from tsfm_lens.sweep.results.gathering import gather
 from tsfm_lens.sweep.run import sweeping as run
 from tsfm_lens.sweep.run.cells import open_model
 from tsfm_lens.sweep.run.sweeping import run_sweep
-from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
+from tsfm_lens.sweep.store.files import KEY_COLUMNS
+from tsfm_lens.sweep.store.folder import Store
 
 CASES = int(os.environ.get("TSFM_LENS_CASES", "2000"))
 pytestmark = pytest.mark.filterwarnings("error::FutureWarning")

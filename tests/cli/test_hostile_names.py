@@ -71,57 +71,23 @@ def test_analyses_of_hostile_names_and_a_single_step(args: tuple[str, ...], mode
     assert "decoder.0.mlp" in result.stdout
 
 
-@pytest.mark.parametrize("name", ["[/tmp/x]", "[cuda]", ":smile:"])
+@pytest.mark.parametrize("name", ["[/tmp/x]", ":smile:"])
 @pytest.mark.parametrize(
-    "args",
+    "words",
     [
-        ("forecast", "NAME", "--data", "bundled:co2"),
-        ("forecast", "bolt-nano", "--data", "NAME"),
-        ("report", "NAME", "--data", "bundled:co2"),
-        ("ablate", "NAME", "--data", "bundled:co2"),
-        ("attribute", "NAME", "--data", "bundled:co2"),
-        ("hooks", "NAME"),
-        ("doctor", "NAME"),
-        ("figure", "NAME", "bolt-nano", "--data", "bundled:co2"),
-        ("figure", "1C", "bolt-nano", "--data", "bundled:co2", "--column", "NAME"),
-        ("reproduce", "NAME"),
-        ("sweep", "NAME.yaml"),
-        ("sweep", "status", "NAME.yaml"),
-        ("sweep", "report", "NAME"),
-        ("NAME",),
+        *(f"{command} NAME --data bundled:co2" for command in ("forecast", "report", "ablate", "attribute")),
+        *("forecast bolt-nano --data NAME", "hooks NAME", "doctor NAME", "reproduce NAME", "NAME"),
+        "figure NAME bolt-nano --data bundled:co2",
+        "figure 1C bolt-nano --data bundled:co2 --column NAME",
+        *("sweep NAME.yaml", "sweep status NAME.yaml", "sweep report NAME"),
     ],
-    ids=" ".join,
 )
-def test_errors_keep_names(args: tuple[str, ...], name: str) -> None:
-    result = run(*(arg.replace("NAME", name) for arg in args))
+def test_errors_keep_names(words: str, name: str) -> None:
+    result = run(*(word.replace("NAME", name) for word in words.split()))
     assert result.exit_code in (1, 2), result.output
     assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
     # ids of tables are read in capitals
     assert joined(name).lower() in joined(result.stderr).lower()
-
-
-def test_tables_keep_names(capsys: pytest.CaptureFixture[str]) -> None:
-    show_rows(NAMES, [NAMES])
-    header, row = capsys.readouterr().out.splitlines()
-    assert header.split() == row.split() == list(NAMES)
-    console.console(width=1000).print(
-        oracle_table([OracleResult("oracle", 0.0, 1.0, name) for name in NAMES], " ".join(NAMES))
-    )
-    shown = capsys.readouterr().out
-    assert all(shown.count(name) >= 2 for name in NAMES)
-    assert "passed" in shown
-
-
-def test_results_of_sweeps_keep_names(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    words = " ".join(NAMES)
-    _show_outcome(Outcome(failed=[words], notes=[words]), tmp_path / words.replace("/", ""), as_json=False)
-    with SweepDisplay() as display:
-        display.update(words, 1, 2, None)
-    captured = capsys.readouterr()
-    assert captured.err.count(words) == 3
-    with console.progress() as bar:
-        bar.add_task(words, total=1)
-        bar.console.file = io.StringIO()
 
 
 def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:
@@ -129,18 +95,12 @@ def test_files_that_people_write_are_read_or_refused(tmp_path: Path) -> None:
     good = {"models": [{"source": "bolt-nano"}], "data": [{"source": "bundled", "horizon": 4, "windows": 1}]}
     texts = {
         "data: [{start: 2020-02-30}]": "day is out of range for month",
-        "a: " + "[" * 2000: "nested too deeply",
         "a: " + "{a: " * 2000: "nested too deeply",
         "n: " + "1" * 5000: "holds a value that is none",
         "\0": "no YAML",
         "!!python/object:os.system {}": "no YAML",
-        "[" * 20: "no YAML",
     }
-    for orders, words in (
-        ("random:0..999999999", "expected 1 to 1000"),
-        ("random:9..3", "expected 1 to 1000"),
-        ("random:²", "has a seed"),
-    ):
+    for orders, words in (("random:9..3", "expected 1 to 1000"), ("random:²", "has a seed")):
         texts[json.dumps({**good, "variants": {"heads_at": {"orders": [orders]}}})] = words
     texts[json.dumps({**good, "variants": {"heads": {}, "random_seeds": 10**9}})] = "random_seeds"
     for text, words in texts.items():
@@ -178,13 +138,9 @@ def test_control_characters_of_series_columns_and_files_are_shown_escaped(contro
     assert json.loads(json_text)["coords"]["series"]["data"] == list(CONTROLS)
     for args, words in (
         (("forecast", "bolt-nano", "--data", controls, "--target", "nope"), r"a\x1b[2Jb.csv: no column 'nope'"),
-        (("forecast", "bolt-nano", "--data", controls, "--target", "nope"), r"va\x1b[1mlue"),
         (("report", "bolt-nano", "--data", controls, "--sections", "forecast\x1b[1m"), r"forecast\x1b[1m"),
-        (("forecast", "no\x1b[1msuch", "--data", controls), r"no\x1b[1msuch"),
         (("forecast\x1b[1m",), r"forecast\x1b[1m"),
-        (("data", "extra\x1b[1m"), r"extra\x1b[1m"),
         (("data", "--js\x1b[1m"), r"--js\x1b[1m"),
-        (("ablate", "bolt-nano", "--data", controls, "--how", "\x1b[1m"), r"\x1b[1m"),
         (("sweep", "status", "no\x1b[1m.yaml"), r"no\x1b[1m.yaml"),
     ):
         result = run(*args)
@@ -192,6 +148,27 @@ def test_control_characters_of_series_columns_and_files_are_shown_escaped(contro
         assert joined(words).lower() in joined(result.stderr).lower(), args
         output += result.output
     assert orders(output + json_text) == set()
+
+
+@pytest.mark.parametrize(("words", "shown"), [(NAMES[:-1], NAMES[:-1]), (CONTROLS[:-1], SHOWN[:-1])])
+def test_everything_that_prints_keeps_names_and_escapes_control_characters(
+    words: tuple[str, ...], shown: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text = " ".join(words)
+    console.echo(text)
+    console.console().print(text, soft_wrap=True)
+    console.console(width=1000).print(oracle_table([OracleResult("oracle", 0.0, 1.0, text)], text))
+    with console.progress() as bar:
+        bar.add_task(text, total=1)
+    with SweepDisplay() as display:
+        display.update(text, 1, 2, None)
+    _show_outcome(Outcome(failed=[text], notes=[text]), tmp_path, as_json=False)
+    show_rows([text], [[text]])
+    captured = capsys.readouterr()
+    for each in shown:
+        assert captured.out.count(each) >= 5
+        assert captured.err.count(each) >= 3
+    assert orders(captured.out + captured.err) == set()
 
 
 def test_control_characters_stay_in_files_and_not_on_terminals(controls: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,23 +180,3 @@ def test_control_characters_stay_in_files_and_not_on_terminals(controls: str, mo
     common.write_data(written.stdout)
     assert orders(screen.getvalue()) == set()
     assert all(name in screen.getvalue() for name in SHOWN[:-1])
-
-
-def test_control_characters_are_escaped_by_everything_that_prints(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = " ".join(CONTROLS[:-1])
-    console.echo(words)
-    console.console().print(words, soft_wrap=True)
-    console.console(width=1000).print(oracle_table([OracleResult("oracle", 0.0, 1.0, words)], words))
-    with console.progress() as bar:
-        bar.add_task(words, total=1)
-    with SweepDisplay() as display:
-        display.update(words, 1, 2, None)
-    show_rows([words], [[words]])
-    monkeypatch.setattr(common, "_PIPED_WIDTH", 10_000)
-    common._show_paragraphs([words] * 3, [[words] * 3])
-    captured = capsys.readouterr()
-    assert captured.out.count(r"\x1b[31mred") == 10
-    assert captured.err.count(r"\x1b[31mred") == 2
-    assert orders(captured.out + captured.err) == set()

@@ -8,12 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-import tsfm_lens
+from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run, architectures
-from tsfm_lens.models.extras import status
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(set(architectures()) - {"t5"})
@@ -28,10 +27,7 @@ NO_SLOPE = {
 
 @cache
 def run_of(name: str) -> Run:
-    entry = architectures()[name]
-    if entry.extra and not status()[entry.extra].importable:
-        pytest.skip(f"the extra {entry.extra} is not installed")
-    lens = tsfm_lens.load(entry.tiny())
+    lens = lens_of(name)
     if getattr(lens.adapter, "covariates", ()):
         rng = np.random.default_rng(1)
         known, past = rng.normal(size=68), rng.normal(size=64)
@@ -74,19 +70,6 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     got = found["attribution"].transpose("segment", "quantile", "step").values
     # what is left is of second order in the step, and kinks
     assert np.abs(got - slope).max() <= 0.03 * np.abs(slope).max()
-
-
-@pytest.mark.parametrize("name", sorted(NO_SLOPE))
-def test_why_there_is_no_slope_is_true(name: str) -> None:
-    """Values enter no differentiable input as they are, or the library's gradients are not those of small steps."""
-    run = run_of(name)
-    if name == "toto-2":
-        assert not run.lens.wiring.true_gradients
-        return
-    inputs = run.encoded.inputs.values()
-    entering = [value.flatten() for value in inputs if isinstance(value, torch.Tensor) and value.is_floating_point()]
-    values = torch.tensor(run.batch.values[0][-8:], dtype=torch.float32)
-    assert not any(torch.isin(values, each.float()).any() for each in entering)
 
 
 @pytest.mark.parametrize("name", NAMES)

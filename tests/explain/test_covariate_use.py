@@ -12,10 +12,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.covariate_use import WAYS, covariate_use
 from tsfm_lens.models import Lens
-from tsfm_lens.probes.findings import judge
-from tsfm_lens.report.build import _on_series
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz import noise
 from tsfm_lens.viz.covariate_use import read_use
 
 STEPS, HORIZON = 160, 16
@@ -106,28 +103,3 @@ def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -
     (told,) = [each for each in read_use(found) if each.startswith("cause")]
     assert "2 of 2 forecasts" in told
     assert told.endswith("Nothing can be said of series-1/target, where it or the series never changes.")
-
-
-def test_forecasts_that_move_unlike_each_other_are_not_said_to_stay(nano: Lens) -> None:
-    """A mean over few series is uncertain where each of them moves, and moves by more than rounding all the same."""
-    found = covariate_use(nano.run(as_series(items(3, 9)), HORIZON), shuffles=1)
-    assert (found["moved"] > found["moved_floor"]).all()
-    unsure = found.assign(moved_stands_out=found["moved_stands_out"] & False)
-    assert not any("does not use it" in each for each in read_use(unsure))
-    sizes = found["moved"].sel(covariate="cause", way="shuffled")
-    (told,) = [each for each in read_use(unsure) if each.startswith("cause")]
-    assert f"3 of 3 forecasts, by {float(sizes.min()):.3g} MASE to {float(sizes.max()):.3g} MASE" in told
-    still = found.assign(moved=0 * found["moved"], moved_stands_out=unsure["moved_stands_out"])
-    assert all("does not use it" in each for each in read_use(still))
-    assert read_use(found)[0].startswith("cause")
-
-
-def test_series_are_counted_by_what_is_forecast(nano: Lens) -> None:
-    """Covariates are shown to the model and not forecast, so that no mean is over them."""
-    found = covariate_use(nano.run(as_series(items(3, 10)), HORIZON), shuffles=1)
-    assert noise.judged(found, "moved", "covariate", "way").series == 3
-    shown = nano.run(as_series(items(3, 10)), HORIZON).dataset()
-    judged = judge(shown.assign(size=("series", np.ones(shown.sizes["series"]))), "size", floor=0.0)
-    assert shown.sizes["series"] == 9
-    assert judged(judged, "size").series == 3
-    assert _on_series(shown).endswith(" on series-0/target, series-1/target, series-2/target")

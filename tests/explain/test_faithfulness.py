@@ -21,7 +21,6 @@ from tsfm_lens.explain import (
     segments,
     verdict,
 )
-from tsfm_lens.explain.curves import scores_of
 from tsfm_lens.explain.faithfulness import matched_sets
 from tsfm_lens.explain.nulls import null_runs
 from tsfm_lens.models import Run, load
@@ -63,8 +62,6 @@ def true_segments() -> np.ndarray:
 
 def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
     """Against forecasts that are made one by one."""
-    from tsfm_lens.explain.masking import masked
-
     parts = segments(bolt_run, parts=3)
     scores = np.array([0.5, 2.0, 1.0])[: len(parts)]
     curves = deletion_curves(bolt_run, {"mine": scores}, parts=parts, reference="mean", orders=4)
@@ -74,18 +71,12 @@ def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
     for count in range(len(parts) + 1):
         first = np.isin(np.arange(len(parts)), order[:count])
         for name, keep in (("deletion", ~first), ("insertion", first)):
-            batch = masked(bolt_run.batch, parts, keep[None], "mean")
+            batch = explain.masked(bolt_run.batch, parts, keep[None], "mean")
             away = np.abs(lens.forecast(batch, bolt_run.horizon).median[0] - whole).mean()
             found = float(curves[name].values[0, count])
             assert_close(found, away, depth=400, magnitude=float(np.abs(whole).max()), dtype="float32", what=name)
     area = (curves["deletion"] - curves["insertion"]).mean("masked") / curves["everything_masked"]
     np.testing.assert_allclose(curves["area"].values, area.values)
-
-
-def test_the_reverse_of_an_order_has_the_area_with_the_other_sign(bolt_run: Run) -> None:
-    scores = np.arange(3.0)
-    curves = deletion_curves(bolt_run, {"up": scores, "down": -scores}, parts=3, reference="mean", orders=2)
-    assert_close(curves["area"].values[0], -curves["area"].values[1], depth=4)
 
 
 def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
@@ -102,22 +93,6 @@ def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
     word, said = verdict(false)
     assert word == "fails"
     assert "does not hold" in said[0]
-
-
-def test_a_rival_that_orders_better_is_named() -> None:
-    run, _ = planted_run()
-    true = true_segments().astype(float)
-    weak = true.copy()
-    # the largest true one is forgotten
-    weak[np.flatnonzero(true)[0]] = 0
-    how: dict[str, Any] = {"parts": _parts(), "reference": "mean", "orders": 64}
-    curves = deletion_curves(run, {"mine": weak, "attention": true}, **how)
-    if curves["area"].values[0] > 0 and curves["p"].values[0] <= 0.05:
-        assert verdict(curves)[0] == "holds in part"
-        assert "attention" in verdict(curves)[1][1]
-    else:
-        assert verdict(curves)[0] == "fails"
-    assert curves["area"].values[1] > curves["area"].values[0]
 
 
 def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:
@@ -150,23 +125,6 @@ def test_an_explanation_by_decoys_fails() -> None:
     assert "neither necessary nor sufficient" in said[0]
 
 
-def test_what_is_cut_together_is_what_is_measured(bolt_run: Run) -> None:
-    """All components of the model together are the whole but for what needs no component."""
-    from tsfm_lens.explain.routes import all_writers
-
-    routes = input_routes(bolt_run, parts=2, reference="seasonal naive", components=["decoder.*.mlp"])
-    everything = [str(each) for each in all_writers(bolt_run.lens)]
-    named = {str(name): everything for name in routes["segment"].values}
-    proof = route_faithfulness(bolt_run, routes, named=named, reference="seasonal naive", controls=1)
-    total = routes["total"].sel(segment=proof["segment"]).values
-    alone = routes["no_component"].sel(segment=proof["segment"]).values
-    measured = proof["measured"].values[:, -1]
-    # the tokens' own way and the scale are left; together with a curvature of the readout, which here is small
-    error = np.abs(total - alone - measured).max()
-    assert error < 0.25 * np.abs(total).max() + np.abs(alone).max()
-    assert (proof["cut_name"].values[:, -1] == "all together").all()
-
-
 def test_controls_are_matched_and_other_components_where_possible(bolt_run: Run) -> None:
     lens = bolt_run.lens
     components = lens.components("decoder.0.cross_attn.0", "decoder.1.cross_attn.2", "encoder.0.mlp")
@@ -181,31 +139,6 @@ def test_controls_are_matched_and_other_components_where_possible(bolt_run: Run)
         sorted(map(str, each)) == sorted(map(str, every))
         for each in matched_sets(lens, every, 2, np.random.default_rng(0))
     )
-
-
-@pytest.mark.parametrize("scores", [[1.0], [1.0, np.nan, 0.0]])
-def test_scores_of_another_kind_are_refused(bolt_run: Run, scores: list[float]) -> None:
-    with pytest.raises(InputError, match="one a part"):
-        deletion_curves(bolt_run, {"mine": scores}, parts=3, reference="mean")
-
-
-def test_what_proves_nothing_is_refused(bolt_run: Run) -> None:
-    with pytest.raises(InputError, match="no explanation"):
-        deletion_curves(bolt_run, {}, parts=3)
-    with pytest.raises(InputError, match="orders"):
-        deletion_curves(bolt_run, {"mine": [1, 2, 3]}, parts=3, orders=0)
-    with pytest.raises(InputError, match="no order"):
-        deletion_curves(bolt_run, {"mine": [1]}, parts=1)
-    with pytest.raises(InputError, match="no proof"):
-        verdict()
-    with pytest.raises(InputError, match="proves nothing"):
-        verdict(xr.Dataset(attrs={"kind": "paths"}))
-    routes = routes_of_planted()
-    run, _ = planted_run()
-    with pytest.raises(InputError, match="no segment has a named route"):
-        route_faithfulness(run, routes, named={}, reference="mean")
-    with pytest.raises(InputError, match="no segment of these routes"):
-        route_faithfulness(run, routes, named={"yesterday": ["decoder.0.mlp"]}, reference="mean")
 
 
 def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not() -> None:
@@ -223,12 +156,6 @@ def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(
 
     assert word(run) == "holds"
     assert all(word(twin) != "holds" for twin in null_runs(run, "untrained", 1, 0))
-
-
-def test_scores_are_sizes_whatever_their_sign() -> None:
-    steps = np.array([[1.0, -1.0], [-3.0, -3.0], [2.0, 2.0]])
-    data = xr.Dataset({"attribution": (("segment", "step"), steps)})
-    np.testing.assert_array_equal(scores_of(data, 3), [1, 3, 2])
 
 
 @pytest.fixture(scope="module")
@@ -251,17 +178,27 @@ def test_areas_bands_and_chances_are_those_of_the_curves(tried: Any) -> None:
     assert min(as_good) > 0
     np.testing.assert_array_equal(tried["p"].values, (1 + np.array(as_good)) / 20)
     np.testing.assert_array_equal(tried["order"].values, [[2, 1, 0], [0, 1, 2]])
+    # the reverse of an order
+    assert_close(tried["area"].values[0], -tried["area"].values[1], depth=4)
 
 
-def test_orders_are_drawn_by_their_seed(bolt_run: Run, tried: Any) -> None:
-    how: dict[str, Any] = {"parts": {"parts": 3, "season": 1}, "orders": 19}
-    again = explain.deletion_curves(bolt_run, {"newest first": [0, 1, 2]}, seed=5, **how)
-    other = explain.deletion_curves(bolt_run, {"newest first": [0, 1, 2]}, seed=6, **how)
-    np.testing.assert_array_equal(again["random_area"], tried["random_area"])
-    assert not np.array_equal(other["random_area"], tried["random_area"])
+REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
+    (deletion_curves, {"explanations": {"mine": [1.0]}, "parts": 3}, "one a part"),
+    (deletion_curves, {"explanations": {"mine": [1.0, np.nan, 0.0]}, "parts": 3}, "one a part"),
+    (deletion_curves, {"explanations": {}, "parts": 3}, "no explanation"),
+    (deletion_curves, {"explanations": {"mine": [1, 2, 3]}, "parts": 3, "orders": 0}, "orders"),
+    (deletion_curves, {"explanations": {"mine": [1]}, "parts": 1}, "no order"),
+    (route_faithfulness, {"named": {}}, "no segment has a named route"),
+    (route_faithfulness, {"named": {"yesterday": ["decoder.0.mlp"]}}, "no segment of these routes"),
+    (lambda run: verdict(), {}, "no proof"),
+    (lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})), {}, "proves nothing"),
+]
 
 
-def test_segments_are_those_of_the_result_unless_others_are_given(bolt_run: Run) -> None:
-    found = explain.attribute_inputs(bolt_run, method="occlusion", parts={"parts": 3, "season": 1})
-    names = found["segment"].values.tolist()
-    assert explain.deletion_curves(bolt_run, found, orders=2)["segment"].values.tolist() == names
+@pytest.mark.parametrize(("function", "how", "words"), REFUSALS)
+def test_what_proves_nothing_is_refused(bolt_run: Run, function: Any, how: dict[str, Any], words: str) -> None:
+    run = bolt_run
+    if function is route_faithfulness:
+        run, how = planted_run()[0], {"routes": routes_of_planted(), **how}
+    with pytest.raises(InputError, match=words):
+        function(run, **how)

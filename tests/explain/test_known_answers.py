@@ -133,30 +133,6 @@ def test_sampled_orders_of_a_linear_forecaster() -> None:
     assert_close(got, answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
 
 
-def seasonal(context: Tensor, _future: Tensor) -> Tensor:
-    return context[..., -SEASON:]
-
-
-def test_a_seasonal_naive_forecaster_comes_from_its_last_season() -> None:
-    run = known_run(seasonal)
-    for method in EXACT:
-        found = explain.attribute_inputs(run, method=method, reference="mean", parts={"parts": 24, "season": 1})
-        past = found["attribution"].sel(quantile=0.5)
-        for index, (start, stop, kind) in enumerate(
-            zip(found.start.values, found.stop.values, found.kind.values, strict=True)
-        ):
-            steps = np.arange(HORIZON) - SEASON
-            inside = (steps >= start) & (steps < stop) & (kind == "past")
-            target = run.batch.values[0]
-            answer = np.where(inside, target[-SEASON:] - target.mean(), 0.0)
-            assert_close(past[index], answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32, what=method)
-    # from the season before as reference, what is masked is another season
-    naive = explain.attribute_inputs(run, reference="seasonal naive", parts=1)
-    before = run.batch.values[0][-2 * SEASON : -SEASON]
-    got = naive["reference_forecast"].sel(quantile=0.5)
-    assert_close(got, before, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
-
-
 def product(context: Tensor, future: Tensor) -> Tensor:
     """The target's last value times the covariate's future, plus the past covariate's last value."""
     made = context[:, :1, -1:] * future[:, 2:] + context[:, 1:2, -1:]
@@ -217,23 +193,6 @@ def test_a_planted_mechanism_of_the_past(mechanism: str) -> None:
     answer = np.stack([moved[:, start:stop].sum(-1) for start, stop in parts])
     # the card tells how far the planted model is from its rule, in mean absolute values, here for each of 16 masks
     allowed = 2 * made.card.error * np.abs(context).mean()
-    assert np.abs(found["attribution"].sel(quantile=0.5) - answer).max() <= allowed
-
-
-def test_a_planted_covariate() -> None:
-    made = planted.plant("covariate", "chronos-2")
-    rule, horizon, steps = made.card.rule, made.card.horizon, made.card.context[1]
-    rng = np.random.default_rng(0)
-    target, known = rng.normal(size=steps) * 2 + 5, rng.normal(size=steps + horizon)
-    item = {"target": target, "past_covariates": {"k": known[:steps]}, "future_covariates": {"k": known[steps:]}}
-    run = made.lens().run(as_series([item]), horizon)
-    width = -(-horizon // 4)
-    future = [part for part in explain.segments(run, parts=1) if part.start == 0]
-    parts = explain.refined(future, [0], width=width)
-    found = explain.attribute_inputs(run, reference="mean", parts=parts)
-    moved = rule.inputs(target, known[:steps], horizon) * (known[steps:] - known[:steps].mean())
-    answer = np.stack([moved[:, part.start : part.stop].sum(-1) for part in parts])
-    allowed = 4 * made.card.error * np.abs(target).mean()
     assert np.abs(found["attribution"].sel(quantile=0.5) - answer).max() <= allowed
 
 

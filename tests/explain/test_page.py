@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from functools import cache
-from itertools import cycle
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,6 @@ import pytest
 
 import tsfm_lens
 from tsfm_lens import explain
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run
 from tsfm_lens.report import explanation
 from tsfm_lens.testing import assert_close
@@ -32,7 +29,7 @@ def run_of(name: str) -> Run:
 
 @pytest.mark.parametrize("name", NANOS)
 @pytest.mark.parametrize("method", explain.METHODS)
-def test_every_method_gives_a_chapter_and_its_proof_or_says_why_not(
+def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
     name: str, method: str, few: dict[str, Any]
 ) -> None:
     """A model meets every reference, and a method a different one in every model."""
@@ -57,27 +54,12 @@ def test_every_method_gives_a_chapter_and_its_proof_or_says_why_not(
         assert np.isfinite(each.values).all()
 
 
-@pytest.mark.parametrize(("name", "reference"), list(zip(cycle(NANOS), explain.REFERENCES, strict=False)))
-def test_every_reference_gives_routes_and_their_proof(name: str, reference: str, few: dict[str, Any]) -> None:
-    found = explanation.explain(
-        run_of(name), reference=reference, options=few, sections=("input_routes", "route_faithfulness")
-    )
-    assert {data.attrs["reference"] for data in found.values()} == {reference}
-
-
-def test_a_proof_without_its_chapter_is_of_what_was_asked_for(few: dict[str, Any]) -> None:
+def test_a_proof_without_its_section_is_of_what_was_asked_for(few: dict[str, Any]) -> None:
     found = explanation.explain(run_of("bolt-nano"), method="occlusion", options=few, sections=("deletion_curves",))
     assert found["deletion_curves"]["explanation"].values[0] == "occlusion"
 
 
-def test_a_page_of_nothing_but_what_is_refused_is_refused(tmp_path: Path) -> None:
-    run = run_of("chronos-nano")
-    with pytest.raises(InputError, match="as tokens"):
-        explanation.explain(run, tmp_path / "page", method="gradient × input", sections=("deletion_curves",))
-    assert not (tmp_path / "page").exists()
-
-
-def test_a_frame_with_gaps_in_target_and_covariates_has_every_chapter(page: Any) -> None:
+def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(page: Any) -> None:
     found = page.found
     assert not page.left_out
     assert tuple(found) == explanation.SECTIONS

@@ -15,7 +15,6 @@ from tsfm_lens.explain.masking import masked
 from tsfm_lens.explain.paired_runs import PairedRuns
 from tsfm_lens.explain.values import quantiles_of
 from tsfm_lens.models import Lens, Run, architectures, load
-from tsfm_lens.probes.patching import with_gradients
 from tsfm_lens.probes.places import places_of
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import plant
@@ -73,14 +72,6 @@ def test_an_effect_is_that_of_a_patch_set_by_hand(name: str, series: SeriesBatch
     assert float(routes["size"].max()) > float(routes["size_floor"].max())
 
 
-def test_the_total_is_the_change_of_the_forecast_without_the_segment(bolt_run: Run) -> None:
-    routes = input_routes(bolt_run, parts=3, reference="mean", components=["decoder.0.mlp"])
-    parts = segments(bolt_run, parts=3)
-    other = masked(bolt_run.batch, parts, ~np.eye(3, dtype=bool), "mean")
-    median = bolt_run.forecast.median - bolt_run.lens.forecast(other, bolt_run.horizon).median
-    assert_close(routes["total"].values, median, depth=400, magnitude=float(bolt_run.point.max()), dtype="float32")
-
-
 def test_the_last_branch_has_no_other_way_than_to_the_readout(bolt_run: Run) -> None:
     last = f"decoder.{bolt_run.lens.wiring.output_stack.n_layers - 1}.mlp"
     routes = input_routes(bolt_run, parts=2, reference="mean", components=[last, "encoder.0.mlp"], direct=True)
@@ -104,14 +95,6 @@ def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:
     size = np.abs(routes["effect"].values).max()
     error = np.abs(routes["estimate"].values - routes["effect"].values).max()
     assert error <= CURVATURE * size + float(routes["size_floor"].max())
-
-
-def test_gradients_of_several_numbers_are_those_of_each(bolt_run: Run) -> None:
-    names = ["decoder_blocks.0.mlp.hook_out"]
-    both = with_gradients(bolt_run, names, lambda output: bolt_run.read(output)[0, :2])
-    for step in range(2):
-        one = with_gradients(bolt_run, names, lambda output, step=step: bolt_run.read(output)[0, step])
-        assert_close(both[f"{names[0]}_grad"][step], one[f"{names[0]}_grad"], depth=100)
 
 
 def test_a_planted_covariate_goes_through_its_head_alone() -> None:

@@ -87,10 +87,6 @@ def test_a_long_stretch_is_whole_seasons() -> None:
     assert len(parts) == 11
 
 
-def test_by_default_all_masks_can_be_run(covariate_run: Run) -> None:
-    assert len(explain.segments(covariate_run)) <= 12
-
-
 @pytest.mark.parametrize(
     ("how", "error", "words"),
     [
@@ -123,8 +119,3 @@ def test_segments_that_are_no_parts_are_refused(items: SeriesBatch) -> None:
     for words, parts in wrong.items():
         with pytest.raises(InputError, match=words):
             explain.masked(one, parts, np.ones((1, len(parts)), bool), horizon=16)
-
-
-def test_a_wrong_item_is_told_each_name_once() -> None:
-    with pytest.raises(UnknownNameError, match=r"no item 'laod'\. Closest: load\.$"):
-        explain.item_rows(SeriesBatch((np.arange(4.0),), ids=("load",)), "laod")

@@ -9,9 +9,7 @@ import torch
 import tsfm_lens
 from tsfm_lens import explain
 from tsfm_lens.models import Lens, Run, architectures
-from tsfm_lens.models.extras import status
-from tsfm_lens.models.wirings.timesfm_2p5 import pieces
-from tsfm_lens.testing import assert_close, rounding
+from tsfm_lens.testing import assert_close
 
 pytest.importorskip("timesfm")
 PARTS, PATCHES, DEPTH = 6, 12, 1000
@@ -50,26 +48,21 @@ def apart(masks: explain.Masks) -> explain.Masks:
     return masks
 
 
-@pytest.mark.parametrize("horizon", [8, 40])
-@pytest.mark.parametrize("reference", ["mean", "seasonal naive", "zero"])
-@pytest.mark.parametrize("steps", [96, 90])
+@pytest.mark.parametrize(
+    ("horizon", "reference", "steps"),
+    [(8, "mean", 96), (40, "mean", 90), (8, "seasonal naive", 90), (40, "zero", 96), (8, "mean", 0)],
+)
 def test_shared_forecasts_are_those_of_each_mask(lens: Lens, horizon: int, reference: str, steps: int) -> None:
-    run = run_of(lens, horizon, steps)
+    run = run_of(lens, horizon, steps or 96)
     parts = explain.segments(run, parts=PARTS, season=1)
+    if not steps:
+        # segments that end within a patch
+        parts = explain.refined(explain.segments(run, parts=1), [0], width=19)
+        assert any(part.start % (96 // PATCHES) for part in parts)
     keep = explain.all_masks(len(parts))
     keep = keep[np.random.default_rng(1).permutation(len(keep))]
     shared = explain.Masks(run, parts, reference)(keep)
     alone = apart(explain.Masks(run, parts, reference))(keep)
-    assert_close(shared, alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
-
-
-def test_segments_that_end_within_a_patch_are_shared_up_to_it(lens: Lens) -> None:
-    run = run_of(lens, 8)
-    parts = explain.refined(explain.segments(run, parts=1), [0], width=19)
-    assert any(part.start % (96 // PATCHES) for part in parts)
-    keep = explain.all_masks(len(parts))
-    shared = explain.Masks(run, parts, "mean")(keep)
-    alone = apart(explain.Masks(run, parts, "mean"))(keep)
     assert_close(shared, alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
 
 
@@ -117,36 +110,3 @@ def test_the_model_is_left_as_it_was(lens: Lens) -> None:
     masks(explain.all_masks(len(masks.segments)))
     assert "forward" not in lens.adapter.model.__dict__
     np.testing.assert_array_equal(lens.forecast(run.batch, 8).quantiles, before)
-
-
-def test_pieces_part_where_rows_do() -> None:
-    prefixes = np.array([[0, 0, 0, 0, 0], [0, 0, 1, 1, 1], [0, 0, 1, 1, 2]])
-    assert pieces(prefixes) == [(0, 2), (2, 4), (4, 5)]
-    assert pieces(np.zeros((2, 3), int)) == [(0, 3)]
-
-
-# whose tokens depend on nothing that comes after them, and why all but the first share no beginnings
-CAUSAL = {"timesfm-2.5", "timesfm-2.5-transformers", "timesfm-3", "toto-1", "toto-2"}
-
-
-@pytest.mark.parametrize("name", sorted(set(architectures()) - {"t5"}))
-def test_which_models_look_ahead(name: str) -> None:
-    entry = architectures()[name]
-    if entry.extra and not status()[entry.extra].importable:
-        pytest.skip(f"the extra {entry.extra} is not installed")
-    lens = tsfm_lens.load(entry.tiny())
-    shown = run_of(lens, 4)
-    values = shown.batch.values[0].copy()
-    values[-32:] = values.mean()
-    stack = lens.wiring.stacks[0]
-    point = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
-    before, after = (lens.run(each, 4).record([point])[point].double() for each in (shown.batch, values))
-    spans = shown.spans[stack.name]
-    old = [place for place, stop in enumerate(spans.stop) if stop <= -32 and not spans.special[place]]
-    moved = (before - after).abs().flatten(0, -3).amax((0, 2))
-    size = float(before.abs().max())
-    still = float(moved[old].max()) <= rounding(torch.float32, size, depth=DEPTH)
-    assert old
-    assert moved.max() > 0.1 * size
-    assert still == (name in CAUSAL)
-    assert hasattr(lens.adapter, "sharing") == (name == "timesfm-2.5")

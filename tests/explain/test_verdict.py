@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import xarray as xr
@@ -63,11 +61,11 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
         ([routes({})], "holds"),
         # half or more, and more than all but 5 % of random sets
         ([routes({"necessity": 0.5, "sufficiency": 0.5})], "holds"),
-        ([routes({"necessity": 0.49})], "holds in part"),
-        ([routes({"sufficiency": 0.49})], "holds in part"),
-        ([routes({"necessity_p": 0.08})], "holds in part"),
-        ([routes({"sufficiency_p": 0.08})], "holds in part"),
-        ([routes({"prediction_error": 0.5})], "holds in part"),
+        *(
+            ([routes({name: value})], "holds in part")
+            for name, value in (("necessity", 0.49), ("sufficiency", 0.49), ("prediction_error", 0.5))
+        ),
+        *(([routes({f"{name}_p": 0.08})], "holds in part") for name in ("necessity", "sufficiency")),
         ([routes(NONE)], "fails"),
         # what matters most decides
         ([routes({}, NONE)], "holds in part"),
@@ -87,14 +85,10 @@ def test_few_draws_are_judged_by_what_they_can_show_at_best() -> None:
     assert verdict(few.assign(p=few["p"] + 0.2))[0] == "fails"
 
 
-@pytest.mark.parametrize(
-    ("proof", "word"),
-    [(routes({}, NONE), "holds in part"), (routes({}), "holds"), (curves(0.3, 0.025, rival=0.4), "holds in part")],
-)
-def test_a_chapter_begins_with_the_verdict(proof: xr.Dataset, word: str) -> None:
-    """Its first sentence stands alone at a glance, where that of the first segment would pass for the whole."""
+@pytest.mark.parametrize("proof", [routes({}, NONE), curves(0.3, 0.025, rival=0.4)], ids=["routes", "curves"])
+def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
+    word, said = verdict(proof)
     first, *rest = read_proof(proof)
-    said = verdict(proof)[1]
     assert first == f"By the rules below the explanation {word}. {said[0]}"
     assert tuple(rest) == (*said[1:], *rules_of(proof))
 
@@ -113,8 +107,6 @@ def test_a_chapter_begins_with_the_verdict(proof: xr.Dataset, word: str) -> None
             "them brings 90 % of it back (random components 0 %): the routes are necessary and sufficient.",
         ),
         (routes({"necessity": 0.2}), "the routes are sufficient."),
-        (routes({"sufficiency": 0.2}), "the routes are necessary."),
-        (routes({**NONE, "necessity": -0.4}), "takes nothing of its effect away but adds 40 % to it"),
         (routes({**NONE, "sufficiency": -0.2}), "brings nothing of it back but takes 20 % more away"),
         (
             routes(NONE),
@@ -124,14 +116,3 @@ def test_a_chapter_begins_with_the_verdict(proof: xr.Dataset, word: str) -> None
 )
 def test_sentences(proof: xr.Dataset, said: str) -> None:
     assert said in " ".join(verdict(proof)[1])
-
-
-def test_a_rival_that_orders_no_better_is_not_spoken_of() -> None:
-    assert "better" not in " ".join(verdict(curves(0.3, 0.025, rival=0.2))[1])
-    # nor one beside an order that does not hold
-    assert "better" not in " ".join(verdict(curves(0.3, 0.3, rival=0.4))[1])
-
-
-def test_several_proofs_say_all_that_they_have() -> None:
-    found: Any = verdict(curves(0.3, 0.025), routes({}, NONE))
-    assert len(found[1]) == 3

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,8 +14,7 @@ from typing import Any
 import nbformat
 import pytest
 
-# seconds after which something is taken to hang
-PATIENCE = 300
+from browsing import PATIENCE, until
 
 CELL = """\
 import torch
@@ -81,12 +79,12 @@ def notebook_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def _answers(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    end = time.monotonic() + PATIENCE
-    while True:
+    def answers() -> bool:
         try:
             with urllib.request.urlopen(url, timeout=PATIENCE):
-                return
+                return True
         except OSError:
             assert server.poll() is None, log.read_text()
-            assert time.monotonic() < end, log.read_text()
-            time.sleep(0.2)
+            return False
+
+    until(answers, log.read_text, 0.2)

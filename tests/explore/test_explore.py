@@ -12,7 +12,7 @@ from tsfm_lens.explore import opening
 from tsfm_lens.explore.widget import Explorer
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.head_states import TRACES, explore_figure, scores
+from tsfm_lens.viz.head_states import TRACES, scores
 
 H = 6
 CONTEXT, TRUTH = bundled("co2").tail(46).split(H)
@@ -86,6 +86,13 @@ def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:
     assert_close(trace(view, "ablated low").y, two[0], depth=16, dtype=np.float32)
     assert_close(trace(view, "ablated band").y, two[-1], depth=16, dtype=np.float32)
     np.testing.assert_array_equal(view.forecast, two)
+    # a set is forecast once, in whatever order
+    both = view.forecast
+    view.ablate(*names[::-1])
+    assert view.forecast is both
+    with pytest.raises(UnknownNameError, match=r"decoder\.1\.cross_attn\.3"):
+        view.ablate("decoder.1.cross_attn.33")
+    view.ablate(*names)
     shift = viz.theme.number(float(np.abs(two[middle] - plain).mean()))
     assert view.effect.value.startswith(f"without 2 heads the median moves by {shift} ppm")
     assert "mean absolute error" in view.effect.value
@@ -97,17 +104,6 @@ def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:
     assert view.toggle.value is False
     assert trace(view, "ablated median").visible is False
     np.testing.assert_array_equal(trace(view, "median").y, plain)
-
-
-def test_a_set_is_forecast_once(view: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    view.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.0")
-    both = view.forecast
-    monkeypatch.setattr(type(view.run.lens), "forecast", lambda *_: pytest.fail("a known set was forecast again"))
-    view.ablate("decoder.1.cross_attn.0", "decoder.0.cross_attn.0")
-    assert view.forecast is both
-    view.ablate("decoder.1.cross_attn.3")
-    with pytest.raises(UnknownNameError, match=r"decoder\.1\.cross_attn\.3"):
-        view.ablate("decoder.1.cross_attn.33")
 
 
 def test_the_map_shows_every_score(view: Explorer) -> None:
@@ -133,39 +129,6 @@ def test_a_refused_forecast_is_said_and_nothing_changes(view: Explorer, monkeypa
     assert view.effect.value == "no number at step 3 &lt;b&gt;"
     assert view.toggle.value is False
     assert view.ablated == ((1, 2),)
-
-
-def test_a_view_says_how_its_forecasts_are_drawn(lens: Lens, view: Explorer) -> None:
-    sampled = lens.adapter.readout == "token"
-    assert ("every forecast from 9 sample paths" in view.effect.value) is sampled
-
-
-def test_a_view_draws_as_many_paths_as_its_run(lens: Lens) -> None:
-    view = lens.run(CONTEXT, H).explore()
-    sampled = lens.adapter.readout == "token"
-    assert view.states.attrs["samples"] == (20 if sampled else 0)
-    assert ("every forecast from 20 sample paths" in view.effect.value) is sampled
-    view.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.1")
-    with lens.ablate("decoder.0.cross_attn.0", "decoder.1.cross_attn.1"):
-        expected = lens.forecast(CONTEXT, H, num_samples=20 if sampled else None).quantiles[0]
-    assert_close(view.forecast, expected, depth=16, dtype=np.float32)
-
-
-def test_the_figure_alone(view: Explorer) -> None:
-    ds = view.states
-    fig = explore_figure(ds, layer="1", head=2, score="entropy", ablated=True)
-    assert [each.name for each in fig.data].count("context") == 1
-    assert len(fig.data) == len(TRACES)
-    np.testing.assert_array_equal(fig.data[0].z, ds["entropy"])
-    middle = list(ds["quantile"].values).index(0.5)
-    np.testing.assert_array_equal(fig.data[-1].y, ds["ablated_forecast"].values[1, 2, 0, middle])
-    assert "layer 1, head 2" in fig.layout.title.text.replace("<br>", " ")
-    with pytest.raises(UnknownNameError, match="entropy"):
-        explore_figure(ds, score="entropi")
-    with pytest.raises(UnknownNameError, match="head"):
-        explore_figure(ds, layer="1", head=9)
-    with pytest.raises(InputError, match="kind 'explore'"):
-        explore_figure(ds.assign_attrs(kind="forecast"))
 
 
 def test_without_the_notebook_libraries(lens: Lens, monkeypatch: pytest.MonkeyPatch) -> None:

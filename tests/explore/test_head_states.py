@@ -12,7 +12,6 @@ from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import attribute, head_states
-from tsfm_lens.probes.head_states import attention_over_steps
 from tsfm_lens.testing import assert_close
 
 # forecasts of a few steps hold values that rounding ties or parts: one swap among eight ranks moves the distance so far
@@ -118,40 +117,6 @@ def test_scores_of_one_head_by_hand(lens: Lens, ds: xr.Dataset) -> None:
     assert float(ds["normalised_entropy"].max()) == 1
 
 
-def test_attention_of_a_hand_built_pattern() -> None:
-    """A patch of two steps, one of which lies before the series, a special token, and a token of the forecast."""
-    weights = np.array([[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [1.0, 0.0, 0.0, 0.0]])
-    maps = xr.Dataset(
-        {"pattern": (("layer", "head", "query", "key"), weights[None, None])},
-        coords={
-            "time": [-3, -2, -1],
-            "step": [0, 1],
-            "key_start": ("key", [-4, -2, 0, 0]),
-            "key_stop": ("key", [-2, 0, 0, 2]),
-            "key_special": ("key", ["", "", "REG", ""]),
-            "query_start": ("query", [0, 1, 2]),
-            "query_stop": ("query", [1, 2, 3]),
-            "query_special": ("query", ["", "", ""]),
-        },
-    )
-    found = attention_over_steps(maps)
-    # the third query reads out a step beyond the horizon
-    np.testing.assert_allclose(found["attention"][0, 0], [0.25, 0.125, 0.125])
-    assert float(found["attention_forecast"][0, 0]) == pytest.approx(0.25)
-    assert float(found["attention_other"][0, 0]) == pytest.approx(0.25)
-    assert found["attention"].attrs["token_steps"] == 2
-
-
-def test_what_cannot_be_explored_is_refused() -> None:
-    lens = load(architectures()["chronos-bolt"].tiny(), check=False)
-    with pytest.raises(InputError, match=r"one series at a time, got 2; use run\.select"):
-        head_states(lens.run(bundled("co2", "nile"), H))
-    with pytest.raises(UnknownNameError, match="cross_attn"):
-        head_states(lens.run(CONTEXT, H), kind="crossattn")
-    with pytest.raises(InputError, match="at most 16 steps"):
-        head_states(lens.run(CONTEXT, 17))
-
-
 def test_one_step_has_no_rank_correlation() -> None:
     lens = load(architectures()["chronos-bolt"].tiny(), check=False)
     calls: list[tuple[int, int]] = []
@@ -163,8 +128,18 @@ def test_one_step_has_no_rank_correlation() -> None:
     assert calls[-1] == (12, 12)
 
 
-def test_attention_between_variates_is_said_to_have_no_time() -> None:
-    lens = load(architectures()["chronos-2"].tiny(), check=False)
-    with pytest.raises(InputError, match="group_attn attends over variates, not over time"):
-        head_states(lens.run(CONTEXT, H), kind="group_attn")
-    assert head_states(lens.run(CONTEXT, H)).attrs["attention"] == "time_attn"
+@pytest.mark.parametrize(
+    ("name", "series", "steps", "kind", "words"),
+    [
+        ("chronos-bolt", ("co2", "nile"), H, None, r"one series at a time, got 2; use run\.select"),
+        ("chronos-bolt", ("co2",), H, "crossattn", "cross_attn"),
+        ("chronos-bolt", ("co2",), 17, None, "at most 16 steps"),
+        ("chronos-2", ("co2",), H, "group_attn", "group_attn attends over variates, not over time"),
+    ],
+)
+def test_what_cannot_be_explored_is_refused(
+    name: str, series: tuple[str, ...], steps: int, kind: str | None, words: str
+) -> None:
+    lens = load(architectures()[name].tiny(), check=False)
+    with pytest.raises((InputError, UnknownNameError), match=words):
+        head_states(lens.run(bundled(*series), steps), kind=kind)

@@ -10,56 +10,21 @@ import xarray as xr
 
 import planted
 from tsfm_lens.report import build_report
+from tsfm_lens.report.build import panels_of
 
 EVIL = '<script>window.hacked=1</script>"\'&<img src=x onerror="window.hacked=1">'
-
-# how many figures the report draws of each planted result
-COUNTS = {
-    "forecast": 3,
-    "lens": 1 + 3,
-    "gain": 1,
-    "ablation": 2 + 2,
-    "attribution": 2 * 3 + 1,
-    "attention": 1 + 2,
-    "patches": 1,
-    "spectra": 2 * 2,
-    "entropic_rank": 1,
-    "layer_similarity": 2,
-    "head_similarity": 1,
-    "kernel": 3,
-    "head_entropy": 1,
-    "autoregressive_attention": 2,
-    "flow": 1,
-    "norm_weighted": 1,
-    "parroting": 3,
-    "lag": 1,
-    "seasonality": 1,
-    "explore": 1,
-    "patching": 2 * 3,
-    "attribution_patching": 1 + 3,
-    "paths": 1,
-    "edges": 1,
-    "effects": 2,
-    "circuit": 1 + 3 + 1,
-    "layers": 3 + 1 + 1,
-    "heads": 1,
-    "curves": 1 + 2,
-    "heads_at": 1,
-    "datasets": 2,
-    "recipes": 2,
-    "selection": 1,
-}
-
-
-@pytest.fixture(scope="session")
-def counts() -> dict[str, int]:
-    return COUNTS
 
 
 @pytest.fixture(scope="session")
 def swept() -> dict[str, pd.DataFrame]:
     """Results of a small sweep; to be copied before they are changed."""
     return planted.sweep(layers=(4, 3), heads=(3, 2))
+
+
+@pytest.fixture(scope="session")
+def counts(swept: dict[str, pd.DataFrame]) -> dict[str, int]:
+    """How many figures there are of each planted result."""
+    return {name: len(panels) for name, panels in panels_of(planted.in_report() | swept).items()}
 
 
 @pytest.fixture

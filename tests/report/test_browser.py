@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 
 import pytest
 
-# seconds after which something is taken to hang
-PATIENCE = 300
+from browsing import until_drawn
 
 pytestmark = pytest.mark.browser
 
@@ -25,10 +23,7 @@ def opened(driver, path, width: int = 1280) -> list[str]:
     driver.get_log("performance")
     driver.set_window_size(width, 900)
     driver.get(path.as_uri())
-    end = time.monotonic() + PATIENCE
-    while driver.execute_script("return document.documentElement.dataset.drawn") is None:
-        assert time.monotonic() < end, f"not drawn; console: {driver.get_log('browser')}"
-        time.sleep(0.1)
+    until_drawn(driver)
     events = [json.loads(entry["message"])["message"] for entry in driver.get_log("performance")]
     return [e["params"]["request"]["url"] for e in events if e["method"] == "Network.requestWillBeSent"]
 

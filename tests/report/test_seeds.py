@@ -42,7 +42,7 @@ def test_no_sentence_on_a_component_changes_between_seeds(name: str, seeds: Sequ
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
-def test_no_sentence_of_any_chapter_changes_between_seeds(name: str) -> None:
+def test_no_sentence_of_any_section_changes_between_seeds(name: str) -> None:
     """But for digits of what is drawn, as sample paths and sequences are."""
     lens = load(name, check=False)
     kinds = [

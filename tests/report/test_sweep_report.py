@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
@@ -15,41 +14,17 @@ import plotly.io as pio
 import pytest
 
 import planted
-from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.registry import find
+from browsing import Page
+from tsfm_lens.errors import InputError
 from tsfm_lens.report import sweep as room
 from tsfm_lens.report.sweep import build_sweep_report, written
 from tsfm_lens.report.sweep_tables import latex
-from tsfm_lens.sweep.plan.config import parse_config
-from tsfm_lens.sweep.results.gathering import gather
-from tsfm_lens.sweep.run.sweeping import run_sweep
-from tsfm_lens.viz.sweep_entries import methods_of, runs
-from tsfm_lens.viz.sweep_heads import read_curves, read_heads, read_heads_at
+from tsfm_lens.viz.sweep_entries import methods_of
+from tsfm_lens.viz.sweep_heads import read_curves, read_heads
 from tsfm_lens.viz.sweep_layers import read_components, read_distances
 from tsfm_lens.viz.sweep_recipes import read_datasets, read_recipes, read_selection
 
 PROVENANCE = {"models": {"alpha": {"layers": 4, "revision": None}}, "datasets": [{"name": "x", "windows": 8}]}
-
-
-class Text(HTMLParser):
-    """What a page loads, and what it says outside of scripts."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.loads: list[str] = []
-        self.scripts, self.words, self._in = 0, "", False
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loads += [value or "" for key, value in attrs if key in ("src", "href")]
-        self._in = tag in ("script", "style")
-        self.scripts += tag == "script"
-
-    def handle_endtag(self, tag: str) -> None:
-        self._in = False
-
-    def handle_data(self, data: str) -> None:
-        self.words += "" if self._in else data
 
 
 @pytest.fixture(scope="module")
@@ -75,9 +50,9 @@ def test_page_figures_and_tables_are_there(built: Path, swept: dict[str, pd.Data
 
 
 def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_made(built: Path) -> None:
-    page = Text(built.read_text())
+    page = Page(built.read_text())
     assert all(address.startswith(("#", "data:")) for address in page.loads)
-    words = " ".join(page.words.split())
+    words = " ".join(page.text.split())
     assert "3 of the 40 cells planned so far are missing" in words
     assert words.count("percentiles of a paired bootstrap of 120 replicates") == 1
     assert "corrected by Holm's method" in words
@@ -116,19 +91,10 @@ def test_recipes_come_as_table_1_with_standing_changes_bold(swept: dict[str, pd.
             value = f"${100 * change:+.2f}$"
             assert cell == (rf"\bfseries \boldmath {value}" if stands else value)
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
-    # as many columns as are declared
-    declared = re.search(r"\\begin\{tabular\}\{([lr]+)\}", text)
-    assert declared is not None
-    assert {len(row) for row in rows} == {len(declared[1])}
-
-
-def test_effects_are_bold_where_they_stand(swept: dict[str, pd.DataFrame]) -> None:
-    ds = swept["layers"]
-    _, *rows = rows_of(latex(ds))
-    rows = [row for row in rows if row[0] != "model"]
-    assert len(rows) == len(ds)
-    assert [r"\bfseries" in row[4] for row in rows] == ds["stands"].tolist()
-    assert rows[0][5] == f"$[{100 * ds['lower'].iloc[0]:+.2f}, {100 * ds['upper'].iloc[0]:+.2f}]$"
+    # each effect that stands is bold
+    _, *effects = rows_of(latex(swept["layers"]))
+    marks = [r"\bfseries" in row[4] for row in effects if row[0] != "model"]
+    assert marks == swept["layers"]["stands"].tolist()
 
 
 def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path) -> None:
@@ -144,10 +110,10 @@ def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path
         widths = {len(row) for row in rows_of(text)}
         assert len(widths) == 1
     page = build_sweep_report(made, tmp_path / "r", title=evil, provenance={evil: evil}, notes=[evil])
-    found = Text(page.read_text())
-    assert evil in found.words
+    found = Page(page.read_text())
+    assert evil in found.text
     # plotly, the drawing, and one for each figure
-    assert found.scripts == 2 + len(list((tmp_path / "r" / "figures").iterdir()))
+    assert len(found.scripts) == 2 + len(list((tmp_path / "r" / "figures").iterdir()))
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
     for path in (tmp_path / "r").rglob("*"):
         assert re.fullmatch(r"[A-Za-z0-9_.-]+", path.name)
@@ -172,8 +138,6 @@ def test_a_failed_build_leaves_the_old_report(
         build_sweep_report(one, page, title="New", provenance={})
     with pytest.raises(InputError, match="no results"):
         build_sweep_report({}, tmp_path, title="New", provenance={})
-    with pytest.raises(UnknownNameError, match="no format 'swg'"):
-        build_sweep_report(one, tmp_path, title="New", provenance={}, formats=["swg"])
 
 
 def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, pd.DataFrame], tmp_path: Path) -> None:
@@ -181,20 +145,15 @@ def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, pd.Dat
     layers.loc[layers.index[0], ["mase", "change", "spearman_distance"]] = np.nan
     heads = swept["heads_at"].iloc[:0]
     page = build_sweep_report({"layers": layers, "heads_at": heads}, tmp_path, title="T", provenance={})
-    words = Text(page.read_text()).words
+    words = Page(page.read_text()).text
     assert "Nothing of heads_at can be drawn yet" in words
     assert f"1 of {len(layers)} numbers of layers is missing; what is drawn leaves it out" in words
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
         f"layer_distances-{part}" for part in ("both", "heads", "mlp")
     }
     assert pd.read_csv(io.StringIO((tmp_path / "tables" / "heads_at.csv").read_text())).empty
-
-
-def test_what_has_no_figure_is_not_called_unfinished(swept: dict[str, pd.DataFrame], tmp_path: Path) -> None:
-    counts = swept["layers"].assign(family="heads_per_layer")
-    page = build_sweep_report(swept | {"layers": counts}, tmp_path, title="T", provenance={})
-    words = Text(page.read_text()).words
-    assert "Nothing of layers" not in words
+    counts = {"layers": swept["layers"].assign(family="heads_per_layer"), "heads_at": swept["heads_at"]}
+    words = Page(build_sweep_report(counts, tmp_path, title="T", provenance={}).read_text()).text
     assert "There is no figure of 'heads_per_layer'; the numbers are in tables/layers.csv." in words
 
 
@@ -206,51 +165,37 @@ def changed(table: pd.DataFrame, rows: pd.Series, **values: Any) -> pd.DataFrame
     return made
 
 
-def test_readings_count_what_stands(swept: dict[str, pd.DataFrame]) -> None:
+def test_readings_count_what_stands_and_name_no_other(swept: dict[str, pd.DataFrame]) -> None:
     table = swept["layers"]
     mine = (table["model"] == "alpha") & (table["part"] == "both") & (table["family"] == "layers")
     new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
     table = changed(table, mine, **new, stands=[True, False, True, True])
-    said = read_distances(table, "both")
-    assert said[0] == (
+    assert read_distances(table, "both")[:2] == [
         "alpha: without the heads and MLPs of one layer, 2 of 4 layers change MASE by less than 1 %; the changes of "
-        "layers 0, 2 and 3 stand after Holm's correction (family of 4 tests)."
-    )
+        "layers 0, 2 and 3 stand after Holm's correction (family of 4 tests).",
+        "No layer stands out by how far the forecast moves without it (Spearman distance 0.125 to 0.9).",
+    ]
     assert "no change stands after" in read_distances(changed(table, mine, stands=False), "both")[0]
-    assert "−0.4 %" in read_components(table)[0]
-    assert runs([9, 0, 3, 4, 5, 7, 8]) == "0, 3 to 5, 7, 8 and 9" or runs([0, 1]) == "0 and 1"
-
-
-def test_a_layer_is_named_only_if_it_stands_out(swept: dict[str, pd.DataFrame]) -> None:
-    table = swept["layers"]
-    mine = (table["model"] == "alpha") & (table["part"] == "both") & (table["family"] == "layers")
-    new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
-    table = changed(table, mine, **new)
-    none = "No layer stands out by how far the forecast moves without it (Spearman distance 0.125 to 0.9)."
-    assert read_distances(table, "both")[1] == none
-    one = changed(table, mine, distance_leads=["highest", "", "", ""])
-    assert read_distances(one, "both")[1] == (
-        "The forecast loses its shape most without layer 0 (Spearman distance 0.9)."
-    )
-    both = changed(table, mine, distance_leads=["highest", "", "lowest", ""])
+    both = changed(table, mine, distance_leads=["highest", "", "lowest", ""], leads=["", "", "lowest", ""])
     assert read_distances(both, "both")[1] == (
         "The forecast keeps its shape best without layer 2 (Spearman distance 0.125) and loses its shape most without "
         "layer 0 (Spearman distance 0.9)."
     )
-    assert read_components(table)[0].startswith(
-        "alpha: no layer's loss stands out as the cheapest; drawn is layer 2: its MASE"
-    )
-    best = changed(table, mine, leads=["", "", "lowest", ""])
-    assert read_components(best)[0].startswith("alpha bears the loss of layer 2 best: its MASE")
+    assert read_components(table)[0].startswith("alpha: no layer's loss stands out as the cheapest; drawn is layer 2")
+    assert read_components(both)[0].startswith("alpha bears the loss of layer 2 best: its MASE")
     curves = swept["curves"][swept["curves"]["model"] == "alpha"]
-    first = curves["layer"] == 0
     assert "and none stands out as bearing least" in read_curves(curves)[0]
-    assert "; layer 0 bears least, it keeps" in read_curves(changed(curves, first, leads="highest"))[0]
     assert "stands after Holm's correction in no layer." in read_curves(curves)[1]
-    open_ = curves["better"] & (curves["within"] > 0) & (curves["within"] < curves["of"])
-    layers = sorted(set(curves.loc[open_, "layer"]))
-    said = read_curves(changed(curves, open_, order_stands=True))[1]
-    assert said.endswith(f"in layer{'s' if len(layers) > 1 else ''} {runs(layers)}.")
+    first = swept["recipes"].index == 0
+    new = {"change": 0.0612, "lower": 0.05, "upper": 0.07, "stands": True, "n_resilient": 3, "n_improved": 1}
+    assert read_recipes(changed(swept["recipes"], first, **new))[0].startswith(
+        "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], which stands"
+    )
+    new = {"diff": -0.25, "diff_lower": -0.3, "diff_upper": 0.1, "diff_stands": False}
+    assert read_selection(changed(swept["selection"], swept["selection"].index == 0, **new))[0] == (
+        "alpha, light: the informed choice changes MASE by −25.0 percentage points against the mean of 3 random ones "
+        "[−30.0, +10.0], which does not stand after Holm's correction."
+    )
 
 
 def test_the_reading_of_single_heads_names_those_that_stand_and_no_other(swept: dict[str, pd.DataFrame]) -> None:
@@ -269,56 +214,6 @@ def test_the_reading_of_single_heads_names_those_that_stand_and_no_other(swept: 
         in said[0]
     )
     assert said[1:] == [f"The loss of {label} costs more than that of every other head."]
-
-
-def test_readings_of_heads_datasets_recipes_and_choices(swept: dict[str, pd.DataFrame]) -> None:
-    heads = swept["heads_at"]
-    heads = changed(heads, heads["better"], kept=[3, 0, 0, 1, 2, 2, 2])
-    assert read_heads_at(heads) == [
-        "alpha: layer by layer, 8 of 12 heads can go (66.7 %); layers keep 0 to 3 of 3 heads, and none stands out as "
-        "bearing least; layers 1 and 2 need none.",
-        "beta: layer by layer, 0 of 6 heads can go (0 %); layers keep 2 of 2 heads, and none stands out as bearing "
-        "least.",
-        f"The search (scan) used {6 * 4 + 4 * 3} of {6 * 4 + 4 * 3} evaluations.",
-    ]
-    maps = swept["datasets"][(swept["datasets"]["model"] == "alpha") & (swept["datasets"]["layer"] == 0)]
-    largest = dict(zip(sorted(set(maps["dataset"])), [3, 3, 1, 0], strict=True))
-    maps = maps.assign(largest_within=maps["dataset"].map(largest))
-    said = read_datasets(changed(maps, maps["ablated"] == 3, change=[-0.1, 0.009, 0.2, 0.2]))[0]
-    assert "all 3 heads can go within 1 % on 2 of 4 datasets, their median largest number is 2;" in said
-    assert said.endswith("without all heads the MASE falls on 1.")
-    first = swept["recipes"].index == 0
-    new = {"change": 0.0612, "lower": 0.05, "upper": 0.07, "stands": True, "n_resilient": 3, "n_improved": 1}
-    recipes = changed(swept["recipes"], first, **new)
-    assert read_recipes(recipes)[0].startswith(
-        "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], which stands"
-    )
-    assert "3 of 4 datasets rise by less than 5 %, 1 of them improves." in read_recipes(recipes)[0]
-    new = {"diff": -0.25, "diff_lower": -0.3, "diff_upper": 0.1, "diff_stands": False}
-    assert read_selection(changed(swept["selection"], swept["selection"].index == 0, **new))[0] == (
-        "alpha, light: the informed choice changes MASE by −25.0 percentage points against the mean of 3 random ones "
-        "[−30.0, +10.0], which does not stand after Holm's correction."
-    )
-
-
-def test_readings_count_in_the_singular(swept: dict[str, pd.DataFrame]) -> None:
-    table = swept["layers"]
-    mine = table[(table["model"] == "alpha") & (table["part"] == "both")]
-    one = mine[mine["family"] == "layers"].iloc[:1].assign(tests=1, change=0.0, stands=True)
-    group = mine[mine["family"] == "groups"].iloc[:1]
-    assert read_distances(one, "both") == [
-        "alpha: without the heads and MLPs of one layer, 1 of 1 layer changes MASE by less than 1 %; the change of "
-        "layer 0 stands after Holm's correction (family of 1 test)."
-    ]
-    for stands, words in ((False, "0 stand."), (True, "1 stands.")):
-        found = read_distances(group.assign(stands=stands), "both")
-        assert found == [f"Of 1 change of MASE without a group of layers, {words}"]
-    section = find("sweep_effects")
-    one.attrs |= {"n_datasets": 1, "n_windows": 1}
-    assert section.subject is not None
-    assert section.subject(one) == "alpha on 1 dataset, 1 window"
-    one.attrs |= {"n_datasets": 2, "n_windows": 3}
-    assert section.subject(one) == "alpha on 2 datasets, 3 windows"
 
 
 def test_families_too_large_for_the_replicates_are_told(swept: dict[str, pd.DataFrame]) -> None:
@@ -340,7 +235,7 @@ def test_lines_with_few_counts_are_reported(tmp_path: Path, counts: tuple[int, .
     made = {name: made[name] for name in ("curves", "heads_at", "datasets")}
     # one model has no finished line at all
     made["curves"].loc[made["curves"]["model"] == "beta", ["mase", "change"]] = np.nan
-    words = Text(build_sweep_report(made, tmp_path, title="T", provenance={}).read_text()).words
+    words = Page(build_sweep_report(made, tmp_path, title="T", provenance={}).read_text()).text
     assert "numbers of datasets are missing" not in words
     assert re.search(r"\bnan\b", words) is None
     heads = pd.read_csv(tmp_path / "tables" / "heads_at.csv")
@@ -353,47 +248,8 @@ def test_lines_with_few_counts_are_reported(tmp_path: Path, counts: tuple[int, .
         assert all("median largest number is 0" in line for line in read_datasets(made["datasets"]))
 
 
-def test_a_bisection_that_no_count_passes_is_reported(tmp_path: Path) -> None:
-    asked = {"search": "bisection", "tolerance": 0.0001, "layers": [0]}
-    content = {
-        "name": "few counts",
-        "models": [{"source": "bolt-nano", "name": "bolt", "context_length": 128}],
-        "data": [{"source": "bundled", "names": ["co2", "elnino"], "horizon": 6}],
-        "variants": {"heads_at": asked},
-        "statistics": {"replicates": 100},
-    }
-    assert not run_sweep(parse_config(content), tmp_path / "store").failed
-    found = gather(tmp_path / "store")
-    curves, kept = found.results["curves"], found.results["heads_at"]
-    # the case at hand: the plain model and some counts of an order, all of them too costly
-    first = curves.loc[curves["order"] == "stable_rank:low", "change"]
-    assert len(first) < 5
-    page = build_sweep_report(
-        found.results, tmp_path / "report", title=found.title, provenance=found.provenance, notes=found.notes
-    )
-    words = Text(page.read_text()).words
-    most = kept.loc[kept["better"], "kept"].iloc[0]
-    assert f"layers keep {most} of 4 heads, and none stands out as bearing least" in words
-    assert (tmp_path / "report" / "figures" / "head_curves-bolt.json").exists()
-
-
 def test_provenance_is_written_line_by_line() -> None:
     assert written("x") == "x"
     assert written([{"name": "a", "notes": [], "windows": 3}, "b"]) == "name a; windows 3\nb"
     assert written({"k": {"z": 1}, "j": 2}) == "k: z 1\nj: 2"
     assert json.loads(written({"k": [1, {"a": None}]}).removeprefix("k: ")) == [1, {"a": None}]
-
-
-@pytest.mark.browser
-def test_every_figure_is_drawn_in_a_browser(built: Path, new_browser: Any) -> None:
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    driver = new_browser()
-    try:
-        driver.get(built.as_uri())
-        script = "return document.documentElement.dataset.drawn"
-        drawn = WebDriverWait(driver, 300).until(lambda d: d.execute_script(script))
-        assert int(drawn) == len(list((built.parent / "figures").iterdir()))
-        assert driver.get_log("browser") == []
-    finally:
-        driver.quit()

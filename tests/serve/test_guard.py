@@ -8,9 +8,8 @@ import queue
 import re
 import subprocess
 import sys
-import time
 from base64 import b64decode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,10 +24,9 @@ pytest.importorskip("voila")
 import websocket
 from tornado.web import create_signed_value
 
+from browsing import PATIENCE, until
 from tsfm_lens.serve import guard
 
-# seconds after which something is taken to hang
-PATIENCE = 120
 LIMIT = 2
 # a page without a model, which starts faster
 SCRIPT = f"""
@@ -43,14 +41,6 @@ def notebook(folder, given):
 server._notebook = notebook
 server.serve(port=20_000 + os.getpid() % 10_000, browser=False, started=lambda address: print(address, flush=True))
 """
-
-
-def until(condition: Callable[[], Any], words: str) -> Any:
-    end = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < end, words
-        time.sleep(0.05)
-    return value
 
 
 class Served:
@@ -157,24 +147,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 CHANNELS = ("page", "kernel", "websocket", "login", "files", "none", "farewell", "static")
 ADDRESSES = ("127.0.0.1:{port}", "localhost:{port}", "[::1]:{port}", "LocalHost:{port}")
 HOSTS = (
-    "evil.example:{port}",
-    "evil.example",
-    "127.0.0.1",
-    "127.0.0.1:1",
-    "127.0.0.1:{port}.evil.example",
-    "localhost.evil.example:{port}",
-    "0.0.0.0:{port}",
-    "127.0.0.2:{port}",
+    *("evil.example:{port}", "evil.example", "127.0.0.1", "127.0.0.1:1", "127.0.0.1:{port}.evil.example"),
+    *("localhost.evil.example:{port}", "0.0.0.0:{port}", "127.0.0.2:{port}"),
 )
 ORIGINS = (
-    "http://evil.example",
-    "http://evil.example:{port}",
-    "http://127.0.0.1",
-    "http://127.0.0.1:1",
-    "http://localhost:{port}",
-    "https://127.0.0.1:{port}",
-    "http://127.0.0.1:{port}.evil.example",
-    "null",
+    *("http://evil.example", "http://evil.example:{port}", "http://127.0.0.1", "http://127.0.0.1:1", "null"),
+    *("http://localhost:{port}", "https://127.0.0.1:{port}", "http://127.0.0.1:{port}.evil.example"),
 )
 
 
@@ -271,12 +249,3 @@ def test_the_browser_opens_the_address_that_no_command_line_shows(
     uri = opened.get(timeout=PATIENCE)
     assert uri == (tmp_path / "open.html").as_uri()
     assert "url=http://127.0.0.1:8866/?token=secret" in (tmp_path / "open.html").read_text()
-
-
-def test_the_port_of_plain_http_may_be_left_out() -> None:
-    assert guard.Unwelcome(80, "")._hosts >= {"localhost", "localhost:80", "127.0.0.1", "[::1]"}
-
-
-def test_the_guide_names_how_many_pages_run() -> None:
-    guide = Path(__file__).parents[2] / "docs" / "howto" / "local-page.md"
-    assert f"At most {guard.PAGES} pages run at once" in guide.read_text()

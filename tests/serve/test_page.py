@@ -14,7 +14,6 @@ import pytest
 pytest.importorskip("anywidget")
 pytest.importorskip("ipywidgets")
 
-from tsfm_lens.explore.figures import figure_widget
 from tsfm_lens.serve.page import Page
 from tsfm_lens.serve.server import _free, _notebook, _settings
 
@@ -116,18 +115,6 @@ def test_an_error_is_said_and_leaves_the_page_as_it_was(page: Page, tmp_path: Pa
     page.series.options = ["nobody"]
     page.go.click()
     assert "color:#a1260d" in page.status.value
-
-
-def test_dates_reach_the_browser_as_dates() -> None:
-    days = pd.date_range("2024-01-01", periods=3).to_numpy()
-    assert days.dtype == "datetime64[ns]"
-    layout = {"meta": {"title": "", "title_height": 0}, "margin": {"t": 40}, "height": 300}
-    widget = figure_widget(go.Figure(go.Scatter(x=days, y=[1, 2, 3]), layout))
-    assert [str(day)[:10] for day in np.asarray(widget.data[0].x).tolist()] == [
-        "2024-01-01",
-        "2024-01-02",
-        "2024-01-03",
-    ]
 
 
 def test_the_server_listens_here_alone_and_runs_what_was_given(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,10 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-pytest.importorskip("voila")
+from browsing import PATIENCE, until
 
-# seconds after which something is taken to hang
-PATIENCE = 300
+pytest.importorskip("voila")
 
 pytestmark = pytest.mark.browser
 
@@ -44,14 +42,6 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subproces
     assert server.stdout is not None
     yield server, json.loads(server.stdout.readline())["page"]
     server.kill()
-
-
-def until(condition: Callable[[], Any], words: str) -> Any:
-    end = time.monotonic() + PATIENCE
-    while not (value := condition()):
-        assert time.monotonic() < end, words
-        time.sleep(0.1)
-    return value
 
 
 def test_by_keyboard_offline_and_nothing_left_running(

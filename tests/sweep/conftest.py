@@ -15,7 +15,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
+from tsfm_lens.sweep.store.files import KEY_COLUMNS
+from tsfm_lens.sweep.store.folder import Store
 
 # processes of tests import their worker from this folder
 sys.path.insert(0, str(Path(__file__).parent))

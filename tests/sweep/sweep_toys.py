@@ -14,7 +14,8 @@ import pandas as pd
 import pyarrow as pa
 
 from tsfm_lens.sweep.run.engines import GroupTask, run_groups
-from tsfm_lens.sweep.store.folder import Store, cell_key
+from tsfm_lens.sweep.store.files import cell_key
+from tsfm_lens.sweep.store.folder import Store
 
 VALUES = ("error", "distance")
 CELLS = tuple(cell_key(cell=number) for number in range(6))

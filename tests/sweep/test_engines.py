@@ -17,7 +17,8 @@ from tsfm_lens.errors import StoreError, SweepFailedError
 from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, run_groups
 from tsfm_lens.sweep.run.sweeping import SweepProgress
 from tsfm_lens.sweep.store import folder as store_module
-from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
+from tsfm_lens.sweep.store.files import KEY_COLUMNS
+from tsfm_lens.sweep.store.folder import Store
 
 Table = Callable[..., pd.DataFrame]
 

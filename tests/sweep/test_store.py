@@ -15,8 +15,8 @@ import sweep_toys as toys
 
 from tsfm_lens.errors import InputError, StoreError, UnknownNameError
 from tsfm_lens.sweep.store import files
-from tsfm_lens.sweep.store.files import encode_json, read_json
-from tsfm_lens.sweep.store.folder import SCHEMA_VERSION, Store, cell_key
+from tsfm_lens.sweep.store.files import SCHEMA_VERSION, cell_key, encode_json, read_json
+from tsfm_lens.sweep.store.folder import Store
 
 CELLS = toys.CELLS
 

@@ -5,17 +5,7 @@ from tsfm_lens.cli.common import app
 from tsfm_lens.console import standard_streams
 from tsfm_lens.registry import COMMANDS, load_extensions
 
-__all__ = [
-    "analyses",
-    "app",
-    "compress",
-    "explain",
-    "figure",
-    "listings",
-    "main",
-    "serve",
-    "sweep",
-]
+__all__ = ["analyses", "app", "compress", "explain", "figure", "listings", "main", "serve", "sweep"]
 
 # the commands of packages above
 load_extensions(COMMANDS)

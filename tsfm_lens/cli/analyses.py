@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.common import (
-    AsJson,
-    Data,
-    Holdout,
-    Horizon,
     Model,
-    Samples,
     Sections,
-    Seed,
     app,
     emit,
     open_lens,
@@ -24,87 +18,73 @@ from tsfm_lens.cli.common import (
     progress_display,
     show_page,
     show_rows,
+    stage,
     steps_shown,
     write_data,
 )
-from tsfm_lens.cli.early import check_kinds, check_sampling, check_steps
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.reading import Request, check_sampling, checked_kinds, forecasts, read_data
 from tsfm_lens.console import echo
 
 
 @app.command()
-@reads_files
+@forecasts()
 def report(
     model: Model,
-    data: Data,
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("report"),
     sections: Sections = None,
-    horizon: Horizon = None,
-    holdout: Holdout = True,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Analyse a model on series and write one HTML file that opens offline."""
-    from tsfm_lens.report.pipeline import SECTIONS, check_place
-    from tsfm_lens.report.pipeline import report as write_report
+    from tsfm_lens.report import pipeline
 
-    kinds = SECTIONS if sections is None else tuple(kind.strip() for kind in sections.split(",") if kind.strip())
-    check_kinds(model, kinds, samples)
-    check_place(out)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
+    kinds = checked_kinds(model, sections, pipeline.SECTIONS, request.samples)
+    pipeline.page_at(out)
+    series = request.series()
     with progress_display() as bar:
         lens = open_shown(bar, model)
         progress = steps_shown(bar, lens, kinds)
-        run = lens.run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
         title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
         missing: dict[str, str] = {}
-        path = write_report(run, out, title=title, sections=kinds, sources=data, progress=progress, left_out=missing)
-    show_page(path, missing, as_json)
+        options: dict[str, Any] = {"sources": request.data, "progress": progress, "left_out": missing}
+        path = pipeline.report(request.run(lens, series), out, title=title, sections=kinds, **options)
+    show_page(path, missing, request.as_json)
 
 
 @app.command()
-@reads_files
+@forecasts(holdout=False)
 def forecast(
     model: Model,
-    data: Data,
-    horizon: Horizon = None,
-    holdout: Holdout = False,
     quantile: Annotated[list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")] = None,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="CSV to stdout, one row per series and step; > FILE keeps it.")
     ] = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Forecast beyond the end of each series, in data units; covariates are shown to the model and not listed.
 
     --holdout forecasts the last steps of each series instead, and lists their truth.
     """
-    if as_json and as_csv:
+    if request.as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
     from tsfm_lens.models.adapter import DECILES
     from tsfm_lens.models.forecast import checked_request
 
-    checked_request(horizon or 1, quantile or DECILES, samples, seed)
-    check_sampling(model, samples)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
+    horizon = request.horizon
+    sampling: dict[str, Any] = {"num_samples": request.samples, "seed": request.seed}
+    checked_request(horizon or 1, quantile or DECILES, request.samples, request.seed)
+    check_sampling(model, request.samples)
+    series = request.series()
     lens, truth = open_lens(model), None
-    if holdout:
+    if request.holdout:
         run = lens.run(series, horizon, holdout=True)
         series, horizon, truth = run.batch, run.horizon, run.truth
-    result = lens.forecast(series, horizon, quantiles=quantile or DECILES, num_samples=samples, seed=seed)
+    result = lens.forecast(series, horizon, quantiles=quantile or DECILES, **sampling)
     if truth is not None:
         truth = truth[result.context.is_target]
     result = result.targets()
-    if as_json:
+    if request.as_json:
         emit(result.to_dataset(truth).drop_vars("sample", errors="ignore"))
         return
     frame = result.to_frame()
@@ -119,10 +99,9 @@ def forecast(
 
 
 @app.command()
-@reads_files
+@forecasts()
 def ablate(
     model: Model,
-    data: Data,
     component: Annotated[
         list[str] | None, typer.Option("--component", "-c", metavar="GLOB", help="Name or glob; all by default.")
     ] = None,
@@ -135,14 +114,9 @@ def ablate(
             autocompletion=completing.data,
         ),
     ] = None,
-    horizon: Horizon = None,
-    holdout: Holdout = True,
-    samples: Samples = None,
-    seed: Seed = 0,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Knock components out one at a time and measure what that does to the forecast."""
     from tsfm_lens.models.ablating import checked_how
@@ -151,21 +125,14 @@ def ablate(
     if checked_how(how) and not reference:
         # the mean of a series alone, at its one decoder token, is what stands there already
         raise typer.BadParameter(f"--how {how} takes activations of other series", param_hint="--reference")
-    check_sampling(model, samples)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
-    others = read_data(reference, reading) if reference else None
-    run = open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
-    with progress_display() as bar:
-        row = bar.add_task("ablation", total=None)
-        result = ablation_effects(
-            run,
-            components=component or None,
-            how=how,
-            reference=others if checked_how(how) else None,
-            progress=lambda count, total: bar.update(row, completed=count, total=total),
-        )
-    if as_json:
+    check_sampling(model, request.samples)
+    series = request.series()
+    others = read_data(reference, request.reading) if reference else None
+    run = request.run(open_lens(model), series)
+    options: dict[str, Any] = {"how": how, "reference": others if checked_how(how) else None}
+    with progress_display() as bar, stage(bar, "ablation", None) as progress:
+        result = ablation_effects(run, components=component or None, progress=progress, **options)
+    if request.as_json:
         emit(result)
         return
     # a single step has no ranks to compare
@@ -187,27 +154,20 @@ def ablate(
 
 
 @app.command()
-@reads_files
+@forecasts()
 def attribute(
     model: Model,
-    data: Data,
-    horizon: Horizon = None,
-    holdout: Holdout = True,
-    samples: Samples = None,
-    seed: Seed = 0,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Split the forecast among the components that wrote it."""
     from tsfm_lens.probes import attribute as attribute_forecast
 
-    check_sampling(model, samples)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
-    result = attribute_forecast(open_lens(model).run(series, horizon, holdout=holdout, num_samples=samples, seed=seed))
-    if as_json:
+    check_sampling(model, request.samples)
+    series = request.series()
+    result = attribute_forecast(request.run(open_lens(model), series))
+    if request.as_json:
         emit(result)
         return
     decompositions = [str(name) for name in result["decomposition"].values]

@@ -16,7 +16,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.words import in_option_words
+from tsfm_lens.cli.reading import in_option_words
 from tsfm_lens.console import console, echo, progress, visible
 from tsfm_lens.errors import InputError, LensError
 
@@ -27,13 +27,7 @@ if TYPE_CHECKING:
     from tsfm_lens.models import Lens
 
 MODEL_HELP = "Embedded checkpoint, local folder, or hub id."
-DATA_HELP = "CSV or Parquet file, bundled:NAME[,NAME…] or bundled:all; may be given more than once."
-
 Model = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP, autocompletion=completing.models)]
-Data = Annotated[
-    list[str],
-    typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data),
-]
 Sections = Annotated[
     str | None,
     typer.Option(
@@ -42,11 +36,6 @@ Sections = Annotated[
         autocompletion=completing.kinds,
     ),
 ]
-Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
-Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
-Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
-Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
 Engine = Annotated[Literal["single", "processes", "ray"], typer.Option(help="What runs the cells of a sweep.")]
 Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine; one per core or device.")]
 
@@ -110,11 +99,7 @@ def emit(result: xr.Dataset) -> None:
 
 
 def write_data(text: str) -> None:
-    """Write data to stdout: into a file or a pipe as it is, to a terminal with control characters escaped.
-
-    Raises:
-        InputError: the encoding of stdout cannot hold it.
-    """
+    """Write data to stdout: into a file or a pipe as it is, to a terminal with control characters escaped."""
     out = sys.stdout
     if out is None:  # it was closed
         return
@@ -135,14 +120,7 @@ def write_data(text: str) -> None:
 def show_rows(
     header: Sequence[str], rows: Sequence[Sequence[object]], *, lists: bool = False, spread: bool = False
 ) -> None:
-    """Print a table of results to stdout.
-
-    Args:
-        header: of the columns.
-        rows: a cell for each.
-        spread: the numbers of a row are of one quantity; they get enough digits to differ.
-        lists: cells are sentences; a terminal that is too narrow for the table gets a paragraph per row.
-    """
+    """Print a table of results to stdout."""
     from rich.table import Table
 
     numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
@@ -203,19 +181,23 @@ def show_page(page: Path, left_out: Mapping[str, str], as_json: bool) -> None:
     echo(str(page))
 
 
+def progress_display() -> Any:
+    """Return a display on stderr, which leaves stdout alone; a context manager."""
+    return progress(width=28)
+
+
 @contextmanager
-def progress_display() -> Iterator[Any]:
-    """Show progress on stderr and leave stdout alone."""
-    with progress(width=28) as bar:
-        yield bar
+def stage(bar: Any, words: str, total: int | None = 1) -> Iterator[Callable[..., None]]:
+    """Show one task until the block ends; yields what takes the count done and the total of a task of several."""
+    task = bar.add_task(words, total=total)
+    yield lambda count, total=total: bar.update(task, completed=count, total=total)
+    bar.update(task, completed=total or 1, total=total or 1)
 
 
 def open_shown(bar: Any, model: str) -> Lens:
     """Open the lens while the display says so."""
-    task = bar.add_task("open the model", total=1)
-    lens = open_lens(model)
-    bar.update(task, completed=1)
-    return lens
+    with stage(bar, "open the model"):
+        return open_lens(model)
 
 
 def steps_shown(bar: Any, lens: Lens, kinds: Sequence[str]) -> Callable[[str, int, int], None]:
@@ -232,11 +214,7 @@ def steps_shown(bar: Any, lens: Lens, kinds: Sequence[str]) -> Callable[[str, in
 
 
 class SweepDisplay:
-    """Progress of a sweep on stderr: cells, and the time left once it can be estimated.
-
-    Args:
-        unit: what is counted, in words.
-    """
+    """Progress of a sweep on stderr: cells, and the time left once it can be estimated."""
 
     def __init__(self, unit: str = "cells") -> None:
         self._unit = unit
@@ -255,13 +233,7 @@ class SweepDisplay:
         self._bar.stop()
 
     def update(self, what: str, count: int, total: int, left: float | None) -> None:
-        """Show the progress of the sweep.
-
-        Args:
-            what: the stage, in words.
-            count, total: finished cells and all cells, those of later stages included.
-            left: seconds; None while it is unknown.
-        """
+        """Show the progress of the sweep."""
         words = "" if left is None else f"about {_duration(left)} left"
         self._bar.update(self._task, description=what, completed=count, total=total, left=words)
         now = time.monotonic()

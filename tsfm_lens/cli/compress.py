@@ -9,21 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from tsfm_lens.cli.common import (
-    AsJson,
-    Data,
-    Horizon,
-    Model,
-    Samples,
-    Seed,
-    app,
-    open_shown,
-    progress_display,
-    show_rows,
-)
-from tsfm_lens.cli.early import check_out, check_sampling, check_steps
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.common import Model, app, open_shown, progress_display, show_rows, stage
+from tsfm_lens.cli.reading import Request, check_sampling, forecasts
 from tsfm_lens.console import echo
+from tsfm_lens.places import refuse_unwritable
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -35,10 +24,9 @@ KEEPS = (0.1, 0.25, 0.5, 0.75)
 
 
 @app.command()
-@reads_files
+@forecasts(holdout=None)
 def compress(
     model: Model,
-    data: Data,
     keep: Annotated[float | None, typer.Option(help="Share that is kept, such as 0.25; see --of.")] = None,
     epsilon: Annotated[
         float | None, typer.Option(help="Keep the directions above this share of a matrix's largest.")
@@ -74,12 +62,8 @@ def compress(
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Size against error for several shares and all methods; no checkpoint.")
     ] = False,
-    horizon: Horizon = None,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Write a smaller checkpoint that `tsfm-lens` opens like any other, and say what it did to forecasts.
 
@@ -97,18 +81,17 @@ def compress(
         raise CheckpointError(f"{out} exists; give the name of a folder that does not, nothing is written over")
     for file in (out, figure):
         if file is not None:
-            check_out(file.parent)
+            refuse_unwritable(file.parent)
     for name, share in (("--keep", keep), ("--epsilon", epsilon)):
         if share is not None and not 0 < share <= 1:
             raise typer.BadParameter(f"{share} is no share; expected above 0, at most 1", param_hint=name)
     if rank is not None and rank < 1:
         raise typer.BadParameter(f"{rank} is no rank; expected 1 or more", param_hint="--rank")
-    check_sampling(model, samples)
-    series = read_data(data, reading)
-    check_steps(series, horizon, True)
+    check_sampling(model, request.samples)
+    series = request.series()
     with progress_display() as bar:
         lens = open_shown(bar, model)
-        run = lens.run(series, horizon, holdout=True, num_samples=samples, seed=seed)
+        run = request.run(lens, series)
         if pareto:
             curve = _curve(run, bar, of, mlps)
         else:
@@ -119,8 +102,8 @@ def compress(
                 _refuse_no_saving(lens, choice, of, mlps, by_head)
             facts = _compress(run, out, bar, choice, options, heal, _components(lens, without or ()), figure)
     if pareto:
-        _show_curve(curve, out, as_json)
-    elif as_json:
+        _show_curve(curve, out, request.as_json)
+    elif request.as_json:
         echo(json.dumps(facts))
     else:
         _show(facts)
@@ -142,13 +125,11 @@ def _refuse_no_saving(lens: Lens, choice: dict[str, Any], of: Any, mlps: bool, b
     if (keep is None and rank is None) or saves(keep, rank):
         return
     if rank is not None:
-        option, best = (
-            f"--rank {rank}",
-            next((f"--rank {each}" for each in range(rank, 0, -1) if saves(rank=each)), ""),
-        )
+        option, smaller = f"--rank {rank}", (f"--rank {each}" for each in range(rank, 0, -1) if saves(rank=each))
     else:
         shares = (hundredth / 100 for hundredth in range(99, 0, -1))
-        option, best = f"--keep {keep:g}", next((f"--keep {each:g}" for each in shares if saves(each)), "")
+        option, smaller = f"--keep {keep:g}", (f"--keep {each:g}" for each in shares if saves(each))
+    best = next(smaller, None)
     cure = f"{best} is the first that saves" if best else "--without takes parts out instead"
     raise InputError(f"at {option} the two factors of no matrix of {lens.model_id} hold less than the matrix; {cure}")
 
@@ -168,34 +149,25 @@ def _compress(
     from tsfm_lens import load
     from tsfm_lens.models.checkpoint import COMPRESSED, SUFFIX
 
-    factor_id = bar.add_task("measure the matrices" if options["method"] == "measured" else "find factors", total=None)
-
-    def progress(count: int, total: int) -> None:
-        bar.update(factor_id, completed=count, total=total)
-
     ranks: dict[str, int] | None = None
-    native = False
-    if components:
-        smaller, native = package.pruned(run.lens, components)
-    else:
-        smaller, ranks = package.compressed(package.calibration_run(run), **choice, **options, progress=progress)
-    bar.update(factor_id, completed=1, total=1)
+    native, by_head = False, bool(options["by_head"])
+    with stage(bar, "measure the matrices" if options["method"] == "measured" else "find factors", None) as progress:
+        if components:
+            smaller, native = package.pruned(run.lens, components)
+        else:
+            smaller, ranks = package.compressed(package.calibration_run(run), **choice, **options, progress=progress)
     if heal:
-        heal_id = bar.add_task("heal", total=heal)
-        # contexts alone: the ends by which it is judged stay unseen
-        smaller = package.healed(smaller, run, steps=heal, progress=lambda at, _: bar.update(heal_id, completed=at))
-    write_id = bar.add_task("write and open again", total=1)
-    by_head: bool = options["by_head"]
-    method = "components taken out" if components else options["method"]
-    package.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
-    compact = load(out)
-    bar.update(write_id, completed=1)
-    judge_id = bar.add_task("forecast with both", total=1)
-    quality = package.quality(run, compact)
-    bar.update(judge_id, completed=1)
-    time_id = bar.add_task("time both", total=1)
-    cost = package.cost(run.lens, compact)
-    bar.update(time_id, completed=1)
+        with stage(bar, "heal", heal) as progress:
+            # contexts alone: the ends by which it is judged stay unseen
+            smaller = package.healed(smaller, run, steps=heal, progress=progress)
+    with stage(bar, "write and open again"):
+        method = "components taken out" if components else options["method"]
+        package.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
+        compact = load(out)
+    with stage(bar, "forecast with both"):
+        quality = package.quality(run, compact)
+    with stage(bar, "time both"):
+        cost = package.cost(run.lens, compact)
     page = None
     if figure is not None:
         from tsfm_lens import viz
@@ -231,13 +203,10 @@ def _show(facts: dict[str, Any]) -> None:
     rows = [
         [words, f"{before[key]:,}", f"{after[key]:,}", _share(after[key], before[key])] for key, words in names.items()
     ]
-    size = facts["bytes"]
-    rows.append(
-        ["bytes of weights", *(f"{each:,}" for each in size.values()), _share(size["compressed"], size["whole"])]
-    )
+    whole, compressed = facts["bytes"].values()
+    rows.append(["bytes of weights", f"{whole:,}", f"{compressed:,}", _share(compressed, whole)])
     show_rows(["", "whole", "compressed", "left"], rows)
-    ratio = facts["ratio"]
-    if ratio:
+    if ratio := facts["ratio"]:
         echo(
             f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the entries as factors, "
             f"{ratio['stored']:.3g} as stored"
@@ -259,11 +228,9 @@ def _show(facts: dict[str, Any]) -> None:
             f"{peak[1] / peak[0]:.2f} of the memory"
         )
     echo(f"weights in files: {facts['file_bytes']:,} bytes")
-    opens = "the model's own library opens it, too" if facts["native"] else "tsfm_lens.load opens it, no other library"
-    echo(opens)
-    for path in (facts["figure"], facts["folder"]):
-        if path is not None:
-            echo(path)
+    echo("the model's own library opens it, too" if facts["native"] else "tsfm_lens.load opens it, no other library")
+    for path in filter(None, (facts["figure"], facts["folder"])):
+        echo(path)
 
 
 def _components(lens: Lens, names: Sequence[str]) -> list[str]:
@@ -271,16 +238,15 @@ def _components(lens: Lens, names: Sequence[str]) -> list[str]:
     from tsfm_lens.sweep.plan.recipes import read_recipe, to_entries
     from tsfm_lens.sweep.plan.variants import VariantPlanner
 
-    out: list[str] = []
+    components: list[str] = []
     for name in names:
-        if name.startswith(_RECIPE):
-            entries = to_entries(
-                read_recipe(name.removeprefix(_RECIPE)), VariantPlanner(lens, lens.model_id), scale=True
-            )
-            out += [component for entry in entries if entry.family == "recipes" for component in entry.spec.components]
-        else:
-            out.append(name)
-    return out
+        if not name.startswith(_RECIPE):
+            components.append(name)
+            continue
+        recipe = read_recipe(name.removeprefix(_RECIPE))
+        for entry in to_entries(recipe, VariantPlanner(lens, lens.model_id), scale=True):
+            components += entry.spec.components if entry.family == "recipes" else ()
+    return components
 
 
 def _share(part: int, whole: int) -> str:
@@ -291,14 +257,8 @@ def _curve(run: Run, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
     from tsfm_lens import compress as package
 
     task = bar.add_task("size against error", total=len(KEEPS) * len(package.METHODS))
-    return package.pareto(
-        run,
-        package.calibration_run(run),
-        KEEPS,
-        of=of,
-        mlps=mlps,
-        progress=lambda what: bar.update(task, advance=1, description=what),
-    )
+    how = {"of": of, "mlps": mlps, "progress": lambda what: bar.update(task, advance=1, description=what)}
+    return package.pareto(run, package.calibration_run(run), KEEPS, **how)
 
 
 def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
@@ -311,16 +271,8 @@ def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
         echo(json.dumps({**as_plain(curve), "figure": None if page is None else str(page)}, allow_nan=False))
         return
     frame = curve.to_dataframe().reset_index()
-    columns = [
-        "method",
-        "keep",
-        "parameters",
-        "rank_ratio",
-        "factor_ratio",
-        "mase_rise",
-        "mase_rise_low",
-        "mase_rise_high",
-    ]
+    columns = ["method", "keep", "parameters", "rank_ratio", "factor_ratio"]
+    columns += ["mase_rise", "mase_rise_low", "mase_rise_high"]
     show_rows([column.replace("_", " ") for column in columns], frame[columns].to_numpy().tolist())
     echo(str(curve.attrs["why"]))
     if page is not None:

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsfm_lens.cli.common import (
-    AsJson,
-    Data,
-    Horizon,
-    Model,
-    Samples,
-    Sections,
-    Seed,
-    app,
-    open_shown,
-    progress_display,
-    show_page,
-    steps_shown,
-)
-from tsfm_lens.cli.early import check_kinds, check_steps
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.common import Model, Sections, app, open_shown, progress_display, show_page, steps_shown
+from tsfm_lens.cli.reading import Request, checked_kinds, forecasts
 from tsfm_lens.console import echo
 from tsfm_lens.errors import InputError
 
@@ -33,10 +20,9 @@ _MOST_NAMES = 4  # series
 
 
 @app.command()
-@reads_files
+@forecasts()
 def explain(
     model: Model,
-    data: Data,
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("explanation"),
     item: Annotated[str, typer.Option(metavar="NAME", help="Whose forecast; the first by default.")] = "",
     method: Annotated[
@@ -46,7 +32,6 @@ def explain(
         str, typer.Option(metavar="NAME", help="What stands for a masked step: mean, missing, seasonal naive, …")
     ] = "mean",
     sections: Sections = None,
-    horizon: Horizon = None,
     holdout: Annotated[
         bool | None,
         typer.Option(
@@ -54,34 +39,29 @@ def explain(
             help="Keep the last HORIZON steps as the truth; by default where known covariates end with the target.",
         ),
     ] = None,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
-    from tsfm_lens.report.explanation import SECTIONS, refuse_unknown
-    from tsfm_lens.report.explanation import explain as write_explanation
-    from tsfm_lens.report.pipeline import check_place, defined_for
+    from tsfm_lens.report import explanation, pipeline
 
-    kinds = SECTIONS if sections is None else tuple(kind.strip() for kind in sections.split(",") if kind.strip())
-    refuse_unknown(method or None, reference)
-    check_kinds(model, kinds, samples)
-    check_place(out)
-    series = read_data(data, reading)
+    explanation.refuse_unknown(method or None, reference)
+    kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
+    pipeline.page_at(out)
+    series, horizon = request.series(), request.horizon
     ends = _ends_early(series) if holdout is None else holdout
     if ends and holdout is None:
         _refuse_to_hold_out(series, horizon)
-    check_steps(series, horizon, holdout)
     with progress_display() as bar:
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
-        kinds = tuple(defined_for(lens, kinds, missing))
+        kinds = tuple(pipeline.defined_for(lens, kinds, missing))
         progress = steps_shown(bar, lens, kinds)
-        run = lens.run(series, horizon, holdout=ends, num_samples=samples, seed=seed)
+        run = replace(request, holdout=ends).run(lens, series)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
-        write_explanation(run, out, sections=kinds, **options, sources=data, progress=progress, left_out=missing)
+        explanation.explain(
+            run, out, sections=kinds, **options, sources=request.data, progress=progress, left_out=missing
+        )
     context, available = max(run.batch.lengths), max(series.lengths) - (run.horizon if ends else 0)
     if context < available:
         echo(f"note: {model} reads the last {context} of {available} steps", err=True)
@@ -91,15 +71,11 @@ def explain(
         echo(f"note: explained is {items[0]}, the first of {len(items)}; --item explains another: {others}", err=True)
     if ends and holdout is None:
         echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
-    show_page(out / "index.html", missing, as_json)
+    show_page(out / "index.html", missing, request.as_json)
 
 
 def _ends_early(series: SeriesBatch) -> bool:
-    """Return True if known covariates end with the target, so that its end must be held out.
-
-    Raises:
-        InputError: some of it does, and some does not.
-    """
+    """Return True if known covariates end with the target, so that its end must be held out."""
     ahead = {name: len(future) for name, future in zip(series.ids, series.futures, strict=True) if future is not None}
     short = [name for name, steps in ahead.items() if not steps]
     if short and len(short) < len(ahead):

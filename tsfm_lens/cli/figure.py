@@ -9,16 +9,16 @@ from typing import Annotated
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import DATA_HELP, MODEL_HELP, AsJson, Holdout, Samples, Seed, app, open_lens, progress_display
-from tsfm_lens.cli.early import check_out, check_sampling, check_steps
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.common import MODEL_HELP, app, open_shown, progress_display, show_rows, stage
+from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
 from tsfm_lens.console import echo
+from tsfm_lens.places import refuse_unwritable
 
 COLUMNS = ("single", "double")
 
 
 @app.command()
-@reads_files
+@forecasts()
 def figure(
     name: Annotated[
         str | None,
@@ -29,15 +29,10 @@ def figure(
     models: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="MODEL…",
-            help=f"{MODEL_HELP} Two stand side by side.",
-            autocompletion=completing.models,
+            metavar="MODEL…", help=f"{MODEL_HELP} Two stand side by side.", autocompletion=completing.models
         ),
     ] = None,
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data),
-    ] = None,
+    data: DataIfAny = None,
     horizon: Annotated[
         int | None, typer.Option(min=1, help="Forecast steps; the paper's, as far as model and series allow.")
     ] = None,
@@ -49,17 +44,13 @@ def figure(
         str | None,
         typer.Option(help="single (89 mm) or double (183 mm) of svg, pdf and png; the narrowest that fits by default."),
     ] = None,
-    holdout: Holdout = True,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     list_all: Annotated[bool, typer.Option("--list", help="List all figures and end.")] = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Draw one figure of the paper, or any other by its name, and write its files and caption."""
     if list_all:
-        _list(as_json)
+        _list(request.as_json)
         return
     if name is None or not models or not data:
         raise typer.BadParameter("NAME, MODEL and --data are needed, or --list")
@@ -74,23 +65,16 @@ def figure(
     entry = find_figure(name)
     refuse_several(entry, len(models))
     checked_formats(file_formats)
-    check_out(out)
+    refuse_unwritable(out)
     for model in models:
-        architecture = check_sampling(model, samples)
+        architecture = check_sampling(model, request.samples)
         if architecture is not None:
             entry.check_architecture(architecture, model)
-    series = read_data(data, reading)
-    check_steps(series, horizon, holdout)
+    series = request.series()
     with progress_display() as bar:
-        open_id = bar.add_task("open the model", total=len(models))
-        lenses = []
-        for model in models:
-            lenses.append(open_lens(model))
-            bar.update(open_id, advance=1)
-        compute_id = bar.add_task(f"compute figure {name}", total=1)
-        run = lenses[0].run(series, horizon, holdout=holdout, num_samples=samples, seed=seed)
-        result = make_figure(name, run, lenses[1:])
-        bar.update(compute_id, completed=1)
+        lenses = [open_shown(bar, model) for model in models]
+        with stage(bar, f"compute figure {name}"):
+            result = make_figure(name, request.run(lenses[0], series), lenses[1:])
         write_id = bar.add_task("draw", total=len(result.files) * len(file_formats))
         paths = write_figure(
             result,
@@ -101,7 +85,7 @@ def figure(
             sources=data,
             progress=lambda file: bar.update(write_id, advance=1, description=f"draw {file}"),
         )
-    if as_json:
+    if request.as_json:
         echo(json.dumps({"figure": result.entry.name, "files": [str(path) for path in paths]}))
         return
     for path in paths:
@@ -109,22 +93,15 @@ def figure(
 
 
 def _list(as_json: bool) -> None:
-    from tsfm_lens.cli.common import show_rows
     from tsfm_lens.figures.named import figures
 
     entries = figures().values()
     if as_json:
-        records = [
-            {
-                "name": entry.name,
-                "title": entry.title,
-                "computes": entry.computes,
-                "paper": entry.paper,
-                "models": " and ".join(needs.models for needs in entry.needs),
-                "several": entry.compare is not None,
-            }
-            for entry in entries
-        ]
+        records = []
+        for entry in entries:
+            facts = {key: getattr(entry, key) for key in ("name", "title", "computes", "paper")}
+            models = " and ".join(needs.models for needs in entry.needs)
+            records.append(facts | {"models": models, "several": entry.compare is not None})
         echo(json.dumps(records))
         return
     # what computes each is in --json: beside it a line would be 350 characters long

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsfm_lens.cli.common import MODEL_HELP, AsJson, Model, app, open_lens, progress_display, show, show_rows
+from tsfm_lens.cli.common import MODEL_HELP, Model, app, open_lens, progress_display, show, show_rows, stage
+from tsfm_lens.cli.reading import AsJson, check_sampling
 from tsfm_lens.console import echo
 
 if TYPE_CHECKING:
@@ -24,35 +25,19 @@ def models(as_json: AsJson = False) -> None:
 
     entries = list(architectures().values())
     if as_json:
-        records = [
-            {
-                "name": architecture.name,
-                "title": architecture.title,
-                "readout": architecture.readout,
-                "published": dict(architecture.published),
-                "extra": architecture.extra,
-                "covariates": list(architecture.covariates),
-                "notes": architecture.notes,
-            }
-            for architecture in entries
-        ]
+        names = ("name", "title", "readout", "published", "extra", "covariates", "notes")
+        records = [{name: getattr(entry, name) for name in names} for entry in entries]
         echo(json.dumps({"architectures": records, "embedded": list(checkpoint_names())}))
         return
     importable = {name: status.importable for name, status in extra_status().items()}
     rows: list[list[object]] = [[name, "embedded", name] for name in checkpoint_names()]
-    rows += [
-        [architecture.title, size, hub_id]
-        for architecture in entries
-        for size, hub_id in architecture.published.items()
-    ]
+    rows += [[entry.title, size, hub_id] for entry in entries for size, hub_id in entry.published.items()]
     show_rows(["model", "size", "MODEL"], rows)
     echo()
     about = []
-    for architecture in entries:
-        needs = architecture.extra and f"[{architecture.extra}]" + (
-            "" if importable[architecture.extra] else " (not installed)"
-        )
-        about.append([architecture.title, needs, ", ".join(architecture.covariates), architecture.notes])
+    for entry in entries:
+        needs = entry.extra and f"[{entry.extra}]{'' if importable[entry.extra] else ' (not installed)'}"
+        about.append([entry.title, needs, ", ".join(entry.covariates), entry.notes])
     show_rows(["model", "extra", "covariates", "note"], about)
     echo(
         "MODEL may also be a local folder. In Python, load() takes a pipeline or model of these libraries, too, and a "
@@ -95,10 +80,9 @@ def data(as_json: AsJson = False) -> None:
     if as_json:
         echo(json.dumps([asdict(info) for info in infos]))
         return
-    rows: list[list[object]] = [
-        [info.name, info.title, info.field, info.freq, info.length, info.unit, info.licence] for info in infos
-    ]
-    show_rows(["name", "title", "field", "freq", "steps", "unit", "licence"], rows)
+    header = ["name", "title", "field", "freq", "length", "unit", "licence"]
+    rows = [[getattr(info, name) for name in header] for info in infos]
+    show_rows([name.replace("length", "steps") for name in header], rows)
 
 
 @app.command()
@@ -108,15 +92,9 @@ def measurements(as_json: AsJson = False) -> None:
     if as_json:
         echo(json.dumps(records))
         return
-    rows: list[list[object]] = [
-        [
-            measurement["kind"],
-            measurement["summary"],
-            " ".join(measurement["probes"]),
-            " ".join(measurement["figures"]),
-            measurement["models"],
-        ]
-        for measurement in records
+    rows = [
+        [each["kind"], each["summary"], " ".join(each["probes"]), " ".join(each["figures"]), each["models"]]
+        for each in records
     ]
     show_rows(["kind", "what is measured", "probe", "figure", "models"], rows, lists=True)
 
@@ -154,7 +132,6 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Show what is installed and what is missing; with MODEL, run the conformance oracles on it."""
-    from tsfm_lens.cli.early import check_sampling
     from tsfm_lens.doctor import examine, plain_oracles, render
 
     if model is not None:
@@ -167,11 +144,9 @@ def doctor(
     if model is not None:
         from tsfm_lens.testing import check_lens
 
-        with progress_display() as bar:
-            row = bar.add_task("conformance", total=1)
+        with progress_display() as bar, stage(bar, "conformance"):
             # its own quick check would refuse what the table is there to show
             results = check_lens(open_lens(model, check=False))
-            bar.update(row, completed=1)
     if as_json:
         conformance = None if results is None else {"model": model, "oracles": plain_oracles(results)}
         echo(json.dumps({**facts, "conformance": conformance}, allow_nan=False))

@@ -1,70 +1,225 @@
-"""Options for reading a file of series, the same for every command that reads one."""
+"""Options for reading a file of series, their words in messages, and checks before a model is opened."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from tsfm_lens.cli.options import OPTIONS
-from tsfm_lens.cli.words import in_option_words
+import typer
+
+from tsfm_lens.cli import completing
 from tsfm_lens.console import echo
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch
+    from tsfm_lens.models import Lens
+    from tsfm_lens.models.architecture import Architecture
+    from tsfm_lens.models.run import Run
+
+DATA_HELP = "CSV or Parquet file, bundled:NAME[,NAME…] or bundled:all; may be given more than once."
+
+_DATA: Any = typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data)
+Data = Annotated[list[str], _DATA]
+DataIfAny = Annotated[list[str] | None, _DATA]
+Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
+Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
+Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
+Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
+AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
+Reading = dict[str, Any]
+"""Arguments of ``read_series`` that the command line gives."""
+_OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
+    "id_column": (str, ("--id-column",), "NAME", "Column that tells series apart."),
+    "time_column": (str, ("--time-column",), "NAME", "Column of timestamps."),
+    "time_format": (str, ("--time-format",), "FORMAT", "Such as %d.%m.%Y, or s since 1970; else ISO."),
+    "targets": (list[str], ("--target", "-t"), "NAME", "Column that is a series; repeatable."),
+    "variates": (list[str], ("--variate",), "NAME", "Column that is a variate of one item; repeatable."),
+    "known": (
+        list[str],
+        ("--known",),
+        "NAME[,NAME…]",
+        "Column of a covariate whose future is known; repeatable. Commas part names, but for those in a name.",
+    ),
+    "past": (
+        list[str],
+        ("--past",),
+        "NAME[,NAME…]",
+        "Column of a covariate that is seen up to the forecast; repeatable, commas as in --known.",
+    ),
+    "freq": (str, ("--freq",), "ALIAS", "h, D, W, MS, …; else from the timestamps."),
+    "units": (str, ("--unit",), "TEXT", "Of the series' values, such as kWh."),
+    "delimiter": (str, ("--delimiter",), "SIGN", "What parts columns; tab and space."),
+    "decimal": (str, ("--decimal",), "SIGN", "Decimal sign: . or ,"),
+    "encoding": (str, ("--encoding",), "NAME", "Such as cp1252; else UTF-8."),
+    "header": (bool, ("--header/--no-header",), None, "Whether the first line has names."),
+}
+_FILES: dict[str, tuple[Any, Any]] = {
+    name: (
+        Annotated[kind | None, typer.Option(*flags, metavar=word, rich_help_panel="Reading a file", help=words)],
+        None,
+    )
+    for name, (kind, flags, word, words) in _OPTIONS.items()
+}
+_FLAGS = {name: flags[0].split("/")[0] for name, (_, flags, *_) in _OPTIONS.items()} | {
+    name: f"--{name}" for name in ("holdout", "horizon", "how", "method", "reference", "seed")
+}
+_FLAGS |= {"num_samples": "--samples", "components": "--component", "quantiles": "--quantile"}
+# an option as messages of the library spell it: time_column='ds', targets=[…], freq=…
+_KEYWORD = re.compile(rf"\b({'|'.join(_FLAGS)})=('[^']*'|\"[^\"]*\"|\[[^\]]*\]|…|True|False|[-\w.]+)")
+_PHRASES = (
+    (r"\bnum_samples\b", "--samples"),
+    (r"`lens\.components\(\)`", "`tsfm-lens hooks MODEL --components`"),
+    (r"\blens\.forecast\b", "`tsfm-lens forecast`"),
+    (r"use run\.shortened\((\d+)\)(?:\.in_one_pass\(\))?", r"give --horizon \1"),
+    (r"use run\.select\(…\)", "name one, as in --data bundled:co2"),
+    (r"batch\.targets\(\) leaves them out", "leave --known and --past away"),
+    (r"\bload\(folder\)", "name the folder"),
+    (r"\bload\('([^']+)'\)", r"\1"),
+    (r"\bload\(\) takes", "MODEL is"),
+)
 
 
-@dataclass(frozen=True)
-class Reading:
-    """Options from the command line, by their names in Python; None where not given."""
+def in_option_words(message: str) -> str:
+    """Replace keyword arguments in a message of the library by options: ``freq='h'`` becomes ``--freq h``."""
 
-    id_column: str | None = None
-    time_column: str | None = None
-    time_format: str | None = None
-    targets: list[str] | None = None
-    variates: list[str] | None = None
-    known: list[str] | None = None
-    past: list[str] | None = None
-    freq: str | None = None
-    units: str | None = None
-    delimiter: str | None = None
-    decimal: str | None = None
-    encoding: str | None = None
-    header: bool | None = None
+    def option(match: re.Match[str]) -> str:
+        name, value = match[1], match[2]
+        if value in ("True", "False"):
+            return f"--no-{name}" if value == "False" else f"--{name}"
+        flag = _FLAGS[name]
+        if value in ("…", "[…]"):
+            return f"{flag} …"
+        plain = value[1:-1] if value[:1] in "'\"" else ",".join(re.findall(r"'([^']*)'", value)) or value
+        return f"{flag} {plain}" if re.fullmatch(r"[\w.,-]+", plain) else f"{flag} {value}"
 
-    @property
-    def given(self) -> dict[str, Any]:
-        """Options that are not None, as keyword arguments of ``read_series``."""
-        return {name: value for name, value in asdict(self).items() if value is not None and value != []}
+    text = _KEYWORD.sub(option, message)
+    for pattern, words in _PHRASES:
+        text = re.sub(pattern, words, text)
+    return text
 
 
-def reads_files(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options above; it receives them as one keyword argument ``reading``."""
+def _with_options(
+    command: Callable[..., None], name: str, options: Mapping[str, tuple[Any, Any]], build: Callable[..., Any]
+) -> Callable[..., None]:
+    """Give a command options (annotation, default) that it does not declare; all come as one argument of a name."""
     signature = inspect.signature(command, eval_str=True)
-    parameters = [parameter for parameter in signature.parameters.values() if parameter.name != "reading"]
-    options = [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
-        for name, kind in OPTIONS.items()
-    ]
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    parameters = {each.name: each.replace(kind=keyword) for each in signature.parameters.values() if each.name != name}
+    more = {
+        key: inspect.Parameter(key, keyword, default=default, annotation=kind)
+        for key, (kind, default) in options.items()
+        if key not in parameters
+    }
+    parameters |= more
 
     @wraps(command)
     def run(**arguments: Any) -> None:
-        reading = Reading(**{name: arguments.pop(name) for name in OPTIONS})
-        command(**arguments, reading=reading)
+        own = {key: value for key, value in arguments.items() if key not in more}
+        command(**own, **{name: build(**{key: arguments[key] for key in options})})
 
-    parameters = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in parameters]
-    run.__signature__ = signature.replace(parameters=[*parameters, *options])  # type: ignore[attr-defined]
-    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*parameters, *options)}
+    run.__signature__ = signature.replace(parameters=[*parameters.values()])  # type: ignore[attr-defined]
+    run.__annotations__ = {key: parameter.annotation for key, parameter in parameters.items()}
     return run
 
 
-def read_data(sources: Sequence[str], reading: Reading) -> SeriesBatch:
-    """Read the series of every ``--data``; print the choices that were made by rule to stderr."""
+def _reading(**values: Any) -> Reading:
+    return {name: value for name, value in values.items() if value is not None and value != []}
+
+
+def reads_files(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options above; it receives those that are set as one keyword argument ``reading``."""
+    return _with_options(command, "reading", _FILES, _reading)
+
+
+@dataclass(frozen=True)
+class Request:
+    """Series and settings of the forecast that a command is about."""
+
+    data: list[str]
+    horizon: int | None
+    holdout: bool | None
+    samples: int | None
+    seed: int
+    as_json: bool
+    reading: Reading
+
+    def series(self) -> SeriesBatch:
+        """Read the series; see :func:`read_data`."""
+        return read_data(self.data, self.reading, self.horizon, self.holdout)
+
+    def run(self, lens: Lens, series: SeriesBatch) -> Run:
+        """Make the run of a lens on the series."""
+        holdout = bool(self.holdout)
+        return lens.run(series, self.horizon, holdout=holdout, num_samples=self.samples, seed=self.seed)
+
+
+def forecasts(*, holdout: bool | None = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a forecast as ``request``; its end is always held out if ``holdout`` is None."""
+    options: dict[str, tuple[Any, Any]] = {
+        "data": (Data, inspect.Parameter.empty),
+        "horizon": (Horizon, None),
+        "holdout": (Holdout, holdout),
+        "samples": (Samples, None),
+        "seed": (Seed, 0),
+        "as_json": (AsJson, False),
+    }
+
+    if holdout is None:
+        del options["holdout"]
+
+    def build(**values: Any) -> Request:
+        settings = {"holdout": True} | {name: values.pop(name) for name in options}
+        return Request(**settings, reading=_reading(**values))
+
+    return lambda command: _with_options(command, "request", options | _FILES, build)
+
+
+def read_data(
+    sources: Sequence[str], reading: Reading, horizon: int | None = None, holdout: bool | None = None
+) -> SeriesBatch:
+    """Read the series of every ``--data``, note choices made by rule, and refuse an end that cannot be held out."""
     from tsfm_lens.report.pipeline import read_sources
 
-    batch = read_sources(sources, **reading.given)
+    batch = read_sources(sources, **reading)
     for note in batch.notes:
         echo(f"note: {in_option_words(note)}", err=True)
+    if holdout and horizon is not None:
+        from tsfm_lens.data.ends import held_out
+
+        held_out(batch, horizon)
     return batch
+
+
+def check_sampling(model: str, samples: int | None) -> Architecture | None:
+    """Return a model's architecture where it is known without weights; refuse samples of a model of quantiles."""
+    from tsfm_lens.errors import InputError
+    from tsfm_lens.models.opening import architecture_named
+
+    architecture = architecture_named(model)
+    if architecture is not None and architecture.readout == "quantile" and samples is not None:
+        raise InputError(f"{model} forecasts quantiles and draws no samples; leave --samples out")
+    return architecture
+
+
+def checked_kinds(model: str, sections: str | None, default: Sequence[str], samples: int | None) -> tuple[str, ...]:
+    """Return the measurements that ``--sections`` names; refuse them if the model's architecture allows none."""
+    from tsfm_lens.errors import InputError
+    from tsfm_lens.report.pipeline import checked_sections
+
+    names = default if sections is None else [kind.strip() for kind in sections.split(",") if kind.strip()]
+    measurements = checked_sections(names)
+    architecture = check_sampling(model, samples)
+    reasons = []
+    for measurement in measurements if architecture is not None else ():
+        try:
+            if measurement.needs is not None:
+                measurement.needs.check_architecture(architecture, model, f"{measurement.kind!r}")
+        except InputError as error:
+            reasons.append(str(error))
+    if len(reasons) == len(measurements):
+        raise InputError("; ".join(reasons))
+    return tuple(names)

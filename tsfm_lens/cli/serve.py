@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from dataclasses import replace
+from typing import Annotated, Any
 
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import DATA_HELP, MODEL_HELP, AsJson, Holdout, Horizon, Samples, Seed, app
-from tsfm_lens.cli.early import check_sampling, check_steps
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.common import MODEL_HELP, app
+from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
 from tsfm_lens.console import echo
 
 
 @app.command()
-@reads_files
+@forecasts()
 def serve(
     model: Annotated[
         str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, autocompletion=completing.models)
     ] = "bolt-nano",
-    data: Annotated[
-        list[str] | None,
-        typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP, autocompletion=completing.data),
-    ] = None,
+    data: DataIfAny = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The next free one from here on.")] = 8866,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
-    horizon: Horizon = None,
-    holdout: Holdout = True,
-    samples: Samples = None,
-    seed: Seed = 0,
-    as_json: AsJson = False,
     *,
-    reading: Reading,
+    request: Request,
 ) -> None:
     """Open a page on this machine: drop a file, choose a model, see forecast, heads, ablations and explanations.
 
@@ -40,12 +32,14 @@ def serve(
     """
     from tsfm_lens.serve import serve as open_page
 
-    check_sampling(model, samples)
-    sources = data or ["bundled:co2"]
-    check_steps(read_data(sources, reading), horizon, holdout)
-    options = {"horizon": horizon, "holdout": holdout, "num_samples": samples, "seed": seed}
+    check_sampling(model, request.samples)
+    request = replace(request, data=data or ["bundled:co2"])
+    request.series()
+    options = {name: getattr(request, name) for name in ("horizon", "holdout", "seed")}
+    options["num_samples"] = request.samples
 
     def announce(address: str) -> None:
-        echo(json.dumps({"page": address}) if as_json else f"{address}\nCtrl-C ends it.")
+        echo(json.dumps({"page": address}) if request.as_json else f"{address}\nCtrl-C ends it.")
 
-    open_page(model, sources, reading=reading.given, options=options, port=port, browser=browser, started=announce)
+    how: dict[str, Any] = {"reading": request.reading, "options": options, "port": port, "browser": browser}
+    open_page(model, request.data, started=announce, **how)

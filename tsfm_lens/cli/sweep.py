@@ -10,9 +10,10 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from tsfm_lens.cli.common import AsJson, Engine, SweepDisplay, Workers, app, show_rows
-from tsfm_lens.cli.early import check_out
+from tsfm_lens.cli.common import Engine, SweepDisplay, Workers, app, show_rows
+from tsfm_lens.cli.reading import AsJson
 from tsfm_lens.console import console, echo
+from tsfm_lens.places import refuse_unwritable
 
 if TYPE_CHECKING:
     from tsfm_lens.sweep.run.sweeping import Outcome, SweepStatus
@@ -89,7 +90,7 @@ def report(
     from tsfm_lens.report.sweep import build_sweep_report
     from tsfm_lens.sweep.results.gathering import gather
 
-    check_out(out)
+    refuse_unwritable(out)
     folder = store if store.is_dir() else store.with_suffix(".store")
     if not store.is_dir() and name is None:
         from tsfm_lens.sweep.plan.config import read_config

@@ -21,14 +21,7 @@ Update = tuple[np.ndarray, np.ndarray, Array]
 
 @dataclass(frozen=True)
 class Graph:
-    """Tokens of all stacks, and the pattern of each attention between them, in order of execution.
-
-    Attributes:
-        updates: of each attention, in parts that touch no common token; rows of patterns sum to 1.
-        tokens: how many there are.
-        inputs: (segment, token) the share of each token's steps that a segment covers.
-        readout: (step, token) weights of the tokens from which a step of the target's forecast is read; they sum to 1.
-    """
+    """Tokens of all stacks, attention between them in order, segments of tokens, and readout weights (step, token)."""
 
     updates: tuple[tuple[Update, ...], ...]
     tokens: int
@@ -37,18 +30,7 @@ class Graph:
 
 
 def rollout_shares(masks: Masks) -> Array:
-    """Compute Abnar and Zuidema's attention roll-out, as shares of the forecast: (segment, step).
-
-    In each attention a token keeps half of its own mass; the other half goes to the tokens that it attends to: over
-    time, between series, and from a decoder to its encoder. Mass that ends at no segment is dropped, and the shares of
-    a step sum to 1.
-
-    Source:
-        Abnar and Zuidema 2020, section 3; over several stacks as in Chefer et al. 2021, arXiv:2103.15679.
-
-    Raises:
-        InputError: one pass does not cover the horizon.
-    """
+    """Compute Abnar and Zuidema's attention roll-out over all stacks, as shares of the forecast: (segment, step)."""
     graph = graph_of(masks)
     mix = np.eye(graph.tokens)
     for attention in graph.updates:
@@ -58,11 +40,7 @@ def rollout_shares(masks: Masks) -> Array:
 
 
 def flow_shares(masks: Masks) -> Array:
-    """Compute Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps.
-
-    The most that can flow from a segment's tokens to all tokens that the forecast is read from, where each connection
-    carries at most half of its attention, and a token's own connection a half (Abnar and Zuidema 2020, section 3).
-    """
+    """Compute Abnar and Zuidema's attention flow, as shares of the forecast: (segment, step), alike at all steps."""
     return _shares(np.tile(largest_flows(graph_of(masks))[:, None], masks.run.horizon))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,16 +57,11 @@ def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **
     return result
 
 
-def _occlusion(masks: Masks) -> MethodResult:
-    single = np.eye(len(masks.segments), dtype=bool)
-    values = masks(np.concatenate([np.ones((1, len(single)), bool), ~single]))
-    return MethodResult(values[0] - values[1:])
-
-
-def _inclusion(masks: Masks) -> MethodResult:
-    single = np.eye(len(masks.segments), dtype=bool)
-    values = masks(np.concatenate([np.zeros((1, len(single)), bool), single]))
-    return MethodResult(values[1:] - values[0])
+def _single(masks: Masks, shown: bool) -> MethodResult:
+    """Hide each segment alone, or show it alone."""
+    players = len(masks.segments)
+    values = masks(np.concatenate([np.full((1, players), shown), np.eye(players, dtype=bool) ^ shown]))
+    return MethodResult(values[0] - values[1:] if shown else values[1:] - values[0])
 
 
 def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
@@ -76,42 +72,26 @@ def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
     return MethodResult(slopes(masks, (nodes + 1) / 2, weights / 2), attrs={"places": steps})
 
 
-def _slope(masks: Masks) -> MethodResult:
-    return MethodResult(slopes(masks, np.ones(1), np.ones(1)))
-
-
-def _rollout(masks: Masks) -> MethodResult:
-    return _share_of_change(masks, rollout_shares(masks))
-
-
-def _flow(masks: Masks) -> MethodResult:
-    return _share_of_change(masks, flow_shares(masks))
-
-
-def _share_of_change(masks: Masks, shares: Array) -> MethodResult:
+def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> MethodResult:
     """Scale shares (segment, step) by the forecast less the reference forecast."""
-    whole, nothing = masks.ends
+    shares, (whole, nothing) = shares_of(masks), masks.ends
     return MethodResult(shares[:, None] * (whole - nothing), variables={"share": (("segment", "step"), shares)})
 
 
-SOURCES = {
-    "attention roll-out": "Abnar and Zuidema 2020, arXiv:2005.00928",
-    "attention flow": "Abnar and Zuidema 2020, arXiv:2005.00928",
-    "integrated gradients": "Sundararajan et al. 2017, arXiv:1703.01365",
-    "gradient × input": "Shrikumar et al. 2017, arXiv:1605.01713",
-    "shapley": "Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874",
-    "occlusion": "Zeiler and Fergus 2014, arXiv:1311.2901",
-    "inclusion": "Covert et al. 2021, arXiv:2011.14878, include individual features",
+_ATTENTION = "Abnar and Zuidema 2020, arXiv:2005.00928"
+METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
+    "shapley": (_shapley, "Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874"),
+    "occlusion": (partial(_single, shown=True), "Zeiler and Fergus 2014, arXiv:1311.2901"),
+    "inclusion": (partial(_single, shown=False), "Covert et al. 2021, arXiv:2011.14878, include individual features"),
+    "integrated gradients": (_integrated, "Sundararajan et al. 2017, arXiv:1703.01365"),
+    "gradient × input": (
+        lambda masks: MethodResult(slopes(masks, np.ones(1), np.ones(1))),
+        "Shrikumar et al. 2017, arXiv:1605.01713",
+    ),
+    "attention roll-out": (partial(_share_of_change, shares_of=rollout_shares), _ATTENTION),
+    "attention flow": (partial(_share_of_change, shares_of=flow_shares), _ATTENTION),
 }
-METHODS: dict[str, Callable[..., MethodResult]] = {
-    "shapley": _shapley,
-    "occlusion": _occlusion,
-    "inclusion": _inclusion,
-    "integrated gradients": _integrated,
-    "gradient × input": _slope,
-    "attention roll-out": _rollout,
-    "attention flow": _flow,
-}
+"""Methods by name, each with its source."""
 
 
 @probe("input_attribution", "first", options={"reference": "mean", "parts": 6})
@@ -133,14 +113,12 @@ def attribute_inputs(
 
     The value of a mask is the forecast from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
-    - "shapley": mean contribution of a segment over all orders in which segments may be shown. Of up to ``exact``
-      segments all masks are run; of more, sampled orders with standard errors, which end by ``orders`` and
-      ``tolerance``. ``interactions=True`` adds the joint effect of every two segments beyond the sum of both.
+    - "shapley": exact of up to ``exact`` segments; of more, sampled orders, which end by ``orders`` and ``tolerance``.
+      ``interactions=True`` adds the joint effect of every two segments beyond the sum of both.
     - "occlusion": the forecast less that without the segment.
     - "inclusion": the forecast of the segment alone less the reference forecast.
-    - "integrated gradients": the slope towards the segment, integrated from the reference to the input; "gradient ×
-      input": the slope at the input alone. The reference must be numbers. From a constant reference, such as "mean",
-      both are the same in models that normalise each series: the way between only rescales it.
+    - "integrated gradients", "gradient × input": the slope towards the segment, integrated from a reference of numbers,
+      or at the input alone; the same from a constant reference in models that normalise each series.
     - "attention roll-out", "attention flow": the share of attention on a segment, times the forecast less the reference
       forecast, for comparison: it measures no effect.
 
@@ -152,22 +130,18 @@ def attribute_inputs(
         target: of the item's targets, by position or name.
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         seed: of a shuffled reference.
-        repeats: seeds of the sample paths, in rollouts of models that draw; see there the standard errors.
+        repeats: seeds of the sample paths, in rollouts of models that draw.
         progress: called with the masks done and their number.
         how: arguments of the method.
 
     Returns:
-        Dataset of kind "input_attribution": ``attribution`` (segment, step, quantile) in data units; ``forecast`` with
+        Dataset of kind "input_attribution", in data units: ``attribution`` (segment, step, quantile); ``forecast`` with
         everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
-        quantile), their difference less the sum over segments: 0 up to rounding for Shapley values, the error of
-        completeness for gradients, and the interaction of segments for occlusion and inclusion;
-        ``attribution_error`` (segment, step, quantile) standard errors, where orders or sample paths are drawn, and
-        ``mean_error`` (segment, quantile) that of the mean over steps; ``share`` (segment, step) of attention. In
-        rollouts of models that draw, everything is the mean over ``repeats`` seeds, whose spread gives the errors.
-        Attributes ``rounding``: how far rounding moves the forecast; ``reference_distance``: from the middle of the
-        reference forecast to the mean of the context, in its standard deviations (far from 0 it is no forecast of this
-        series, and its level is a part of what is explained); ``missing_values``: see
-        :func:`tsfm_lens.explain.mask_seen`. Coordinates of ``segment``: ``row``, ``start``, ``stop``, ``kind``.
+        quantile), their difference less the sum over segments; ``attribution_error`` (segment, step, quantile) and
+        ``mean_error`` (segment, quantile), of the mean over steps, standard errors where orders or sample paths are
+        drawn; ``share`` (segment, step) of attention. Attributes ``rounding``: how far rounding moves the forecast;
+        ``reference_distance``: from the middle of the reference forecast to the mean of the context, in its standard
+        deviations; ``missing_values``: see :func:`tsfm_lens.explain.mask_seen`.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014, arXiv:1311.2901.
@@ -186,7 +160,8 @@ def attribute_inputs(
     if not is_count(repeats):
         raise InputError(f"repeats is {repeats!r}, expected how many seeds sample paths are drawn under, 1 or more")
     masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
-    result = _over_seeds([METHODS[method](each, **how) for each in masks.per_seed])
+    function, source = METHODS[method]
+    result = _over_seeds([function(each, **how) for each in masks.per_seed])
     whole, nothing = masks.ends
     axes = ("segment", "quantile", "step")
     data = masks.run.dataset().assign_coords(
@@ -206,7 +181,7 @@ def attribute_inputs(
     data.attrs = masks.run.describe(
         "input_attribution",
         "Input attribution",
-        SOURCES[method],
+        source,
         method=method,
         reference=reference_words(reference),
         missing_values=masks.mask,
@@ -253,14 +228,10 @@ def refine_inputs(
     most: int = 24,
     **how: Any,
 ) -> xr.Dataset:
-    """Attribute to coarse segments, cut those that matter most, and attribute again: years into weeks into days.
-
-    Each round explains the whole anew, so that segments add up in every round. A coarse segment that moves the forecast
-    up in one part and down in another may look light and stay whole.
+    """Attribute to coarse segments, cut those that matter most, and attribute again, the whole anew in every round.
 
     Args:
-        run, item, method, reference, target: see :func:`tsfm_lens.explain.attribute_inputs`.
-        parts: the first segments, as there.
+        run, item, method, reference, target, parts: see :func:`tsfm_lens.explain.attribute_inputs`.
         rounds: how often the heaviest are cut.
         into: pieces that each is cut into.
         widths: steps of a piece in each round, counted back from the end of its segment, in place of ``into`` and

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -33,9 +32,8 @@ def covariate_use(
 ) -> xr.Dataset:
     """Forecast every item again without each of its covariates, and see what moves and what is lost.
 
-    A covariate is "removed" with its row, "constant" at the mean of its context, or "shuffled": its values, past and
-    known future together, stand in random order, several times over. "removed" measures the effect of its presence;
-    the other two keep its presence and remove its information.
+    A covariate is "removed" with its row, "constant" at the mean of its context, or "shuffled", past and known future
+    together, several times over.
 
     Args:
         run: with covariates; with a truth their worth is measured, too.
@@ -48,12 +46,11 @@ def covariate_use(
         change of the median forecast, in multiples of the context's mean absolute seasonal difference, as MASE counts.
         With a truth ``error`` (series), the MASE with all covariates, ``error_without`` (covariate, way, series), and
         ``worth``, their difference: above 0 the covariate helps. What :func:`tsfm_lens.probes.findings.judge` adds for
-        ``moved`` and ``worth``; leaders are found within each way. ``role_of`` (covariate). NaN where nothing can be
-        said: of a series whose context never changes, or in which the covariate is missing, never changes, or is the
-        target.
+        ``moved`` and ``worth`` within each way. ``role_of`` (covariate). NaN of a series whose context never changes,
+        or in which the covariate is missing, never changes, or is the target.
 
     Source:
-        Permutation importance (Breiman 2001), applied to whole series; the other ways are the library's own.
+        Permutation importance (Breiman 2001), applied to whole series.
 
     Raises:
         InputError: the run has no covariates; in every series one never changes or is the target; no context changes,
@@ -67,7 +64,7 @@ def covariate_use(
     informative = _informative_rows(batch)
     if not is_count(shuffles):
         raise InputError(f"shuffles is {shuffles!r}, expected how often values are put in random order, 1 or more")
-    roles = _roles(batch)
+    roles = {name: role for name, role in zip(batch.variates, batch.roles, strict=True) if role != "target"}
     names = list(roles)
     rows = np.flatnonzero(batch.is_target)
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
@@ -87,7 +84,9 @@ def covariate_use(
         for column, way in enumerate(WAYS):
             forecasts = []
             for _ in range(shuffles if way == "shuffled" else 1):
-                forecasts.append(_forecast(run, _replace_covariate(batch, name, way, rng)))
+                changed = _replace_covariate(batch, name, way, rng)
+                other = run.lens.forecast(changed, run.horizon, num_samples=run.num_samples, seed=run.seed)
+                forecasts.append(other.median[changed.is_target])
                 count += 1
                 if progress is not None:
                     progress(count, total)
@@ -114,11 +113,6 @@ def covariate_use(
     return judge(data, "worth", floor=floor, signed=True, groups="way")
 
 
-def _roles(batch: SeriesBatch) -> dict[str, str]:
-    """Return roles of the covariates by name, in order of first appearance."""
-    return {name: role for name, role in zip(batch.variates, batch.roles, strict=True) if role != "target"}
-
-
 def _informative_rows(batch: SeriesBatch) -> list[int]:
     """Return rows of the informative covariates; refuse one that never changes or is the target in every series."""
     if not batch.has_covariates:
@@ -127,7 +121,7 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
             "past_covariates"
         )
     faults = {row: _fault(batch, row) for row, role in enumerate(batch.roles) if role != "target"}
-    for name in _roles(batch):
+    for name in dict.fromkeys(batch.variates[row] for row in faults):
         reasons = [fault for row, fault in faults.items() if batch.variates[row] == name]
         if all(reasons):
             raise InputError(f"{reasons[0]}; leave it out")
@@ -177,9 +171,3 @@ def _replace_covariate(batch: SeriesBatch, name: str, way: str, rng: np.random.G
         values[row] = both[: len(past)]
         futures[row] = None if future is None else both[len(past) :]
     return replace(batch, values=tuple(values), futures=tuple(futures))
-
-
-def _forecast(run: Run, batch: SeriesBatch) -> np.ndarray:
-    """Compute the median under the run's seed, (target, step)."""
-    how: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed}
-    return run.lens.forecast(batch, run.horizon, **how).median[batch.is_target]

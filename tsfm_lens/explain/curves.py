@@ -13,7 +13,7 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.segments import Segment, segment_coords
+from tsfm_lens.explain.segments import Segment, segment_coords, segments_in
 from tsfm_lens.explain.values import Masks
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
@@ -44,12 +44,7 @@ def _reference(results: Any) -> dict[str, Any]:
     return {"reference": own.get("reference", results["input_attribution"].attrs["reference"])}
 
 
-@probe(
-    "deletion_curves",
-    _explanations,
-    words="deletion_curves of attributions of the first item",
-    options=_reference,
-)
+@probe("deletion_curves", _explanations, words="deletion_curves of attributions of the first item", options=_reference)
 @saying_once
 def deletion_curves(
     run: Run,
@@ -66,16 +61,13 @@ def deletion_curves(
     """Mask segments in the order of each explanation, the largest first, and in random orders.
 
     Without the first segments of a true explanation the forecast is far away (deletion), and with them alone it is near
-    (insertion). The area between the two curves is 0 on average for random orders, whatever the model, and below 0 for
-    an explanation that names the useless first.
+    (insertion). The area between the two curves is 0 on average for random orders.
 
     Args:
         run: the forecast that is explained.
         explanations: results of kind "input_attribution" by name, or scores (segment,), the first on trial; one result
             by itself stands for its method.
-        item, target: as they were explained.
-        parts, reference: likewise; see :func:`tsfm_lens.explain.attribute_inputs`. Segments are those of the first
-            result if None.
+        item, target, parts, reference: as they were explained; segments of the first result if ``parts`` is None.
         orders: that are drawn.
         seed: of them, and of a shuffled reference.
         progress: called with the masks done and their number.
@@ -172,12 +164,3 @@ def scores_of(explanation: Any, players: int) -> np.ndarray:
     if scores.shape != (players,) or not np.isfinite(scores).all():
         raise InputError(f"an explanation has scores of shape {scores.shape}, expected {players} numbers, one a part")
     return scores
-
-
-def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
-    """Return the segments of a result."""
-    columns = (data[name].values for name in ("segment", "row", "start", "stop", "kind"))
-    return tuple(
-        Segment(str(name), int(row), int(start), int(stop), kind)
-        for name, row, start, stop, kind in zip(*columns, strict=True)
-    )

@@ -11,10 +11,10 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.curves import segments_in
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.paired_runs import PairedRuns
 from tsfm_lens.explain.routes import all_writers
+from tsfm_lens.explain.segments import segments_in
 from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -40,15 +40,14 @@ mean moves every activation with any of its values, and takes that back with the
 
 
 def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
-    """Return the components that carry most of each segment's influence, by segment.
+    """Return by segment the components that carry most of its influence: above the noise, and a quarter of the largest.
 
     Args:
         routes: of kind "input_routes".
         most: components named for a segment.
 
     Returns:
-        Names of components that stand out of the noise with a quarter of the segment's largest route or more, largest
-        first; none for segments whose total effect is noise, or less than a tenth of another's.
+        Names, largest first; none for segments whose total effect is noise, or less than a tenth of another's.
 
     Example:
         >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
@@ -89,9 +88,8 @@ def route_faithfulness(
 ) -> xr.Dataset:
     """Cut the named routes of each segment, restore them, and do the same to random components of the same kinds.
 
-    A cut component writes its activation of the run without the segment. A restored component writes its activation of
-    the whole run, while the segment is masked. Routes are necessary if cutting them together removes the segment's
-    effect. They are sufficient if restoring them together brings it back.
+    A cut component writes its activation of the run without the segment; a restored one that of the whole run, while
+    the segment is masked. Routes whose cut removes the effect are necessary, those that bring it back sufficient.
 
     Args:
         run: the forecast that is explained.
@@ -104,15 +102,14 @@ def route_faithfulness(
         progress: called with (segments done, of).
 
     Returns:
-        Dataset of kind "route_faithfulness" over segments that have named routes: ``cut`` counts components,
-        the last place all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data
-        units, ``predicted``, of all together the segment's total effect, of single ones their effect to first
-        order (NaN without gradients); and ``measured``. ``prediction_error`` (segment), of all together, and
-        ``single_error``, of single components: the root of squared error over squared change. As shares of the
-        total effect ``necessity`` and ``sufficiency`` (segment), ``random_necessity`` and
-        ``random_sufficiency`` (segment, draw), and ``necessity_p`` and ``sufficiency_p``, the share of sets at
-        random, itself counted, that do as well. ``overlap`` (segment): how many named components the same
-        influence passes, the single necessities over that of all together. ``total`` (segment, step).
+        Dataset of kind "route_faithfulness" over segments that have named routes: ``cut`` counts components, the last
+        place all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data units,
+        ``predicted``, of all together the segment's total effect, of single ones their effect to first order (NaN
+        without gradients); and ``measured``. ``prediction_error`` (segment), of all together, and ``single_error``, of
+        single components: the root of squared error over squared change. As shares of the total effect ``necessity``
+        and ``sufficiency`` (segment), ``random_necessity`` and ``random_sufficiency`` (segment, draw), and
+        ``necessity_p`` and ``sufficiency_p``, the share of sets at random, itself counted, that do as well.
+        ``overlap`` (segment): single necessities over that of all together. ``total`` (segment, step).
 
     Source:
         Geiger et al. 2021; Wang et al. 2022.
@@ -206,10 +203,8 @@ def matched_sets(
 ) -> list[list[Component]]:
     """Draw sets of random components, as many of each stack and kind as among some, others where possible."""
     pools: dict[tuple[object, ...], list[Component]] = {}
-    for each in [*all_writers(lens), *components]:
-        pools.setdefault(_kind(each), [])
-        if each not in pools[_kind(each)]:
-            pools[_kind(each)].append(each)
+    for each in dict.fromkeys([*all_writers(lens), *components]):
+        pools.setdefault(_kind(each), []).append(each)
     sets = []
     for _ in range(count):
         sample: list[Component] = []

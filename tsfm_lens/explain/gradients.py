@@ -26,45 +26,23 @@ Entries = dict[str, tuple[Tensor, np.ndarray]]
 
 
 def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
-    """Compute directional derivatives towards each segment's input, weighted over nodes from reference to input.
-
-    One forward carries the derivative of all steps and quantiles along, so that the cost does not depend on them.
-
-    Args:
-        masks: the forecast to explain, by masks; its reference must be numbers.
-        nodes: points on the line, 0 at the reference and 1 at the input.
-        weights: of each node.
-
-    Returns:
-        (segment, quantile, step).
-
-    Raises:
-        InputError: the library's gradients are no derivatives, the model reads tokens, or what enters it is not the
-            series' values; the reference is missing values; the horizon is longer than one pass, or paths are drawn.
-    """
+    """Compute slopes towards each segment's input, weighted over nodes from reference (0) to input (1)."""
     run, lens = masks.run, masks.run.lens
-    name = lens.wiring.architecture
-    if not lens.wiring.true_gradients:
-        raise InputError(
-            f"the library of {name} rescales its backward pass and has no forward derivatives, so that there are no "
-            "gradients; choose method='shapley' or 'occlusion'"
-        )
-    if run.tokens_read or lens.takes_ids:
-        raise InputError(
-            f"{name} reads values as tokens, so that its forecast has no slope towards them; choose method='shapley' "
-            "or 'occlusion'"
-        )
+    name, steps, instead = lens.wiring.architecture, lens.longest_pass, "choose method='shapley' or 'occlusion'"
+    refusals = {
+        f"the library of {name} rescales its backward pass and has no forward derivatives, so that there are no "
+        f"gradients; {instead}": not lens.wiring.true_gradients,
+        f"{name} reads values as tokens, so that its forecast has no slope towards them; {instead}": run.tokens_read
+        or lens.takes_ids,
+        f"{lens.model_id} rolls out sample paths, which have no gradient; use "
+        f"run.shortened({steps}).in_one_pass(), or {instead}": takes_draws(run),
+        f"horizon {run.horizon} takes several passes of {name}, and gradients are of one of at most {steps} steps; use "
+        f"run.shortened({steps})": run.horizon > steps,
+    }
+    for words, applies in refusals.items():
+        if applies:
+            raise InputError(words)
     actual, reference = _ends(masks)
-    if takes_draws(run):
-        raise InputError(
-            f"{lens.model_id} rolls out sample paths, which have no gradient; use "
-            f"run.shortened({lens.longest_pass}).in_one_pass(), or choose method='shapley' or 'occlusion'"
-        )
-    if run.horizon > lens.longest_pass:
-        raise InputError(
-            f"horizon {run.horizon} takes several passes of {name}, and gradients are of one of at "
-            f"most {lens.longest_pass} steps; use run.shortened({lens.longest_pass})"
-        )
     entries, encoded = _entries(masks), _encode(masks, actual)
     per = max(1, _ROWS // len(masks.batch))
     parts = []

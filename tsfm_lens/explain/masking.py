@@ -36,14 +36,11 @@ class MaskedBatch(SeriesBatch):
 def reference_values(
     batch: SeriesBatch, reference: str | Mapping[str, str], horizon: int, seed: int = 0
 ) -> tuple[np.ndarray, ...]:
-    """Return the value that replaces each step when it is masked, whatever else is.
+    """Return the value that replaces each step when it is masked.
 
-    - "missing": NaN, the model's own missing value; see :func:`mask_seen`. With all of a target masked its level is a
-      part of what is explained.
-    - "seasonal naive": the value one season before, for steps ahead the last one known; for the first season the next.
-    - "mean": of the series' context; of categories the most frequent one.
-    - "shuffled": values of the same series, context and known future, in another order.
-    - "zero": 0.
+    "missing" is NaN, the model's own missing value (:func:`mask_seen`). "seasonal naive" is the value one season
+    before, ahead the last one known, in the first season the next. "mean" is of the context, of categories the most
+    frequent one. "shuffled" is another order of context and known future. "zero" is 0.
 
     Args:
         batch: series.
@@ -102,16 +99,12 @@ def _whole(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
 def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str, seed: int) -> np.ndarray:
     length = batch.lengths[row]
     context = values[:length]
-    if reference == "missing":
-        return np.full(len(values), np.nan)
-    if reference == "zero":
-        return np.zeros(len(values))
+    if reference in ("missing", "zero"):
+        return np.full(len(values), np.nan if reference == "missing" else 0.0)
     observed = context[~np.isnan(context)]
     if reference == "mean":
-        if batch.categories[row]:
-            kinds, times = np.unique(observed, return_counts=True)
-            return np.full(len(values), kinds[times.argmax()])
-        return np.full(len(values), observed.mean())
+        kinds, times = np.unique(observed, return_counts=True)
+        return np.full(len(values), kinds[times.argmax()] if batch.categories[row] else observed.mean())
     if reference == "shuffled":
         pool = values[~np.isnan(values)]
         return np.resize(np.random.default_rng([seed, row]).permutation(pool), len(values))
@@ -133,15 +126,14 @@ def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
 
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
-    """Find out if a model sees that values are missing, or if its library fills them first, by the model's inputs.
+    """Find out by its inputs if a model sees that values are missing, or if its library fills them first.
 
     Args:
         lens: the model.
         batch: series; the first one's target gets the gap.
 
     Returns:
-        "the model's own mask", or what the library fills gaps with: "linear interpolation", "the last value",
-        "the mean so far" or "zero".
+        "the model's own mask", "linear interpolation", "the last value", "the mean so far" or "zero".
 
     Example:
         >>> explain.mask_seen(lens, run.batch)
@@ -193,7 +185,7 @@ def masked(
         batch: the series of one item.
         segments: of that item; steps of none are shown in every copy.
         keep: (mask, segment) whether a copy shows a segment.
-        reference: values of masked steps, by name (:func:`reference_values`) or (time + horizon,) for each series.
+        reference: by name (:func:`reference_values`), or (time + horizon,) for each series.
         horizon: steps of known futures.
         seed: of a shuffled reference.
 

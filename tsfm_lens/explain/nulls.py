@@ -29,14 +29,7 @@ DRAWS = 3
 
 
 def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
-    """Copy a model without its learned structure: the entries of each matrix and bias in random order.
-
-    Only the sizes of the entries and the gains of norms remain of the training. It depends on the weights alone, and is
-    not the model before its training.
-
-    Args:
-        lens: the model; it stays as it is.
-        seed: of the order.
+    """Copy a model with the entries of each matrix and bias in random order; only sizes and gains of norms remain.
 
     Returns:
         The twin, on the same device; its ``model_id`` names the order.
@@ -72,12 +65,11 @@ def compared_to_null(
     control: Control = "by",
     **options: Any,
 ) -> xr.Dataset:
-    """Compare a probe's result with the same probe under a null.
+    """Compare a probe's result with the same probe under a null, as shares of the sum over all members of each series.
 
-    Shares are compared: of each series, a member's part of the sum over all members. "untrained" are twins without
-    learned structure: a component must be larger than 95 % of the components of its group in them, a segment than
-    itself in each. Under "random components" it must be larger than 95 % of the others of its group. "shuffled series"
-    is the same model on the same values in random order: a member must be larger than itself there.
+    "untrained" are twins without learned structure: a component must be larger than 95 % of the components of its group
+    in them, a segment than itself in each. Under "random components" it must be larger than 95 % of the others of its
+    group. "shuffled series" are the same values in random order: a member must be larger than itself there.
 
     Args:
         probe: of a run, such as ``probes.ablation_effects`` or ``explain.route_effects``.

@@ -16,6 +16,7 @@ from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.nulls import DRAWS, Null, compared_to_null
 from tsfm_lens.explain.paired_runs import PairedRuns
 from tsfm_lens.explain.routes import all_effects, route_coords
+from tsfm_lens.explain.segments import segment_coords, segments_in
 from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import own_rounding, ranges
@@ -40,26 +41,23 @@ def input_effects(
     progress: Progress | None = None,
     **how: Any,
 ) -> xr.Dataset:
-    """Measure the effect of each segment of the input on the forecasts of many items.
+    """Measure the effect of each segment of the input on the first target of every item.
 
-    Every item's first target is explained by itself; segments of the same name are one over all items. Effects are in
-    multiples of the context's mean absolute seasonal difference, as MASE counts, so that items can be compared.
+    Segments of the same name are one over all items. Effects are in multiples of the context's mean absolute seasonal
+    difference, as MASE counts.
 
     Args:
         run: the forecasts to explain.
-        method, reference, seed: see :func:`tsfm_lens.explain.attribute_inputs`.
-        parts: arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
-        against: also hold the sizes against a null, see :func:`tsfm_lens.explain.compared_to_null`, which adds
-            ``size_share``.
+        method, reference, seed, parts, how: see :func:`tsfm_lens.explain.attribute_inputs`.
+        against: also compare the sizes with a null, see :func:`tsfm_lens.explain.compared_to_null`.
         progress: called with the items done and their number.
-        how: arguments of the method.
 
     Returns:
         Dataset of kind "input_effects" over (segment, series), NaN where an item has no such segment or its target is
         constant: ``effect``, the move of the forecast's middle, mean over steps; ``size``, the mean of its sizes over
-        steps, with what :func:`tsfm_lens.probes.findings.judge` adds, segments of each kind for themselves; ``value``,
-        the mean of the segment's values, in standard deviations from the mean of their context (NaN of a whole
-        context). ``unit`` (series) in data units. Coordinates of ``segment``: ``row``, ``start``, ``stop``, ``kind``.
+        steps, with what :func:`tsfm_lens.probes.findings.judge` adds within each kind; ``value``, the mean of the
+        segment's values, in standard deviations from the mean of their context (NaN of a whole context). ``unit``
+        (series) in data units.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.
@@ -74,15 +72,15 @@ def input_effects(
     if against is not None:
         more: dict[str, Any] = {"method": method, "reference": reference, "parts": parts, "seed": seed, **how}
         return compared_to_null(input_effects, run, against, name="size", groups="kind", **more)
-    batch, (groups, rows) = run.batch, _first_rows(run)
+    batch, rows = run.batch, _first_rows(run)
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
     results: list[xr.Dataset] = []
-    for item in range(len(groups)):
+    for item in range(len(rows)):
         results.append(attribute_inputs(run, item, method, reference, parts=parts, seed=seed, **how))
         if progress is not None:
-            progress(item + 1, len(groups))
+            progress(item + 1, len(rows))
     # coordinates of each segment are those in the first item that has it
-    places = {name: one.sel(segment=name) for one in reversed(results) for name in one["segment"].values}
+    segments = {part.name: part for one in reversed(results) for part in segments_in(one)}
     names = list(dict.fromkeys(name for one in results for name in one["segment"].values))
     effect, size, value = np.full((3, len(names), len(rows)), np.nan)
     for column, one in enumerate(results):
@@ -91,10 +89,7 @@ def input_effects(
         effect[at, column] = middle.mean("step").values / unit[column]
         size[at, column] = np.abs(middle.values).mean(middle.dims.index("step")) / unit[column]
         value[at, column] = _heights(one)
-    coords: dict[str, Any] = {"segment": names}
-    for coord in ("row", "start", "stop", "kind"):
-        coords[coord] = ("segment", [places[name][coord].item() for name in names])
-    data = run.dataset().isel(series=rows).assign_coords(coords)
+    data = run.dataset().isel(series=rows).assign_coords(segment_coords([segments[name] for name in names]))
     axes = ("segment", "series")
     data = data.assign(effect=(axes, effect), size=(axes, size), value=(axes, value), unit=(("series",), unit))
     facts = {name: results[0].attrs[name] for name in ("method", "reference", "statistic", "missing_values")}
@@ -104,10 +99,9 @@ def input_effects(
     return judge(data, "size", floor=own_rounding(run)[rows] / unit, groups="kind")
 
 
-def _first_rows(run: Run) -> tuple[list[str], list[int]]:
-    """Return the items of a run, and the row of each one's first series."""
-    groups = list(dict.fromkeys(run.batch.groups))
-    return groups, [run.batch.groups.index(group) for group in groups]
+def _first_rows(run: Run) -> list[int]:
+    """Return the row of the first series of each item."""
+    return [run.batch.groups.index(group) for group in dict.fromkeys(run.batch.groups)]
 
 
 def _heights(one: xr.Dataset) -> np.ndarray:
@@ -147,21 +141,18 @@ def route_effects(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure the share of the input's influence that goes through each component, over many items.
+    """Measure the share of the input's influence that goes through each component, over the first target of every item.
 
     Args:
         run: the forecasts to explain.
         parts, reference, components: as in :func:`tsfm_lens.explain.input_routes`; every component is tried.
-        against: also hold it against a null, see :func:`compared_to_null`.
-        control: see :func:`tsfm_lens.probes.findings.judge`.
-        draws, seed: of the null; ``seed`` of a shuffled reference, too.
+        against, control, draws: also compare with a null, see :func:`compared_to_null`.
+        seed: of the null, and of a shuffled reference.
         progress: called with the items done and their number.
 
     Returns:
         Dataset of kind "route_effects": ``carried`` (component, series), the mean absolute effect of all segments
-        through the component over their mean absolute total effect, with what ``judge`` adds, components of each kind
-        for themselves; over series, one for each item, its first target. Against a null also what
-        :func:`compared_to_null` adds, as ``carried_share``.
+        through the component over their mean absolute total effect, with what ``judge`` adds within each kind.
 
     Source:
         Wang et al. 2022 (path patching); Adebayo et al. 2018 (nulls).
@@ -178,14 +169,13 @@ def route_effects(
         how: dict[str, Any] = {"parts": parts, "reference": reference, "components": components, "seed": seed}
         more: dict[str, Any] = {"groups": "component_kind", "draws": draws, "control": control}
         return compared_to_null(route_effects, run, against, name="carried", **more, **how)
-    groups, rows = _first_rows(run)
-    shares = []
-    for item in range(len(groups)):
+    rows, shares = _first_rows(run), []
+    for item in range(len(rows)):
         places, effect, total = all_effects(PairedRuns(run, parts, reference, item, 0, seed), components)
         sizes, whole = np.abs(effect).mean(-1).sum(0), np.abs(total).mean(-1).sum()
         shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
         if progress is not None:
-            progress(item + 1, len(groups))
+            progress(item + 1, len(rows))
     data = run.dataset().isel(series=rows).assign_coords(route_coords(places))
     data["carried"] = (("component", "series"), np.stack(shares, axis=1))
     source, words = "Wang et al. 2022; Adebayo et al. 2018, arXiv:1810.03292", reference_words(reference)

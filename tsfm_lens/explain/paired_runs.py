@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,16 +33,8 @@ _STEPS, _NUMBERS = 48, 2**26
 class PairedRuns(MaskedItem):
     """One item's run with everything shown, and runs of the same item with segments masked."""
 
-    _last: tuple[tuple[int, ...], Run] | None = field(init=False, default=None)
-
     def without(self, hidden: Sequence[int]) -> Run:
-        """Run the item with some segments masked, as the whole one is run; the last such run is cached."""
-        key = tuple(sorted(hidden))
-        if self._last is None or self._last[0] != key:
-            self._last = (key, self._without(key))
-        return self._last[1]
-
-    def _without(self, hidden: tuple[int, ...]) -> Run:
+        """Run the item with some segments masked, as the whole one is run."""
         run = self.run
         batch = self.masked(np.isin(np.arange(len(self.segments)), hidden, invert=True)[None])
         # one copy is the item itself
@@ -84,10 +76,7 @@ class PairedRuns(MaskedItem):
         ]
 
     def directly(self, acts: Activations, components: Sequence[Any]) -> list[Variant]:
-        """Build variants in which one component alone writes ``acts``, and every later branch its own write.
-
-        A component of an earlier stack then has no way to the readout.
-        """
+        """Build variants in which one component alone writes ``acts``, and every later branch its own write."""
         whole, wiring = self.run.record(self.written_at(self.branches)), self.run.lens.wiring
         return [
             Variant(
@@ -127,10 +116,7 @@ class PairedRuns(MaskedItem):
         return with_gradients(run, sorted({place.point for place in places}), means)
 
     def estimated(self, without: Run, places: Sequence[Place], slopes: Activations) -> np.ndarray:
-        """Estimate effects through places to first order, (place, step), in data units.
-
-        Steps of a block have their mean; NaN where there is no number, as at tokens that nobody reads.
-        """
+        """Estimate effects through places to first order, (place, step), in data units."""
         forced_path = self.run.in_one_pass().path if self.run.tokens_read else None
         once = without if not without.rollout else replace(without, rollout=False, forced_path=forced_path, _of=None)
         there = once.record(sorted({place.point for place in places}))

@@ -58,20 +58,14 @@ def input_routes(
 ) -> xr.Dataset:
     """Measure the part of each segment's effect on the forecast that goes through each component.
 
-    The effect of the segment through a component is the change of the forecast when that component alone writes its
-    activation of the run without the segment, and all later ones respond freely. A chain of components carries one
-    effect, and each has it in full; so these effects overlap. The total effect of a segment is the sum of the direct
-    effects of branches on the readout, the effect without any component (the tokens themselves, and the scale that the
-    model takes from the series), and a ``rest``, the readout's interaction of them.
-
-    Of many components, only the largest by gradient are tried, exactly. Components drawn at random beside them measure
-    how often the search misses one.
+    That is the change of the forecast when the component alone writes its activation of the run without the segment,
+    and all later ones respond freely; effects along one chain overlap. The total effect is the sum of the direct
+    effects of branches on the readout, the effect without any component, and a ``rest``, the readout's interaction of
+    them. Of many components only the largest by gradient are tried, and a few at random.
 
     Args:
-        run: the forecast to explain; in rollouts, components write in every pass what they write in the same pass of
-            the rollout without the segment.
-        item: of the run's batch: a position or a name.
-        target: of the item's targets, by position or name.
+        run: the forecast to explain.
+        item, target: by position or name.
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
@@ -83,13 +77,12 @@ def input_routes(
     Returns:
         Dataset of kind "input_routes" over (segment, component, step), in data units: ``effect``, NaN where it was not
         tried, ``estimate``, the same to first order where gradients exist, and ``direct``. Over (segment, step)
-        ``total``, ``no_component``, ``no_attention`` (the change that is left with every attention held at what it
-        writes with the segment) and ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment, component)
-        ``size``, the mean absolute effect, with what :func:`tsfm_lens.probes.findings.judge` adds, and ``share``, the
-        part of the total effect that goes through the component (a projection: 0 none, 1 all, NaN where the total is
-        noise). Over (segment) ``no_attention_share``. Attributes ``search`` ("full" or "gradient"), and of the latter
-        ``spot_checks``, ``miss_rate`` (components drawn at random that are above the fifth largest that was tried) and
-        ``miss_rate_high``, the end of its 95 % interval.
+        ``total``, ``no_component``, ``no_attention`` (every attention held at what it writes with the segment) and
+        ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment, component) ``size``, the mean absolute
+        effect, with what :func:`tsfm_lens.probes.findings.judge` adds, and ``share``, the projection of the effect on
+        the total (NaN where the total is noise). Over (segment) ``no_attention_share``. Attributes ``search`` ("full"
+        or "gradient"), and of the latter ``spot_checks``, ``miss_rate`` (of random components, those above the fifth
+        largest that was tried) and ``miss_rate_high``, the end of its 95 % interval.
 
     Source:
         Wang et al. 2022; Goldowsky-Dill et al. 2023. Attribution patching: Nanda 2023.
@@ -117,7 +110,7 @@ def input_routes(
     effects = {"effect": blank.copy()}
     effects |= {"direct": blank.copy()} if direct else {}
     effects |= {} if slopes is None else {"estimate": blank.copy()}
-    branches = _output_branches(pair)
+    branches = [branch for branch in pair.branches if branch.stack == pair.run.lens.wiring.output_stack.name]
     terms, checks, misses = [], 0, 0
     for number in range(len(pair.segments)):
         without, tried = pair.without([number]), np.arange(len(places))
@@ -196,11 +189,6 @@ def _effects(
     return change[: len(places)], change[len(places) :]
 
 
-def _output_branches(pair: PairedRuns) -> list[Component]:
-    """Return branches of the stack that is read out, in order of writing."""
-    return [branch for branch in pair.branches if branch.stack == pair.run.lens.wiring.output_stack.name]
-
-
 def _terms(pair: PairedRuns, without: Run, branches: Sequence[Component]) -> dict[str, np.ndarray]:
     """Compute the terms of one segment's total effect, (step,), and direct effects of branches (branch, step)."""
     acts = without.record(pair.written_at(branches))
@@ -217,13 +205,8 @@ def _terms(pair: PairedRuns, without: Run, branches: Sequence[Component]) -> dic
         for fixed in (branches, attentions)
     )
     total = pair.total(without)
-    return {
-        "total": total,
-        "no_component": no_component,
-        "no_attention": no_attention,
-        "rest": total - no_component - direct.sum(0),
-        "branch_direct": direct,
-    }
+    terms = {"total": total, "no_component": no_component, "no_attention": no_attention, "branch_direct": direct}
+    return terms | {"rest": total - no_component - direct.sum(0)}
 
 
 def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
@@ -245,12 +228,12 @@ def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
 
 
 def missed_by_search(routes: xr.Dataset, top: int, *, largest: int = LARGEST) -> float:
-    """Compute the share of the largest routes of all segments that a search of so many components would miss.
+    """Compute the share of the largest routes of all segments that a search of ``top`` components would miss.
 
     Args:
         routes: of kind "input_routes", of a full search of a model with gradients.
         top: components that would have been tried for each segment.
-        largest: routes of each segment, among those that stand out of the noise, that should be found.
+        largest: routes of each segment above the noise that should be found.
 
     Raises:
         InputError: the search was not full, or there are no estimates.

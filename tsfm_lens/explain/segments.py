@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import xarray as xr
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
@@ -36,8 +37,8 @@ class Segment:
     """Stretch of one series of an item, as the model sees it.
 
     Attributes:
-        name: the series and the steps, unique among the segments of an item.
-        row: of the series in its item; 0 is the first target.
+        name: unique among the segments of an item.
+        row: of the series in its item.
         start, stop: steps ``[start, stop)`` from the forecast start: negative in the context, from 0 on of a known
             future.
         kind: "past" of the explained target, another "variate", "past covariate" or "known covariate".
@@ -132,12 +133,11 @@ def segments(
     Args:
         run_or_batch: a run, or series, of which no tokens are known.
         item: by position or name, see :func:`item_rows`.
-        target: the explained target, by position among the item's targets or by name.
+        target: by position among the item's targets, or by name.
         horizon: forecast steps; those of the run if None. A batch with known covariates needs it.
         parts: most stretches of the target's past; if None as many as make 12 segments in all, at least 4.
         season: steps of a season; the series' own if None, and 1 for none.
-        others: how other variates and covariates are cut: "past and future" apart, each "whole", or in "stretches"
-            like the target.
+        others: "past and future" of other series apart, each "whole", or in "stretches" like the target.
 
     Returns:
         The target's stretches from the oldest on, then the other series in their order.
@@ -205,28 +205,25 @@ def _cut(first: int, stop: int, width: int, edges: Sequence[int], way: str) -> l
         return [(first, stop)]
     cuts = {first, 0, stop}
     if way == "stretches":
-        inner = np.array([edge for edge in edges if first < edge < 0] or [first])
-        aims = range(-width, first, -width)
-        cuts |= {int(inner[np.abs(inner - aim).argmin()]) for aim in aims}
-        cuts |= set(range(width, stop, width))
+        inner = [edge for edge in edges if first < edge < 0] or [first]
+        cuts |= {_nearest(inner, aim) for aim in range(-width, first, -width)} | set(range(width, stop, width))
     return list(pairwise(sorted(cuts)))
+
+
+def _nearest(edges: Sequence[int], aim: int) -> int:
+    return int(edges[np.abs(np.array(edges) - aim).argmin()])
 
 
 def _segment(
     batch: SeriesBatch, row: int, target_position: int, start: int, stop: int, whole: tuple[int, int]
 ) -> Segment:
-    role, series = batch.roles[row], batch.variates[row] or batch.ids[row]
-    kind: Kind = "past" if row == target_position else "variate"
-    if role != "target":
-        kind = "past covariate" if role == "past" else "known covariate"
-    if len(batch) == 1:
-        series = "past"
-    if (start, stop) == whole:
-        name = series
-    elif kind == "known covariate" and (start, stop) in ((whole[0], 0), (0, whole[1])):
-        name = f"{series}, {'past' if stop == 0 else 'future'}"
-    else:
-        name = f"{series} {start} to {stop - 1}"
+    by_role: dict[str, Kind] = {"past": "past covariate", "known": "known covariate"}
+    kind = by_role.get(batch.roles[row], "past" if row == target_position else "variate")
+    name = "past" if len(batch) == 1 else batch.variates[row] or batch.ids[row]
+    if kind == "known covariate" and (start, stop) in ((whole[0], 0), (0, whole[1])):
+        name += ", past" if stop == 0 else ", future"
+    elif (start, stop) != whole:
+        name += f" {start} to {stop - 1}"
     return Segment(name, row, start, stop, kind)
 
 
@@ -238,15 +235,14 @@ def refined(
     width: int | None = None,
     edges: Sequence[int] | None = None,
 ) -> tuple[Segment, ...]:
-    """Cut some segments further and keep the others: years into weeks, the heaviest of those into days.
+    """Cut some segments further and keep the others.
 
     Args:
         parts: segments of one item.
         where: names, positions or segments to cut, or one bool for each.
         into: pieces of each.
         width: steps of a piece, counted back from the end of its segment, in place of ``into``.
-        edges: steps at which a piece may begin or end, as of :func:`token_edges`; any if None. Steps after the
-            forecast start are free.
+        edges: steps of the past at which a piece may begin or end, as of :func:`token_edges`; any if None.
 
     Raises:
         InputError: into or width is no number of 1 or more.
@@ -258,42 +254,35 @@ def refined(
         ['cause 0 to 3', 'cause 4 to 7']
     """
     _refuse_no_count(into=into, width=1 if width is None else width)
-    positions = set(_positions(parts, where))
+    positions = _positions(parts, where)
     result: list[Segment] = []
     for index, part in enumerate(parts):
         result += _pieces(part, into, width, edges) if index in positions else [part]
     return tuple(result)
 
 
-def _positions(parts: Sequence[Segment], where: Iterable[str | int | bool | Segment]) -> list[int]:
+def _positions(parts: Sequence[Segment], where: Iterable[str | int | bool | Segment]) -> set[int]:
     selection: list[Any] = [where] if isinstance(where, str | Segment) else list(where)
     if selection and all(isinstance(each, bool | np.bool_) for each in selection):
         if len(selection) != len(parts):
             raise InputError(f"{len(selection)} bools choose among {len(parts)} segments; expected one each")
-        return np.flatnonzero(selection).tolist()
+        return set(np.flatnonzero(selection).tolist())
     names = [part.name for part in parts]
-    positions = []
     for each in selection:
-        if isinstance(each, int | np.integer) and not isinstance(each, bool):
-            if not 0 <= each < len(parts):
-                raise InputError(f"segment {each} of {len(parts)}; expected a position from 0")
-            positions.append(int(each))
-            continue
-        name = each.name if isinstance(each, Segment) else str(each)
-        if name not in names:
+        if isinstance(each, int | np.integer) and not 0 <= each < len(parts):
+            raise InputError(f"segment {each} of {len(parts)}; expected a position from 0")
+        if isinstance(each, str | Segment) and (name := getattr(each, "name", each)) not in names:
             raise unknown_name("segment", name, names)
-        positions.append(names.index(name))
-    return positions
+    positions = {name: position for position, name in enumerate(names)}
+    return {positions.get(getattr(each, "name", each), each) for each in selection}
 
 
 def _pieces(part: Segment, into: int, width: int | None, edges: Sequence[int] | None) -> list[Segment]:
     step = -(-len(part) // into) if width is None else width
     aims = range(part.stop - step, part.start, -step)
     free = edges is None or part.start >= 0
-    inner = np.array([edge for edge in edges or () if part.start < edge < part.stop])
-    if not free and not len(inner):
-        return [part]
-    cuts = {aim if free else int(inner[np.abs(inner - aim).argmin()]) for aim in aims}
+    inner = [edge for edge in edges or () if part.start < edge < part.stop]
+    cuts = {aim if free else _nearest(inner, aim) for aim in aims if free or inner}
     if not cuts:
         return [part]
     series = _PLACE.sub("", part.name)
@@ -328,6 +317,12 @@ def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
     """Return coordinates of segments: name, row, start, stop and kind."""
     columns = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
     return {"segment": [part.name for part in parts], **columns}
+
+
+def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
+    """Return the segments of a result."""
+    columns = (data[name].values.tolist() for name in ("segment", "row", "start", "stop", "kind"))
+    return tuple(Segment(*values) for values in zip(*columns, strict=True))
 
 
 def cut_parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:

@@ -27,10 +27,10 @@ _FEWEST = 4
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
-    """Return every mask of so many players, (2 ** players, player): the first shows none, the last all.
+    """Return every mask of 1 to 20 players, (2 ** players, player): the first shows none, the last all.
 
     Raises:
-        InputError: there are more than 20.
+        InputError: another number of players.
 
     Example:
         >>> explain.all_masks(2).tolist()
@@ -44,14 +44,7 @@ def all_masks(players: int) -> NDArray[np.bool_]:
 
 
 def exact_shapley(values: Any, players: int) -> Array:
-    """Compute Shapley values from the value of every mask.
-
-    Args:
-        values: (2 ** player, …) in the order of :func:`all_masks`.
-        players: how many.
-
-    Returns:
-        (player, …); over players they sum to the value of all less that of none.
+    """Compute Shapley values (player, …) from the value of every mask (2 ** player, …), as :func:`all_masks` has them.
 
     Raises:
         InputError: not a value for every mask.
@@ -74,14 +67,14 @@ def exact_shapley(values: Any, players: int) -> Array:
 
 
 def shapley_interactions(values: Any, players: int) -> Array:
-    """Compute the joint effect of every two players beyond the sum of both, averaged over the others.
+    """Compute joint effects of two players beyond the sum of both, averaged over the others: (player, player, …).
 
     Args:
         values: (2 ** player, …) in the order of :func:`all_masks`.
-        players: how many, at least 2.
+        players: at least 2.
 
     Returns:
-        (player, player, …), symmetric; NaN on the diagonal.
+        Symmetric; NaN on the diagonal.
 
     Source:
         Grabisch and Roubens 1999, An axiomatic approach to the concept of interaction: the interaction index.
@@ -117,22 +110,20 @@ class Sampled:
 def sampled_shapley(
     value: Value, players: int, *, orders: int = 400, tolerance: float = 0.02, seed: int = 0
 ) -> Sampled:
-    """Estimate Shapley values by orders in which players are shown one after the other.
+    """Estimate Shapley values by independent blocks of eight orders; the spread of blocks gives the standard error.
 
-    Orders come in independent blocks of four antithetic pairs: an order, three rotations of it, and their reverses, so
-    that each player stands in each quarter. The spread of blocks gives the standard error.
+    A block is an order, three rotations of it, and the reverse of each.
 
     Args:
         value: of masks.
-        players: how many, at least 2.
+        players: at least 2.
         orders: most that are followed, rounded up to whole blocks; at least four blocks are.
-        tolerance: the orders end when every player's standard error, averaged over the axes of a value, is below this
-            share of the mean size of what all players together change.
+        tolerance: orders end when each player's standard error, averaged over the axes of a value, is below this share
+            of the mean size of what all players together change.
         seed: of the orders.
 
     Source:
-        Castro, Gómez and Tejada 2009; antithetic pairs and rotations as in Mitchell et al. 2022, Sampling permutations
-        for Shapley value estimation.
+        Castro, Gómez and Tejada 2009; Mitchell et al. 2022, Sampling permutations for Shapley value estimation.
 
     Raises:
         InputError: fewer than 2 players, or orders or tolerance are none.

@@ -52,25 +52,22 @@ def forecasts(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> np.ndarray:
-    """Compute a run's forecast of one target under each mask.
+    """Compute a run's forecast of one target under each mask: the library's own of the masked series, up to rounding.
 
-    Each is the library's own forecast of the masked series, up to rounding. Of models that draw sample paths it is, in
-    one pass, the value of a single forward: of token models the expected value at each step, given the context and the
-    run's own path so far, whatever is masked; of a distribution its mean. In a rollout it is the quantiles of the
-    sample paths, and every mask draws the same random numbers, those of the item alone under the run's seed.
+    In one pass, token models give the expected value at each step along the run's own path, and distributions their
+    mean. In a rollout of a model that draws, every mask draws the random numbers of the item alone.
 
     Args:
         run: the forecast to explain.
         segments: of the item, see :func:`tsfm_lens.explain.segments`.
         keep: (mask, segment) whether a segment is shown.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
-        item: of the run's batch.
-        target: of the item's targets.
+        item, target: of the run's batch, and of the item's targets.
         seed: of a shuffled reference.
         progress: called with the masks done and their number.
 
     Returns:
-        (mask, quantile, step), data units; the quantiles are :func:`quantiles_of` the run.
+        (mask, quantile, step), data units; one quantile, 0.5, of means and expected values.
 
     Raises:
         InputError: segments, masks or the reference do not fit the item; the model cannot forecast what a mask leaves.
@@ -91,20 +88,13 @@ def quantiles_of(run: Run) -> tuple[float, ...]:
 
 def statistic_of(run: Run) -> str:
     """Name these values: "quantiles", "quantiles of sample paths", "expected value" or "mean"."""
-    if takes_draws(run):
-        return "quantiles of sample paths"
-    return {"quantile": "quantiles", "token": "expected value"}.get(run.lens.emits, "mean")
+    by_readout = {"quantile": "quantiles", "token": "expected value"}
+    return "quantiles of sample paths" if takes_draws(run) else by_readout.get(run.lens.emits, "mean")
 
 
 @dataclass(eq=False)
 class MaskedItem:
-    """One item of a run, whose input is cut into segments that can be masked.
-
-    Attributes:
-        run, reference, item, target, seed: as in :func:`forecasts`; the run becomes that of the item alone.
-        segments: of the item, or what :func:`tsfm_lens.explain.segments` makes them from.
-        row: of the target in the item.
-    """
+    """One item of a run, cut into segments that can be masked; ``row`` is that of the target in the item."""
 
     run: Run
     segments: Any = None
@@ -153,15 +143,12 @@ class MaskedItem:
 class Masks(MaskedItem):
     """Forecast of one target as a function of the visible segments; each mask is run once.
 
+    In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share the model's work on their
+    beginning, up to rounding, if the reference is numbers.
+
     Attributes:
         progress: called with the masks done and their number.
-        repeats: seeds under which a rollout of a model that draws is run; see ``per_seed``.
-
-    In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share what the model makes of their
-    beginning, up to rounding. It needs a reference of numbers: gaps are filled from both sides. Over all masks of n
-    equal segments no more than 2 (1 - 2 ** -n) / n of the patches are left, which is a sixth of them for 12. No other
-    model can: tokens look ahead, or patches are scaled by the whole context, or no keys and values are kept, or those
-    that are kept give another forecast than a whole forward (Toto 1) or one fixed batch only (Toto 2).
+        repeats: seeds under which a rollout of a model that draws is run.
     """
 
     progress: Progress | None = None
@@ -181,8 +168,7 @@ class Masks(MaskedItem):
     @cached_property
     def ends(self) -> tuple[np.ndarray, np.ndarray]:
         """Forecast of everything, and of nothing but the reference, (quantile, step) each, mean over seeds."""
-        players = len(self.segments)
-        both = np.array([[True] * players, [False] * players])
+        both = np.repeat([[True], [False]], len(self.segments), axis=1)
         whole, nothing = np.mean([each(both) for each in self.per_seed], axis=0)
         return whole, nothing
 
@@ -191,11 +177,10 @@ class Masks(MaskedItem):
         """Copies under this seed and the ones after it, as many as repeats; itself where none is drawn."""
         if self.repeats < 2 or not takes_draws(self.run):
             return (self,)
-        run, others = self.run, []
-        for _ in range(self.repeats - 1):
-            run = run.redraw()
-            others.append(replace(self, run=run, item=0, repeats=1))
-        return (self, *others)
+        seeds = [self]
+        while len(seeds) < self.repeats:
+            seeds.append(replace(self, run=seeds[-1].run.redraw(), item=0, repeats=1))
+        return tuple(seeds)
 
     @property
     def made(self) -> int:
@@ -287,11 +272,10 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
     # as many as the memory takes
     fit = max(stop - start for start, stop in plan(request))
     size = max(1, fit // rows) * rows
-    alone = Piece(request.seed, 1, 0, 1)
     parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))
-        drawing = request.drawing([alone] * ((stop - first) // rows))
+        drawing = request.drawing([Piece(request.seed, 1, 0, 1)] * ((stop - first) // rows))
         parts.append(forecast_part(request, first, stop, drawing=drawing).quantiles)
     return np.concatenate(parts)
 
@@ -319,20 +303,14 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
     with torch.no_grad():
         for start, stop in forward_ranges(lens, encoded):
             whole = encoded if stop - start == len(batch) else encoded.part(start, stop)
-            for part in _split(whole, math.ceil(len(whole.batch) / _ROWS)):
-                outputs.append(run.read(lens.forward(part), part).cpu().double().numpy())
+            rows = len(whole.batch)
+            number = math.ceil(rows / _ROWS)
+            # parts of whole items
+            parts = [whole] if number < 2 else [whole.part(*ends) for ends in cut(whole.batch, -(-rows // number))]
+            outputs += [run.read(lens.forward(part), part).cpu().double().numpy() for part in parts]
     return np.concatenate(outputs)[:, None]
-
-
-def _split(encoded: Any, number: int) -> list[Any]:
-    """Split an encoded batch into about so many parts of whole items."""
-    if number < 2:
-        return [encoded]
-    return [encoded.part(*place) for place in cut(encoded.batch, -(-len(encoded.batch) // number))]
 
 
 def single_pass(run: Run) -> Run:
     """Return the run in one pass, which takes no draw, over as many steps as it has, if its model draws samples."""
-    if run.rollout and run.lens.emits != "quantile":
-        return run.shortened(run.lens.longest_pass).in_one_pass()
-    return run
+    return run.shortened(run.lens.longest_pass).in_one_pass() if takes_draws(run) else run

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explain import Masks, Segment, item_of
 from tsfm_lens.explain.masking import Reference
-from tsfm_lens.explore.figures import figure_widget
+from tsfm_lens.explore.figures import WIDE, change_words, figure_widget
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz import forecast_fan
 from tsfm_lens.viz.panels import scene
@@ -22,18 +22,7 @@ WITHOUT = "median without what is brushed"
 
 
 class Brush(widgets.VBox):
-    """Forecast that is computed again without a brushed stretch of its past; see :func:`tsfm_lens.explore.brush`.
-
-    Args:
-        run, item, reference: as there.
-
-    Attributes:
-        run: of the item alone.
-        figure: the plotly FigureWidget; selecting on it calls :meth:`mark`.
-        series: position in the item of the series that is brushed: the target, another variate or a covariate.
-        marked: steps (start, stop) from the forecast start that are left out, None if none are.
-        median: (step,) with all of the input, and ``without`` (step,) the one that is shown.
-    """
+    """Forecast without a brushed stretch ``marked``; see :func:`tsfm_lens.explore.brush`. Medians are (step,)."""
 
     def __init__(self, run: Run, item: int | str, reference: Reference) -> None:
         self.run, self.reference = item_of(run, item), reference
@@ -53,10 +42,9 @@ class Brush(widgets.VBox):
         self._points, self._line = self.figure.data[-2:]
         self._points.on_selection(self._on_selection)
         names = [(name or "series", row) for row, name in enumerate(self.run.batch.variates)]
-        wide = {"style": {"description_width": "initial"}}
-        self.which = widgets.Dropdown(options=names, description="brush", **wide)
+        self.which = widgets.Dropdown(options=names, description="brush", **WIDE)
         self.steps = widgets.IntRangeSlider(
-            value=(0, 0), min=-self._length, max=0, description="steps", layout=widgets.Layout(width="600px"), **wide
+            value=(0, 0), min=-self._length, max=0, description="steps", layout=widgets.Layout(width="600px"), **WIDE
         )
         self.words = widgets.HTML()
         self.words.add_class("tsfm-lens-words")
@@ -82,14 +70,7 @@ class Brush(widgets.VBox):
             self.mark(min(places) - self._length, max(places) + 1 - self._length)
 
     def mark(self, start: int, stop: int, *, series: int | None = None) -> None:
-        """Leave out the steps ``[start, stop)`` of a series, counted from the forecast start; none if they are equal.
-
-        A refused stretch is explained under the figure, and the forecast stays as it was.
-
-        Args:
-            start, stop: from minus the length of the context to 0.
-            series: position in the item; the one brushed before if None.
-        """
+        """Leave out steps ``[start, stop)`` of a series, from the forecast start; refusals stand under the figure."""
         row = self.series if series is None else series
         try:
             without = self._forecast(row, start, stop) if stop > start else self.median
@@ -126,14 +107,9 @@ class Brush(widgets.VBox):
         if error or self.marked is None:
             self.words.value = escape(error or "nothing is left out")
             return
-        unit = self.run.batch.units[0] or "data units"
         name = self.run.batch.variates[self.series] or self.run.batch.ids[self.series]
         start, stop = self.marked
-        average, largest = np.abs(self.without - self.median).mean(), np.max(np.abs(self.without - self.median))
-        words = f"without steps {start} to {stop - 1} of {name} the median moves by {number(float(average))} {unit} on "
-        words += f"average, by {number(float(largest))} at most"
-        if self.run.truth is not None and np.isfinite(self.run.truth[0]).all():
-            errors = (np.abs(each - self.run.truth[0]).mean() for each in (self.median, self.without))
-            before, after = (number(float(each)) for each in errors)
-            words += f"; mean absolute error {before} → {after} {unit}"
-        self.words.value = escape(words)
+        largest = f", by {number(float(np.max(np.abs(self.without - self.median))))} at most"
+        truth = None if self.run.truth is None else self.run.truth[0]
+        change = change_words(self.median, self.without, truth, self.run.batch.units[0], largest)
+        self.words.value = escape(f"without steps {start} to {stop - 1} of {name} {change}")

@@ -20,12 +20,8 @@ _LIBRARIES = ("ipywidgets", "anywidget", "IPython")
 def explore(run: Run, *, kind: str | None = None) -> Explorer:
     """Open one linked view of a model's heads in a notebook: click a head, see what it does, ablate it.
 
-    The view has a map of all heads; the attention, the write to the forecast and the spectra of the clicked head; and
-    the forecast with and without any set of heads, which the model computes again at each change.
-
     Args:
-        run: of exactly one series, over at most one pass. Every forecast that the view makes takes the run's seed and
-            number of sample paths, which it states; 8 paths let a token model answer fast.
+        run: of exactly one series, over at most one pass; every forecast takes its seed and number of sample paths.
         kind: kind of attention of the stack that is read out; its last kind over time if None.
 
     Returns:
@@ -38,7 +34,7 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     Example:
         >>> run.explore()  # doctest: +SKIP
     """
-    _need("explore", "viz.explore_figure draws the same view of probes.head_states")
+    need("explore", instead="viz.explore_figure draws the same view of probes.head_states")
     from tsfm_lens.explore.widget import Explorer, progress_bar
 
     with progress_bar() as progress:
@@ -47,12 +43,10 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
 
 
 def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Brush:
-    """Brush a stretch of the past in a notebook, and see the forecast without it.
-
-    The stretch is dragged over the figure, or set by the slider; of an item with several series the menu says whose.
+    """Brush a stretch of the past in a notebook, over the figure or by a slider, and see the forecast without it.
 
     Args:
-        run: the forecast; forecasts without a stretch take the run's seed.
+        run: the forecast; forecasts without a stretch take its seed.
         item: whose forecast, by position or name.
         reference: values of the steps that are left out, see :func:`tsfm_lens.explain.reference_values`.
 
@@ -66,16 +60,15 @@ def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Br
     Example:
         >>> explore.brush(run)  # doctest: +SKIP
     """
-    _need("brush", "explain.forecasts makes the same forecasts")
+    need("brush", instead="explain.forecasts makes the same forecasts")
     from tsfm_lens.explore.brushing import Brush
 
     return Brush(run, item, reference)
 
 
-def _need(what: str, instead: str) -> None:
-    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+def need(what: str, *more: str, instead: str = "") -> None:
+    """Refuse to go on without the notebook libraries and ``more`` ones."""
+    missing = [name for name in (*more, *_LIBRARIES) if find_spec(name) is None]
     if missing:
-        raise MissingExtraError(
-            f"{what} needs {' and '.join(missing)}, not installed: "
-            f'pip install "tsfm-lens-toolbox[notebook]". Without a notebook, {instead}.'
-        )
+        cure = f'pip install "tsfm-lens-toolbox[notebook]"{f". Without a notebook, {instead}." if instead else ""}'
+        raise MissingExtraError(f"{what} needs {' and '.join(missing)}, not installed: {cure}")

@@ -13,9 +13,9 @@ import xarray as xr
 from IPython import get_ipython
 from IPython.display import display
 
-from tsfm_lens.ablation.metrics import mae, spearman_distance
+from tsfm_lens.ablation.metrics import spearman_distance
 from tsfm_lens.errors import LensError
-from tsfm_lens.explore.figures import figure_widget
+from tsfm_lens.explore.figures import WIDE, change_words, figure_widget
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz.head_states import (
     TRACES,
@@ -38,20 +38,7 @@ Head = tuple[int, int]
 
 
 class Explorer(widgets.VBox):
-    """One linked view of a model's heads; made by :func:`tsfm_lens.explore.explore`.
-
-    Clicks and controls call the methods below, which may be called from code as well.
-
-    Args:
-        run: the forecast that is shown, of one series.
-        states: of kind "explore", of that run.
-
-    Attributes:
-        run, states: the results that the view opened with.
-        figure: the plotly FigureWidget.
-        chosen: position (layer, head) of the head that the panels show.
-        ablated: positions of the heads that the second forecast is made without, in the order of ablation.
-    """
+    """One linked view of a model's heads; made by :func:`tsfm_lens.explore.explore`."""
 
     def __init__(self, run: Run, states: xr.Dataset) -> None:
         self.run, self.states = run, states
@@ -82,11 +69,10 @@ class Explorer(widgets.VBox):
         self._describe()
 
     def _build_controls(self) -> None:
-        wide = {"style": {"description_width": "initial"}}
         options = [(words, key) for key, (words, _) in scores(self.states).items()]
-        self.score = widgets.Dropdown(options=options, description="the map shows", **wide)
+        self.score = widgets.Dropdown(options=options, description="the map shows", **WIDE)
         heads = [(head_name(self.states, *place), place) for place in self._places.values()]
-        self.head = widgets.Dropdown(options=heads, value=self.chosen, description="head", **wide)
+        self.head = widgets.Dropdown(options=heads, value=self.chosen, description="head", **WIDE)
         self.toggle = widgets.ToggleButton(value=False, description="ablate this head", icon="scissors")
         self.tags = widgets.TagsInput(value=[], allowed_tags=list(self._places), allow_duplicates=False)
         self.empty = widgets.Button(description="clear")
@@ -99,22 +85,12 @@ class Explorer(widgets.VBox):
         self.tags.observe(lambda change: self._ablate([self._places[name] for name in change["new"]]), "value")
         self.empty.on_click(lambda _button: self._ablate([]))
 
-    # --- what a click does, by name -------------------------------------------------------------------------
-
     def select(self, layer: str | int, head: str | int) -> None:
-        """Show another head, by its labels.
-
-        Raises:
-            UnknownNameError: there is no such layer or head.
-        """
+        """Show another head, by its labels."""
         self._choose((position(self.states, "layer", layer), position(self.states, "head", head)))
 
     def ablate(self, *components: str) -> None:
-        """Show the forecast without exactly these heads, by component name; without arguments none is ablated.
-
-        Raises:
-            UnknownNameError: one of them is no head of this view.
-        """
+        """Show the forecast without exactly these heads, by component name; without arguments none is ablated."""
         flat = self.states["component"].values.ravel().tolist()
         labels = xr.Dataset(coords={"component": flat})
         for name in components:
@@ -127,8 +103,6 @@ class Explorer(widgets.VBox):
         if self.ablated:
             return self._forecasts[frozenset(self.ablated)]
         return self.states["quantile_forecast"].isel(series=0).transpose("quantile", "step").values
-
-    # --- events ---------------------------------------------------------------------------------------------
 
     def _on_click(self, _trace: Any, points: Any, _state: Any) -> None:
         if points.xs:
@@ -168,8 +142,6 @@ class Explorer(widgets.VBox):
             self._forecasts[key] = forecast.quantiles[0]
         return self._forecasts[key]
 
-    # --- display --------------------------------------------------------------------------------------------
-
     def _draw(self, update: Update) -> None:
         with self.figure.batch_update():
             for name, properties in update.items():
@@ -186,18 +158,13 @@ class Explorer(widgets.VBox):
         """Describe the difference of the forecast without the ablated heads from the plain one."""
         if not self.ablated:
             return "no head is ablated"
-        middle, unit = median_position(self.states["quantile"].values), unit_of(self.states, 0) or "data units"
+        middle = median_position(self.states["quantile"].values)
         plain = self.states["quantile_forecast"].isel(series=0).transpose("quantile", "step").values[middle]
         without = self.forecast[middle]
-        words = f"without {len(self.ablated)} head{'s' * (len(self.ablated) > 1)} the median moves by "
-        words += f"{number(float(np.abs(without - plain).mean()))} {unit} on average"
-        if len(plain) > 1:
-            words += f", Spearman distance {number(float(spearman_distance(without, plain)))}"
-        if "truth" in self.states and np.isfinite(self.states["truth"].values).any():
-            truth = self.states["truth"].values[0]
-            before, after = (number(float(mae(median, truth))) for median in (plain, without))
-            words += f"; mean absolute error {before} → {after} {unit}"
-        return words
+        ranks = f", Spearman distance {number(float(spearman_distance(without, plain)))}" if len(plain) > 1 else ""
+        truth = self.states["truth"].values[0] if "truth" in self.states else None
+        heads = f"{len(self.ablated)} head{'s' * (len(self.ablated) > 1)}"
+        return f"without {heads} {change_words(plain, without, truth, unit_of(self.states, 0), ranks)}"
 
 
 @contextmanager

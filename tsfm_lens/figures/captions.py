@@ -20,18 +20,7 @@ _OTHER_ATTRS = {"kind", "title", "source", *_PROVENANCE}
 def caption(
     entry: NamedFigure, files: Sequence[FigureFile], run: Run, sources: Sequence[str] = (), others: Sequence[Lens] = ()
 ) -> str:
-    """Write the text that stands beside a figure's files.
-
-    Args:
-        entry: the figure.
-        files: of the figure.
-        run: the run that they show.
-        sources: where the series come from, as the caller named them.
-        others: models beside that of the run.
-
-    Returns:
-        Plain text: title, content of each file, the paper's version, parameters, sources, provenance and data.
-    """
+    """Write the text that stands beside a figure's files."""
     lines = [f"Figure {entry.name}. {entry.title}", ""]
     for file in files:
         lines += [_words(file, run.batch.ids), ""]

@@ -15,14 +15,7 @@ from tsfm_lens.registry import Needs
 
 
 def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
-    """Extend the run to a long horizon: the caller's choice, else the paper's as far as the series allow.
-
-    Args:
-        run: as a figure is asked for.
-        paper: steps that the paper takes; less where the shortest series would keep for its context neither half of
-            its steps nor as many as the model takes.
-        within_pass: at most one pass, for what cannot be followed beyond.
-    """
+    """Extend the run to a long horizon: the caller's choice, else the paper's as far as the series allow."""
     adapter = run.lens.adapter
     steps = min(paper, adapter.longest_pass) if within_pass else paper
     if run.explicit_horizon:
@@ -40,14 +33,7 @@ def within_pass(run: Run) -> Run:
 
 @dataclass(frozen=True)
 class FigureFile:
-    """One file of a figure.
-
-    Attributes:
-        suffix: "A", "B" … where a figure has several, else "".
-        figure: as it is shown on a screen.
-        results: the datasets that it is drawn from.
-        note: what the caption adds.
-    """
+    """One file of a figure."""
 
     suffix: str
     figure: go.Figure
@@ -57,19 +43,7 @@ class FigureFile:
 
 @dataclass(frozen=True)
 class NamedFigure:
-    """One figure by name.
-
-    Attributes:
-        name: as the command takes it.
-        title: its content.
-        computes: the probes it calls, in words.
-        renderers: names in ``tsfm_lens.viz``.
-        draw: makes its files.
-        paper: the paper's own settings, "" for a figure that is not the paper's.
-        compare: makes its files of several models, for a figure that shows such beside each other.
-        needs: conditions on a model.
-        instead: what to say to a model that does not have it.
-    """
+    """One figure by name."""
 
     name: str
     title: str
@@ -82,19 +56,11 @@ class NamedFigure:
     instead: str = ""
 
     def check(self, lens: Lens) -> None:
-        """Refuse a model that the figure's definition does not allow.
-
-        Raises:
-            InputError: it does not have what the figure needs.
-        """
+        """Refuse a model that the figure's definition does not allow."""
         for needs in self.needs:
             needs.check(lens, f"figure {self.name}", self.instead)
 
     def check_architecture(self, architecture: Architecture, model: str) -> None:
-        """Refuse a model that is not open yet by its architecture; see :meth:`check`.
-
-        Raises:
-            InputError: no model of this architecture has what the figure needs.
-        """
+        """Refuse a model that is not open yet by its architecture; see :meth:`check`."""
         for needs in self.needs:
             needs.check_architecture(architecture, model, f"figure {self.name}", self.instead)

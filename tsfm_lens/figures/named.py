@@ -28,12 +28,7 @@ _ELSEWHERE: dict[str, str] = {}
 
 
 def add_figures(entries: Iterable[NamedFigure], elsewhere: Mapping[str, str]) -> None:
-    """Register figures of a package above.
-
-    Args:
-        entries: listed before those of the renderers, in this order.
-        elsewhere: figures that no single run can draw: what draws them, by name.
-    """
+    """Register figures of a package above."""
     _EXTRA_FIGURES.update((entry.name, entry) for entry in entries)
     _ELSEWHERE.update(elsewhere)
 
@@ -80,12 +75,7 @@ def _of_models(measurement: Measurement, figure: Figure) -> NamedFigure:
 
 
 def find_figure(name: str) -> NamedFigure:
-    """Find a figure by its name; "fig. 6b" finds "6B".
-
-    Raises:
-        UnknownNameError: there is none of this name; the message has the nearest, or what draws a figure that no
-            single run can.
-    """
+    """Find a figure by its name; "fig. 6b" finds "6B"."""
     available = figures()
     short = re.sub(r"^fig(ure|\.)?\s*", "", name.strip(), flags=re.IGNORECASE)
     for candidate in (name, short, short.upper()):
@@ -98,14 +88,7 @@ def find_figure(name: str) -> NamedFigure:
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """Figure that was computed.
-
-    Attributes:
-        entry: which one.
-        files: its parts, one file each.
-        run: the run that it shows.
-        others: models beside that of the run.
-    """
+    """Figure that was computed."""
 
     entry: NamedFigure
     files: tuple[FigureFile, ...]
@@ -118,20 +101,7 @@ class DrawnFigure:
 
 
 def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure:
-    """Compute a figure.
-
-    Args:
-        name: as in :func:`figures`.
-        run: the run to show; figures of a single series take the first. Unless its horizon was chosen, those that roll
-            out take the paper's, as far as model and series allow, and all others at most one pass.
-        others: models beside the run's: one more, which forecasts the same series and stands at the right, or any
-            number for a figure that compares.
-
-    Raises:
-        InputError: the figure's definition forbids a model, or series and horizon do not fit it; it is given more
-            models than it can show, or one beside which nothing can stand.
-        UnknownNameError: no such figure.
-    """
+    """Compute a figure."""
     entry = find_figure(name)
     entry.check(run.lens)
     if not others:
@@ -158,11 +128,7 @@ def _beside(entry: NamedFigure, run: Run, other: Lens) -> Iterator[FigureFile]:
 
 
 def refuse_several(entry: NamedFigure, count: int) -> None:
-    """Refuse more models than a figure can show.
-
-    Raises:
-        InputError: it does; the message names the figures that show any number.
-    """
+    """Refuse more models than a figure can show."""
     if count > 2 and entry.compare is None:
         names = ", ".join(name for name, each in figures().items() if each.compare is not None)
         raise InputError(
@@ -180,25 +146,7 @@ def write_figure(
     sources: Sequence[str] = (),
     progress: Callable[[str], None] | None = None,
 ) -> list[Path]:
-    """Write a figure's files and its caption, all of them or none.
-
-    Args:
-        drawing: the figure.
-        out: folder.
-        formats: of "html", "json" (as on a screen), "svg", "pdf" and "png" (in the print theme).
-        column: width of the print theme; see :func:`tsfm_lens.viz.for_print`.
-        model: the model's name in file names; the lens's own if None.
-        sources: where the series come from, for the caption.
-        progress: called with the name of each file before it is drawn.
-
-    Returns:
-        The files ``NAME-MODEL.FORMAT`` (``NAME-A-MODEL.FORMAT`` of a figure of several parts) and ``NAME-MODEL.txt``.
-
-    Raises:
-        InputError: a part cannot be read at this width.
-        RenderError: a static image is asked for and cannot be drawn.
-        UnknownNameError: no such format.
-    """
+    """Write a figure's files and its caption, all of them or none."""
     kinds = checked_formats(formats)
     slug = file_word(model or drawing.run.lens.model_id)
     if drawing.others:
@@ -221,11 +169,7 @@ def write_figure(
 
 
 def checked_formats(formats: Iterable[str]) -> list[str]:
-    """Return the requested formats, each once.
-
-    Raises:
-        UnknownNameError: a figure cannot be written in one of them.
-    """
+    """Return the requested formats, each once."""
     kinds = list(dict.fromkeys(formats))
     for kind in kinds:
         if kind not in FORMATS:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
+from tsfm_lens.data.text import to_csv
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.registry import Measurement, ReportPanel, find, measurements
-from tsfm_lens.report.downloads import Download, download
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_together
 from tsfm_lens.viz.select import kind_word, model_of, names, shown
 from tsfm_lens.viz.theme import true_minus, untitled
@@ -27,44 +28,11 @@ LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
 _MAX_NAMES = 6  # series that a heading names
 _PARAGRAPH = 320  # letters of sentences that stand in one paragraph
+_PLAIN = 150_000  # bytes of a table that is not compressed
 
 
-@dataclass(frozen=True)
-class _Figure:
-    """One figure in the form of the template; ``spec`` is JSON that is safe inside a script element."""
-
-    anchor: str
-    title: str
-    subtitle: str
-    spec: Markup
-    height: int
-    min_width: int
-    sentences: list[str]
-    table: Download
-
-    @property
-    def paragraphs(self) -> list[str]:
-        """Reading in one paragraph, or where it is long in one for each of its sentences."""
-        whole = " ".join(self.sentences)
-        return [whole] if len(whole) <= _PARAGRAPH else self.sentences
-
-    @property
-    def size(self) -> int:
-        return len(self.spec) + len(self.table.href) + 2000
-
-
-@dataclass
-class _Section:
-    """One result in the form of the template."""
-
-    anchor: str
-    heading: str
-    description: str
-    subject: str
-    remark: str
-    figures: list[_Figure] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
-    parameters: dict[str, str] = field(default_factory=dict)
+Section = dict[str, Any]
+"""One result in the form of the template, with its figures."""
 
 
 def build_report(
@@ -81,12 +49,11 @@ def build_report(
         results: labelled results by name, in the order of the report.
         path: a folder, for ``index.html`` in it, or a file that ends in .html.
         title: heading of the report.
-        provenance: what the numbers come from, in the order shown: model, revision, versions, seed, data, date.
+        provenance: what the numbers come from, in the order shown.
         remarks: sentences of your own by name of a result, shown before those computed from the numbers.
 
     Returns:
-        The file written. It opens without network and is at most 10 MB; figures beyond that are left out,
-        which the report then says.
+        The file written, at most 10 MB; figures beyond that are left out, which the report says.
 
     Raises:
         InputError: no results, one that is of no known kind, or the file cannot be written.
@@ -106,11 +73,7 @@ def build_report(
 
 
 def page_at(path: str | Path) -> Path:
-    """Return the file of a report in a folder, or under a name that ends in .html.
-
-    Raises:
-        InputError: no file can be written there.
-    """
+    """Return the file of a report in a folder, or under a name that ends in .html."""
     target = Path(path)
     target = target if target.suffix.lower() == ".html" else target / "index.html"
     refuse_unwritable(target.parent)
@@ -120,11 +83,7 @@ def page_at(path: str | Path) -> Path:
 
 
 def panels_of(results: Mapping[str, Any]) -> dict[str, list[ReportPanel]]:
-    """Draw each result: a Dataset, or of a sweep a table.
-
-    Raises:
-        InputError: no results, or one that is of no known kind.
-    """
+    """Draw each result: a Dataset, or of a sweep a table."""
     if not results:
         raise InputError("there are no results to report: give at least one labelled result.")
     entries = {name: measurement_of(ds, name) for name, ds in results.items()}
@@ -132,11 +91,7 @@ def panels_of(results: Mapping[str, Any]) -> dict[str, list[ReportPanel]]:
 
 
 def measurement_of(ds: Any, name: str) -> Measurement:
-    """Return the measurement of a result.
-
-    Raises:
-        InputError: ``ds`` is no labelled result of a known kind.
-    """
+    """Return the measurement of a result."""
     kind = ds.attrs.get("kind") if isinstance(ds, xr.Dataset | pd.DataFrame) else type(ds).__name__
     if kind not in measurements():
         raise InputError(f"result {name!r} is of kind {kind!r}; a report can draw {', '.join(measurements())}.")
@@ -154,21 +109,17 @@ def page_of(
 ) -> bytes:
     """Render the page as a file's content; ``panels`` come from :func:`panels_of`, ``notes`` stand above results."""
     script = get_plotlyjs()
-    sections: list[_Section] = []
+    sections: list[Section] = []
     for place, (name, ds) in enumerate(results.items(), start=1):
         section = _section(f"s{place}", name, ds, panels[name], (remarks or {}).get(name, ""))
-        if section.heading in [other.heading for other in sections]:
-            section.heading += f" ({name})"
+        if section["heading"] in [other["heading"] for other in sections]:
+            section["heading"] += f" ({name})"
         sections.append(section)
     # the rest of the page: template, provenance, headings
     _fit(sections, LIMIT - len(script.encode()) - 100_000)
-    environment = Environment(
-        loader=PackageLoader("tsfm_lens", "report"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
+    loader = PackageLoader("tsfm_lens", "report")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     page = environment.get_template("template.html.j2").render(
         title=title,
         sections=sections,
@@ -180,21 +131,20 @@ def page_of(
     return page.encode()
 
 
-def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark: str) -> _Section:
+def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark: str) -> Section:
     """Build the section of one result."""
     entry = measurement_of(ds, name)
     file = f"{entry.title.lower().replace(' ', '-')}-{anchor}"
-    return _Section(
-        anchor=anchor,
-        heading=_in_words(str(ds.attrs.get("title", "") or entry.title)),
-        description=entry.description,
-        subject=entry.subject(ds) if entry.subject else _on_series(ds),
-        remark=remark,
-        figures=[
-            _figure(f"{anchor}-{number}", f"{file}-{number}", panel) for number, panel in enumerate(panels, start=1)
-        ],
-        parameters={str(k): str(v) for k, v in ds.attrs.items() if str(v)},
-    )
+    return {
+        "anchor": anchor,
+        "heading": _in_words(str(ds.attrs.get("title", "") or entry.title)),
+        "description": entry.description,
+        "subject": entry.subject(ds) if entry.subject else _on_series(ds),
+        "remark": remark,
+        "figures": [_figure(f"{anchor}-{at}", f"{file}-{at}", panel) for at, panel in enumerate(panels, start=1)],
+        "left_out": [],
+        "parameters": {str(key): str(value) for key, value in ds.attrs.items() if str(value)},
+    }
 
 
 def _in_words(title: str) -> str:
@@ -211,18 +161,20 @@ def _on_series(ds: xr.Dataset) -> str:
     return f"{model_of(ds)} on {shown(series, limit=_MAX_NAMES)}" if series else model_of(ds)
 
 
-def _fit(sections: list[_Section], budget: int) -> None:
+def _fit(sections: list[Section], budget: int) -> None:
     """Leave out what does not fit into ``budget`` bytes: last figures of a section first, overviews last."""
-    entries = [(rank, section, figure) for section in sections for rank, figure in enumerate(section.figures)]
+    entries = [(rank, section, figure) for section in sections for rank, figure in enumerate(section["figures"])]
     for _, section, figure in sorted(entries, key=lambda entry: entry[0]):
-        if figure.size <= budget:
-            budget -= figure.size
+        size = len(figure["spec"]) + len(figure["table"]["href"]) + 2000
+        if size <= budget:
+            budget -= size
         else:
-            section.figures.remove(figure)
-            section.left_out.append(figure.title)
+            section["figures"].remove(figure)
+            section["left_out"].append(figure["title"])
 
 
-def _figure(anchor: str, file: str, panel: ReportPanel) -> _Figure:
+def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
+    """Build one figure in the form of the template; ``spec`` is JSON that is safe inside a script element."""
     meta = panel.figure.layout.meta or {}
     if "title_height" in meta:
         bare = untitled(panel.figure)
@@ -231,16 +183,30 @@ def _figure(anchor: str, file: str, panel: ReportPanel) -> _Figure:
         bare = go.Figure(panel.figure)
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
-    return _Figure(
-        anchor=anchor,
-        title=meta["title"],
-        subtitle=meta["subtitle"],
-        spec=script_json(bare),
-        height=int(bare.layout.height or _HEIGHT),
-        min_width=int(meta["min_width"]),
-        sentences=[_typeset(text) for text in panel.sentences],
-        table=download(panel.table, f"{file}.csv"),
-    )
+    sentences = [_typeset(text) for text in panel.sentences]
+    whole = " ".join(sentences)
+    return {
+        "anchor": anchor,
+        "title": meta["title"],
+        "subtitle": meta["subtitle"],
+        "spec": script_json(bare),
+        "height": int(bare.layout.height or _HEIGHT),
+        "min_width": int(meta["min_width"]),
+        "sentences": sentences,
+        "paragraphs": [whole] if len(whole) <= _PARAGRAPH else sentences,
+        "table": download(panel.table, f"{file}.csv"),
+    }
+
+
+def download(table: pd.DataFrame, name: str) -> dict[str, str]:
+    """Write a table as CSV with six significant digits, gzipped where long: name, href (a data URI), and a note."""
+    content = to_csv(table, float_format="%.6g").encode()
+    kind = "text/csv;charset=utf-8"
+    if len(content) > _PLAIN:
+        content, kind, name = gzip.compress(content, mtime=0), "application/gzip", f"{name}.gz"
+    href = f"data:{kind};base64,{base64.b64encode(content).decode()}"
+    size = f"{len(content) / 1000:.0f} kB" if len(content) >= 1000 else f"{len(content)} bytes"
+    return {"name": name, "href": href, "note": f"{len(table)} rows, {len(table.columns)} columns, {size}"}
 
 
 def _typeset(text: str) -> str:

@@ -18,12 +18,9 @@ from tsfm_lens.report import pipeline
 
 __all__ = ["SECTIONS", "explain"]
 
-SECTIONS = (
-    *("forecast", "input_attribution", "input_routes"),
-    *("deletion_curves", "route_faithfulness", "covariate_use"),
-)
-"""Kinds of the measurements that an explanation has unless it is asked for others."""
 _MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
+SECTIONS = ("forecast", *_MASKING_KINDS, "covariate_use")
+"""Kinds of the measurements that an explanation has unless it is asked for others."""
 
 
 @saying_once
@@ -51,9 +48,7 @@ def explain(
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
-        sections: see :func:`tsfm_lens.report.pipeline.analyse`.
-        options: of the probes, by kind of measurement.
-        title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
+        sections, options, title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
 
     Returns:
         Labelled results by name, as :func:`tsfm_lens.report.pipeline.analyse` gives them.
@@ -68,7 +63,7 @@ def explain(
     """
     refuse_unknown(method, reference)
     if out is not None:
-        pipeline.check_place(out)
+        pipeline.page_at(out)
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, sections, missing)
     run = _first(run, item)
@@ -87,11 +82,7 @@ def explain(
 
 
 def refuse_unknown(method: str | None, reference: Reference) -> None:
-    """Refuse unknown names of methods and references, before anything runs.
-
-    Raises:
-        UnknownNameError: names the nearest.
-    """
+    """Refuse unknown names of methods and references, before anything runs."""
     if method is not None and method not in METHODS:
         raise unknown_name("method", method, METHODS)
     if isinstance(reference, str) and reference not in REFERENCES:

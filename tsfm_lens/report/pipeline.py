@@ -11,29 +11,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, read_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import Measurement, find
+from tsfm_lens.report.build import build_report, page_at
 
 if TYPE_CHECKING:
-    from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
     from tsfm_lens.models.run import Run
 
-__all__ = [
-    "SECTIONS",
-    "analyse",
-    "as_plain",
-    "bundled_in",
-    "check_place",
-    "checked_sections",
-    "defined_for",
-    "hook_shapes",
-    "provenance",
-    "read_sources",
-    "report",
-    "steps_of",
-    "write_page",
-]
+__all__ = ["SECTIONS", "analyse", "as_plain", "defined_for", "hook_shapes", "provenance", "read_sources", "report"]
 
 Progress = Callable[[str, int, int], None]
 
@@ -58,8 +45,7 @@ def analyse(
         sections: kinds of measurements, in the order of the report; see :func:`tsfm_lens.registry.measurements`.
         options: of the probes, by kind of measurement.
         progress: called as (name of the result, done, total) before, within and after each.
-        left_out: where given, a section that these series do not allow is left out as long as another one is computed,
-            and its heading and the reason are put here.
+        left_out: gets the headings of sections that these series do not allow, with the reasons; None refuses them.
 
     Returns:
         Labelled results by name. Without a truth the gain is measured against the model's own forecast.
@@ -99,10 +85,7 @@ def analyse(
 
 
 def defined_for(lens: Lens, sections: Sequence[str], left_out: dict[str, str]) -> list[str]:
-    """Select the sections whose definition allows a model.
-
-    Args:
-        left_out: gets the headings of the others, with the reasons.
+    """Select the sections whose definition allows a model; ``left_out`` gets the headings of the others, with reasons.
 
     Raises:
         InputError: it allows none.
@@ -129,29 +112,17 @@ def _ignore_progress(name: str, count: int, total: int) -> None:
 
 def _results(lens: Lens, sections: Sequence[str]) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
     """Return the name of each result of a report, its measurement, and the options of its probe."""
-    measurements = checked_sections(sections)
-    for measurement in measurements:
+    results: list[tuple[str, Measurement, Mapping[str, Any]]] = []
+    for measurement in checked_sections(sections):
         measurement.check(lens)
-    return [(name, each, options) for each in measurements for name, options in _sections(each, lens).items()]
-
-
-def _sections(measurement: Measurement, lens: Lens) -> Mapping[str, Mapping[str, Any]]:
-    """Return the results that a report on a model shows of a measurement: options of the probe by name."""
-    probe = measurement.probe
-    return {measurement.kind: {}} if probe is None or probe.each is None else probe.each(lens)
+        probe = measurement.probe
+        named = {measurement.kind: {}} if probe is None or probe.each is None else probe.each(lens)
+        results += [(name, measurement, options) for name, options in named.items()]
+    return results
 
 
 def checked_sections(sections: Sequence[str]) -> list[Measurement]:
-    """Return the measurements of a report of one run, each once.
-
-    Raises:
-        InputError: there is none, or one is made of many runs or of no model.
-        UnknownNameError: no measurement has this kind; the message has the nearest.
-
-    Example:
-        >>> [each.title for each in pipeline.checked_sections(["ablation", "circuit"])]
-        ['Ablation', 'Minimal circuit']
-    """
+    """Return the measurements of a report of one run, each once."""
     if not sections:
         raise InputError("a report needs at least one section; `tsfm-lens measurements` lists them")
     measurements = [find(kind) for kind in dict.fromkeys(sections)]
@@ -172,53 +143,32 @@ def report(
     progress: Progress | None = None,
     left_out: dict[str, str] | None = None,
 ) -> Path:
-    """Analyse a run and write one HTML file that opens offline.
-
-    A section that these series do not allow is left out, and the head of the report says why.
+    """Analyse a run and write one HTML file that opens offline; its head names sections that these series do not allow.
 
     Args:
         run: what every section looks at; at most one pass of the model.
         out: folder for index.html.
         title: of the report; the model's and the series' names if None.
-        sections, options: see :func:`analyse`.
+        sections, options, progress, left_out: see :func:`analyse`.
         sources: where the series come from, in words or as ``bundled:NAME``.
-        progress: see :func:`analyse`.
-        left_out: gets the headings of the sections that were left out, with the reasons.
 
     Returns:
         The file.
 
     Raises:
-        InputError: no section can be computed, see :func:`analyse`; or the folder cannot be written, which is said
-            before anything is computed.
+        InputError: no section can be computed, see :func:`analyse`; or, before that, the folder cannot be written.
         UnknownNameError: no measurement has this kind.
 
     Example:
         >>> pipeline.report(run, folder, sections=("forecast",)).name
         'index.html'
     """
-    check_place(out)
+    page_at(out)
     missing = {} if left_out is None else left_out
     results = analyse(run, sections=sections, options=options, progress=progress, left_out=missing)
     ids = run.batch.ids
     heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"
     return write_page(run, results, out, heading, sources, progress, missing)
-
-
-def check_place(out: str | Path) -> None:
-    """Refuse a folder to which :func:`report` could not write, before anything is computed; nothing is made.
-
-    Raises:
-        InputError: the message names the path.
-
-    Example:
-        >>> pipeline.check_place(folder / "report")
-        >>> (folder / "report").exists()
-        False
-    """
-    from tsfm_lens.report.build import page_at
-
-    page_at(out)
 
 
 def write_page(
@@ -230,14 +180,7 @@ def write_page(
     progress: Progress | None,
     missing: Mapping[str, str],
 ) -> Path:
-    """Write the results of a run as one HTML file; missing sections are listed with the provenance.
-
-    Example:
-        >>> pipeline.write_page(run, pipeline.analyse(run, sections=("forecast",)), folder, "co2", (), None, {}).name
-        'index.html'
-    """
-    from tsfm_lens.report import build_report
-
+    """Write the results of a run as one HTML file; missing sections are listed with the provenance."""
     notify = progress or _ignore_progress
     notify("report", 0, 1)
     facts = provenance(run, sources)
@@ -249,12 +192,7 @@ def write_page(
 
 
 def steps_of(lens: Lens, sections: Sequence[str] = SECTIONS) -> list[str]:
-    """Return names of the steps of :func:`report`, in order.
-
-    Example:
-        >>> pipeline.steps_of(lens, ("forecast", "attention"))
-        ['forecast', 'attention_self_attn', 'attention_cross_attn', 'report']
-    """
+    """Return names of the steps of :func:`report`, in order."""
     return [*(name for name, _, _ in _results(lens, sections)), "report"]
 
 
@@ -265,8 +203,6 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
         >>> pipeline.provenance(run, ["bundled:co2"])["horizon"]
         '12 steps, held out as the truth'
     """
-    from tsfm_lens.data import bundled_info
-
     lines = {key: str(value) for key, value in run.lens.provenance().items() if value}
     infos = [bundled_info(name) for name in bundled_in(sources)]
     ids = run.batch.targets().ids
@@ -275,9 +211,8 @@ def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:
     if infos:
         lines["series"] = "; ".join(f"{info.name}: {info.title} ({info.source}; {info.licence})" for info in infos)
     lines["context"] = f"up to {max(run.batch.lengths)} steps of each series"
-    lines["horizon"] = f"{run.horizon} steps, " + (
-        "beyond the end of each series" if run.truth is None else "held out as the truth"
-    )
+    place = "beyond the end of each series" if run.truth is None else "held out as the truth"
+    lines["horizon"] = f"{run.horizon} steps, {place}"
     lines["seed"] = str(run.seed)
     lines["date"] = datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC")
     return lines
@@ -298,8 +233,6 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
         >>> pipeline.read_sources(["bundled:co2,nile"]).ids
         ('co2', 'nile')
     """
-    from tsfm_lens.data import SeriesBatch, bundled, bundled_names, read_series
-
     batches = []
     if reading and all(source.startswith(_BUNDLED) for source in sources):
         name, value = next(iter(reading.items()))
@@ -316,14 +249,7 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
 
 
 def bundled_in(sources: Sequence[str]) -> list[str]:
-    """Return the bundled series that ``bundled:NAME[,NAME…]`` names; none for any other word.
-
-    Example:
-        >>> pipeline.bundled_in(["bundled:co2,nile", "load.csv"])
-        ['co2', 'nile']
-    """
-    from tsfm_lens.data import bundled_names
-
+    """Return the bundled series that ``bundled:NAME[,NAME…]`` names; none for any other word."""
     texts = [source.removeprefix(_BUNDLED) for source in sources if source.startswith(_BUNDLED)]
     names = [name.strip() for text in texts for name in text.split(",") if name.strip()]
     return [series for name in names for series in (bundled_names() if name == "all" else (name,))]
@@ -341,7 +267,6 @@ def hook_shapes(lens: Lens, pattern: str = "**") -> list[tuple[str, str, tuple[i
     """
     import torch
 
-    from tsfm_lens.data import as_series
     from tsfm_lens.hooks.names import select
 
     names = select(lens.registry.points, pattern)

@@ -11,17 +11,14 @@ from typing import Any
 import pandas as pd
 
 from tsfm_lens.data.text import to_csv
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.registry import ReportPanel, measurements
 from tsfm_lens.report.build import page_of, panels_of
 from tsfm_lens.report.sweep_tables import latex
-from tsfm_lens.viz.printing import for_print
-from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+from tsfm_lens.viz.saving import rendered, write_together
 from tsfm_lens.viz.sweep_entries import methods_of
 from tsfm_lens.viz.words import listed
-
-_VECTOR_FORMATS = ("svg", "pdf")
 
 
 def build_sweep_report(
@@ -31,36 +28,13 @@ def build_sweep_report(
     title: str,
     provenance: Mapping[str, Any],
     notes: Sequence[str] = (),
-    formats: Sequence[str] = (),
 ) -> Path:
-    """Write the report of a sweep: a page that opens offline, and its figures and tables as files.
-
-    All files are written, or none: each beside its place first. Files of an earlier report that have other names stay.
-
-    Args:
-        results: tables of kinds "sweep_…" by name, as far as the sweep has come.
-        out: folder; made where there is none.
-        title: heading of the page.
-        provenance: what the numbers come from; nested values are written out.
-        notes: what a reader must know before any number: missing cells, results left unused.
-        formats: further formats of each figure beside plotly JSON: "svg", "pdf" (in print style), "png", "html".
-
-    Returns:
-        ``out/index.html``. Beside it ``figures/<figure>.json``, ``tables/<result>.csv`` and ``tables/<result>.tex``.
-
-    Raises:
-        InputError: no results, one that is of no kind of sweeps, or the folder cannot be written.
-        UnknownNameError: no such format.
-        RenderError: a static image is asked for, and there is no browser to draw it.
-    """
+    """Write the report of a sweep: a page that opens offline, and its figures and tables as files."""
     kinds = [kind for kind, entry in measurements().items() if entry.theme == "Sweeps"]
     for name, ds in results.items():
         kind = ds.attrs.get("kind") if isinstance(ds, pd.DataFrame) else type(ds).__name__
         if kind not in kinds:
             raise InputError(f"result {name!r} is of kind {kind!r}; a sweep has {', '.join(kinds)}.")
-    for each in formats:
-        if each not in FORMATS:
-            raise unknown_name("format", each, FORMATS)
     folder = Path(out)
     refuse_unwritable(folder)
     panels = panels_of(results)
@@ -71,7 +45,13 @@ def build_sweep_report(
         provenance={str(key): written(value) for key, value in provenance.items()},
         notes=[*notes, *_missing(results, panels), *_methods(results)],
     )
-    contents = _figures(folder / "figures", panels, formats) | _tables(folder / "tables", results)
+    contents: dict[Path, bytes] = {}
+    drawings = [panel for each in panels.values() for panel in each]
+    for stem, panel in zip(_stems(panel.name for panel in drawings), drawings, strict=True):
+        contents[folder / "figures" / f"{stem}.json"] = rendered(panel.figure, "json")
+    for stem, table in zip(_stems(results), results.values(), strict=True):
+        contents[folder / "tables" / f"{stem}.csv"] = to_csv(table).encode()
+        contents[folder / "tables" / f"{stem}.tex"] = latex(table).encode()
     # the page last: where it is, its files are
     contents[folder / "index.html"] = page
     write_together(contents)
@@ -103,24 +83,6 @@ def _methods(results: Mapping[str, pd.DataFrame]) -> list[str]:
     return list(dict.fromkeys(sentence for table in tables for sentence in methods_of(table)))
 
 
-def _figures(folder: Path, panels: Mapping[str, list[ReportPanel]], formats: Sequence[str]) -> dict[Path, bytes]:
-    all_panels = [panel for each in panels.values() for panel in each]
-    contents = {}
-    for stem, panel in zip(_stems(panel.name for panel in all_panels), all_panels, strict=True):
-        for kind in dict.fromkeys(("json", *formats)):
-            figure = for_print(panel.figure) if kind in _VECTOR_FORMATS else panel.figure
-            contents[folder / f"{stem}.{kind}"] = rendered(figure, kind)
-    return contents
-
-
-def _tables(folder: Path, results: Mapping[str, pd.DataFrame]) -> dict[Path, bytes]:
-    contents = {}
-    for stem, ds in zip(_stems(results), results.values(), strict=True):
-        contents[folder / f"{stem}.csv"] = to_csv(ds).encode()
-        contents[folder / f"{stem}.tex"] = latex(ds).encode()
-    return contents
-
-
 def _stems(names: Iterable[str]) -> list[str]:
     """Return names of files, distinct and without characters that a file system or a shell could misread."""
     stems: list[str] = []
@@ -135,10 +97,7 @@ def _stems(names: Iterable[str]) -> list[str]:
 
 
 def written(value: Any) -> str:
-    """Write a value of the provenance as lines of text: one for each member of a list or mapping.
-
-    Deeper values stand in their line as JSON.
-    """
+    """Write a value of the provenance as lines of text: one for each member of a list or mapping."""
     if isinstance(value, Mapping):
         return "\n".join(f"{key}: {_inline(each)}" for key, each in value.items())
     if isinstance(value, list | tuple):

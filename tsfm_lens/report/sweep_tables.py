@@ -21,14 +21,7 @@ Cell = Callable[[dict[str, Any]], str]
 
 @dataclass(frozen=True)
 class _Sheet:
-    """Layout of a printed table.
-
-    Attributes:
-        caption: plain text; ``{intervals}`` and ``{tolerance}`` are filled in.
-        words, numbers: columns of text and, after them, of LaTeX: heading -> what a row says.
-        bold: heading of the number that is bold where the change stands.
-        rows: which rows are printed, in which shape.
-    """
+    """Layout of a printed table."""
 
     caption: str
     words: dict[str, Cell]
@@ -38,17 +31,7 @@ class _Sheet:
 
 
 def latex(table: pd.DataFrame) -> str:
-    """Write a result of a sweep as a LaTeX table with rules of booktabs; long ones run over pages (longtable).
-
-    Changes that stand after Holm's correction are bold. Recipes come as in tables 1 and 4 of the tsfm-lens paper; a
-    table by dataset has a row a dataset. Names are escaped.
-
-    Args:
-        table: of one of the kinds theme "Sweeps".
-
-    Raises:
-        InputError: ``table`` is of another kind.
-    """
+    """Write a result of a sweep as a LaTeX table with rules of booktabs; long ones run over pages (longtable)."""
     kind = str(table.attrs.get("kind")) if isinstance(table, pd.DataFrame) else ""
     wide = {"sweep_recipes": _recipes, "sweep_datasets": _datasets}
     if kind in wide:

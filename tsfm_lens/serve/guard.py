@@ -20,13 +20,7 @@ from voila.app import Voila
 PAGES = 4
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 # static files, and the farewell of a page, which a browser sends without the token and Voilà lets in by its cookie
-_OPEN = (
-    "/voila/static/",
-    "/voila/templates/",
-    "/voila/labextensions/",
-    "/voila/api/themes/",
-    "/voila/api/shutdown/",
-)
+_OPEN = ("/voila/static/", "/voila/templates/", "/voila/labextensions/", "/voila/api/themes/", "/voila/api/shutdown/")
 
 
 class Pages(AsyncMappingKernelManager):
@@ -37,11 +31,7 @@ class Pages(AsyncMappingKernelManager):
         self._turn = asyncio.Lock()
 
     async def start_kernel(self, **options: Any) -> str:  # type: ignore[override]
-        """Start the kernel of a page.
-
-        Raises:
-            HTTPError: status 503, as many pages as may be open are open.
-        """
+        """Start the kernel of a page."""
         # one after another: a kernel counts only once it has started
         async with self._turn:
             if len(self) >= PAGES:
@@ -50,12 +40,7 @@ class Pages(AsyncMappingKernelManager):
 
 
 class Unwelcome(Matcher):
-    """Requests with a foreign host or origin, or without the token.
-
-    Args:
-        port: of the server.
-        token: of its address.
-    """
+    """Requests with a foreign host or origin, or without the token."""
 
     def __init__(self, port: int, token: str) -> None:
         self._token = token.encode()

@@ -17,35 +17,21 @@ from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.data.files import READABLE
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explore import brush, explore
-from tsfm_lens.explore.figures import figure_widget
+from tsfm_lens.explore.figures import WIDE, figure_widget
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import find
 from tsfm_lens.report import explanation
 from tsfm_lens.report.pipeline import read_sources
-from tsfm_lens.serve.choosing import Columns
-from tsfm_lens.serve.dropping import Dropped
+from tsfm_lens.serve.controls import Columns, Dropped
 from tsfm_lens.zoo import checkpoint_names
 
 _TABS = ("Forecast", "Heads", "What moved it")
-_WIDE = {"style": {"description_width": "initial"}}
 _BUNDLED = "bundled:"
 
 
 class Page(widgets.VBox):
-    """Local page as a widget; made by the notebook that :func:`tsfm_lens.serve.serve` opens.
-
-    Args:
-        model: as :func:`tsfm_lens.load` takes it.
-        sources: files and ``bundled:NAME``.
-        reading: options of the files.
-        options: ``horizon``, ``holdout``, ``num_samples`` and ``seed``.
-
-    Attributes:
-        batch: the series that were read last; None before.
-        run: what all tabs show; None before the first forecast.
-        shown: by tab, whether it shows the run.
-    """
+    """Local page as a widget; made by the notebook that :func:`tsfm_lens.serve.serve` opens."""
 
     def __init__(
         self, model: str, sources: Sequence[str], reading: Mapping[str, Any], options: Mapping[str, Any]
@@ -74,16 +60,16 @@ class Page(widgets.VBox):
 
     def _build(self, model: str) -> None:
         self.file = Dropped(accept=",".join(READABLE))
-        self.bundled = widgets.Dropdown(options=[("–", ""), *((n, n) for n in bundled_names())], value="", **_WIDE)
+        self.bundled = widgets.Dropdown(options=[("–", ""), *((n, n) for n in bundled_names())], value="", **WIDE)
         self.bundled.description = "or a bundled series"
-        self.series = widgets.Dropdown(options=[], description="series", **_WIDE)
+        self.series = widgets.Dropdown(options=[], description="series", **WIDE)
         self.columns = Columns(self._read)
         self.model = widgets.Combobox(
             value=model, options=checkpoint_names(), description="model", continuous_update=False,
-            placeholder="embedded, folder or hub id", **_WIDE,
+            placeholder="embedded, folder or hub id", **WIDE,
         )  # fmt: skip
         steps = self._options.get("horizon") or 24
-        self.horizon = widgets.BoundedIntText(value=steps, min=1, max=1024, description="steps", **_WIDE)
+        self.horizon = widgets.BoundedIntText(value=steps, min=1, max=1024, description="steps", **WIDE)
         self.horizon.layout.width = "120px"
         self.holdout = widgets.Checkbox(
             value=bool(self._options.get("holdout", True)), description="keep the last ones as the truth", indent=False
@@ -97,8 +83,6 @@ class Page(widgets.VBox):
         self.bundled.observe(self._take_bundled, "value")
         self.go.on_click(lambda _button: self._forecast())
         self.tabs.observe(lambda _change: self._show(), "selected_index")
-
-    # --- choice of series -----------------------------------------------------------------------------------
 
     def _take_file(self) -> None:
         with self._task("the file could not be read"):
@@ -127,8 +111,6 @@ class Page(widgets.VBox):
             self.series.value = items[0][1]
             notes = [f"{len(items)} series read", *self.batch.notes]
             self._say(". ".join(notes) + ". Press Forecast.")
-
-    # --- tabs -----------------------------------------------------------------------------------------------
 
     def _forecast(self) -> None:
         if self.batch is None:
@@ -196,8 +178,6 @@ class Page(widgets.VBox):
 
     def _progress(self, step: str, count: int, total: int) -> None:
         self._say(f"explaining: {step.replace('_', ' ')} {count} of {total}")
-
-    # --- status ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def _task(self, description: str) -> Iterator[None]:

@@ -9,16 +9,14 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tsfm_lens.errors import InputError, MissingExtraError
+from tsfm_lens.errors import InputError
 
 __all__ = ["serve"]
 
 HOST = "127.0.0.1"
-_LIBRARIES = ("voila", "ipywidgets", "anywidget", "IPython")
 # seconds without a page after which its kernel ends
 IDLE = 120
 
@@ -36,8 +34,7 @@ def serve(
     """Open the page and serve it until it is interrupted.
 
     It listens on 127.0.0.1 alone and refuses every request with a foreign host or origin, or without the token of the
-    address. Files that are dropped go to the process on this machine and no further; every page has a Python of its
-    own, which ends with it, and no more than ``guard.PAGES`` run at once.
+    address. Every page has a Python of its own, which ends with it, and no more than ``guard.PAGES`` run at once.
 
     Args:
         model: chosen when the page opens.
@@ -55,11 +52,9 @@ def serve(
     Example:
         >>> serve.serve("chronos-nano", ["load.csv"])  # doctest: +SKIP
     """
-    missing = [name for name in _LIBRARIES if find_spec(name) is None]
-    if missing:
-        raise MissingExtraError(
-            f'serve needs {" and ".join(missing)}, not installed: pip install "tsfm-lens-toolbox[notebook]"'
-        )
+    from tsfm_lens.explore.opening import need
+
+    need("serve", "voila")
     from tsfm_lens.serve.guard import Server
 
     place, token = _free(port), secrets.token_hex(16)
@@ -99,11 +94,7 @@ def _free(port: int) -> int:
 def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
     import nbformat
 
-    lines = [
-        "import json",
-        "from tsfm_lens.serve.page import Page",
-        f"Page(**json.loads({json.dumps(arguments)!r}))",
-    ]
+    lines = ["import json", "from tsfm_lens.serve.page import Page", f"Page(**json.loads({json.dumps(arguments)!r}))"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("\n".join(lines))])
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook.metadata["title"] = "tsfm-lens"

@@ -11,8 +11,9 @@ import pytest
 
 from planted.model import ALIVE, stand_in
 from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.stats import auroc
 from tsfm_lens.studies.method_scores import scores as scoring
-from tsfm_lens.studies.method_scores.marks import auroc, claim_marks, marks, precision_at_size
+from tsfm_lens.studies.method_scores.marks import claim_marks, marks, precision_at_size
 from tsfm_lens.studies.method_scores.methods import METHODS, Ranking, token_name, true_tokens
 from tsfm_lens.studies.method_scores.page import tables, write_page
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case

@@ -6,9 +6,11 @@ import copy
 
 import pytest
 
-from tsfm_lens.studies.recipes.corpus import Corpus, build_corpus
-from tsfm_lens.studies.recipes.recipe import Stage, TrainingRecipe
+from tsfm_lens.studies.recipes.corpus import build_corpus
+from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
+from tsfm_lens.training.losses import Stage
+from tsfm_lens.training.series_source import Corpus
 
 ROWS = {"motif_smooth": 6, "motif_rough": 6, "harmonics": 6, "kernelsynth": 6, "chaotic": 6}
 MIX = {"motif_rough": 1.0, "kernelsynth": 1.0, "chaotic": 1.0, "tsmixup": 1.0}

@@ -15,10 +15,11 @@ import typer
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.studies.recipes import train
-from tsfm_lens.studies.recipes.corpus import Corpus, arrays_of, load_corpus, real_rows
+from tsfm_lens.studies.recipes.corpus import arrays_of, load_corpus, real_rows
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer, main
 from tsfm_lens.training.command import run_command
+from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
 STUDY, PLACES = "studies.recipes", {"planted": "zoo"}

@@ -17,12 +17,12 @@ from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.registry import find
 from tsfm_lens.studies import recipes
 from tsfm_lens.studies.recipes import figures
-from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model, main
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training import read_log
+from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import LOG
 
 SMALL: dict[str, Any] = {"motif": 4, "repeats": 3}

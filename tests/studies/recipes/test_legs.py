@@ -16,7 +16,6 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from recipe_runs import assert_same_weights, resumed, run
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
-from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import export
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
 from tsfm_lens.studies.recipes.models import build_model, widened
@@ -24,6 +23,7 @@ from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe, recipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.studies.recipes.train import MuonAdamW, Trainer, layer_matrices, main
 from tsfm_lens.testing import assert_close
+from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import HISTORY
 
 BOLT_NANO = find_recipe("bolt-nano")

@@ -22,7 +22,6 @@ from tsfm_lens.models import Lens
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.studies.rank_theory import ChebyshevEmbedding
 from tsfm_lens.studies.recipes import levels
-from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import as_pipeline, export
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
 from tsfm_lens.studies.recipes.lowrank import (
@@ -42,6 +41,7 @@ from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured import Reach, level_blocks, reaching_scores, token_blocks
 from tsfm_lens.testing import assert_close
+from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
 D, HEADS, D_HEAD = 16, 2, 4

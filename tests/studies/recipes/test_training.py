@@ -14,11 +14,12 @@ from transformers import PreTrainedModel
 
 from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
 from tsfm_lens.studies.recipes.models import build_model, ordinal_embedding
-from tsfm_lens.studies.recipes.recipe import Stage, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.recipe import TrainingRecipe, recipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.losses import (
     FAR,
+    Stage,
     blank_inputs,
     ordinal_cross_entropy,
     own_forecasts,

@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import (
-    DATA_HELP,
-    AsJson,
-    Engine,
-    Horizon,
-    Samples,
-    Seed,
-    SweepDisplay,
-    Workers,
-    app,
-    emit,
-    show,
-    show_rows,
-)
-from tsfm_lens.cli.reading import Reading, read_data, reads_files
+from tsfm_lens.cli.common import Engine, SweepDisplay, Workers, app, emit, show, show_rows
+from tsfm_lens.cli.reading import AsJson, DataIfAny, Horizon, Reading, Samples, Seed, read_data, reads_files
 from tsfm_lens.console import echo
 
 if TYPE_CHECKING:
@@ -53,7 +40,7 @@ def reproduce(
             autocompletion=completing.models,
         ),
     ] = None,
-    data: Annotated[list[str] | None, typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA_HELP)] = None,
+    data: DataIfAny = None,
     windows: Annotated[
         int | None,
         typer.Option(
@@ -120,7 +107,7 @@ def reproduce(
                 engine=engine,
                 workers=workers,
                 progress=display.update,
-                reading=reading.given if sweep else None,
+                reading=reading if sweep else None,
             )
     except KeyboardInterrupt:
         if sweep:

@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from tsfm_lens.cli.common import AsJson, app, show_rows
+from tsfm_lens.cli.common import app, show_rows
+from tsfm_lens.cli.reading import AsJson
 from tsfm_lens.console import echo
 
 

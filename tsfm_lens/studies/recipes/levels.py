@@ -15,13 +15,14 @@ import torch
 import typer
 import xarray as xr
 
-from tsfm_lens.studies.recipes.corpus import Corpus, build_corpus
+from tsfm_lens.studies.recipes.corpus import build_corpus
 from tsfm_lens.studies.recipes.lowrank import HELD_OUT_SEED, RecipeRun, run_of, train_and_measure
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured import level_attention_operations
 from tsfm_lens.training import read_log
 from tsfm_lens.training.command import run_command
 from tsfm_lens.training.losses import token_step_losses
+from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import LOG
 
 LEVELS: dict[str, tuple[int, ...]] = {"standard": (), "MLR 8+2+2+2+1+1": (8, 2, 2, 2, 1, 1), "MLR 12+4": (12, 4)}

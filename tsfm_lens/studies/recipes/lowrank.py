@@ -23,12 +23,14 @@ from tsfm_lens.places import refuse_unwritable, replacing
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.stats import mean_interval
-from tsfm_lens.studies.recipes.corpus import Corpus, build_corpus, load_corpus
+from tsfm_lens.studies.recipes.corpus import build_corpus, load_corpus
 from tsfm_lens.studies.recipes.history import TrainingHistory
 from tsfm_lens.studies.recipes.models import attention_ranks
-from tsfm_lens.studies.recipes.recipe import MIXES, AttentionRank, Stage, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.recipe import MIXES, AttentionRank, TrainingRecipe, recipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.training.command import run_command
+from tsfm_lens.training.losses import Stage
+from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
 DENSE, SEEDS, CORPUS_SEED, HELD_OUT_SEED = "dense", 3, 0, 20_261_123

@@ -16,15 +16,15 @@ from transformers import PreTrainedModel
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.places import refuse_unwritable
-from tsfm_lens.studies.recipes.corpus import Corpus, covariate_batch, group_loss, load_corpus
+from tsfm_lens.studies.recipes.corpus import covariate_batch, group_loss, load_corpus
 from tsfm_lens.studies.recipes.export import export, native_model, open_pipeline
 from tsfm_lens.studies.recipes.models import build_model, widened
-from tsfm_lens.studies.recipes.recipe import Phase, Stage, TrainingRecipe
+from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.training import Plan, Training
 from tsfm_lens.training.command import run_command
-from tsfm_lens.training.losses import patch_loss, token_loss
-from tsfm_lens.training.series_source import SeriesSource
+from tsfm_lens.training.losses import Stage, patch_loss, token_loss
+from tsfm_lens.training.series_source import Corpus, SeriesSource
 from tsfm_lens.training.state import STATE, put_back, read_state, run_files, snapshot_files
 
 BETAS = (0.9, 0.98)

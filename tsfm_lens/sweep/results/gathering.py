@@ -14,7 +14,8 @@ from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
 from tsfm_lens.sweep.results import tables
 from tsfm_lens.sweep.run.cells import read_saved
 from tsfm_lens.sweep.statistics.scores import DISTANCES, PLAIN, SEASONAL_NAIVE, SUMS, formula, per_series
-from tsfm_lens.sweep.store.folder import KEY_COLUMNS, Store
+from tsfm_lens.sweep.store.files import KEY_COLUMNS
+from tsfm_lens.sweep.store.folder import Store
 
 TOLERANCE = 0.01
 # datasets whose rows are held at once

@@ -29,7 +29,8 @@ from tsfm_lens.sweep.plan.stages import parts_of
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantSpec, plan_frame
 from tsfm_lens.sweep.run.engines import GroupTask
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, forecast_distances, window_scores
-from tsfm_lens.sweep.store.folder import Store, cell_key
+from tsfm_lens.sweep.store.files import cell_key
+from tsfm_lens.sweep.store.folder import Store
 
 # of the context in one pass of a model that takes patches
 _TOKENS = 64

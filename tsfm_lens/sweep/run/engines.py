@@ -21,7 +21,8 @@ from typing import Any
 import pyarrow as pa
 
 from tsfm_lens.errors import InputError, LensError, StoreError, SweepFailedError, unknown_name
-from tsfm_lens.sweep.store.folder import Store, group_key
+from tsfm_lens.sweep.store.files import group_key
+from tsfm_lens.sweep.store.folder import Store
 
 ENGINES = ("single", "processes", "ray")
 _LOG = logging.getLogger(__name__)

@@ -31,7 +31,8 @@ from tsfm_lens.sweep.run.cells import (
 )
 from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, cores, run_groups
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, SUMS
-from tsfm_lens.sweep.store.folder import Store, cell_key
+from tsfm_lens.sweep.store.files import cell_key
+from tsfm_lens.sweep.store.folder import Store
 
 Progress = Callable[[str, int, int, float | None], None]
 """Called with the stage in words, cells finished, cells in all, and seconds left or None."""

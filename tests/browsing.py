@@ -1,0 +1,95 @@
+"""Pages: waiting for one, its parts as a parser has them, and a plotly figure as a browser holds it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from html.parser import HTMLParser
+from typing import Any
+
+# seconds after which something is taken to hang
+PATIENCE = 300
+
+
+def until(condition: Callable[[], Any], words: str | Callable[[], str], pause: float = 0.05) -> Any:
+    """Wait for a condition, and return its value."""
+    end = time.monotonic() + PATIENCE
+    while not (value := condition()):
+        assert time.monotonic() < end, words if isinstance(words, str) else words()
+        time.sleep(pause)
+    return value
+
+
+def until_drawn(driver: Any) -> None:
+    """Wait until every figure of a report is drawn."""
+    script = "return document.documentElement.dataset.drawn"
+    until(lambda: driver.execute_script(script) is not None, lambda: f"not drawn: {driver.get_log('browser')}")
+
+
+class Plot:
+    """A figure of the page in a browser, by the expression that finds it; traces go by their names."""
+
+    def __init__(self, driver: Any, expression: str, traces: list[str]) -> None:
+        self.driver, self.traces, self._find = driver, traces, f"const plot = {expression}; "
+
+    def run(self, script: str, *arguments: object) -> Any:
+        return self.driver.execute_script(self._find + script, *arguments)
+
+    def trace(self, name: str, key: str) -> Any:
+        """A property of a trace, lists for arrays."""
+        script = "const value = plot._fullData[arguments[0]][arguments[1]];"
+        script += "return ArrayBuffer.isView(value) ? Array.from(value) : value;"
+        return self.run(script, self.traces.index(name), key)
+
+    def click(self, row: int, column: int) -> None:
+        """Click a cell of the map at the place of the first axes."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        # at once, though the page scrolls smoothly: nobody can tell when that has ended
+        self.run("plot.scrollIntoView({behavior: 'instant'})")
+        x, y = self.run(
+            "const box = plot.getBoundingClientRect(), {xaxis: x, yaxis: y} = plot._fullLayout;"
+            "return [box.left + x._offset + x.d2p(arguments[1]), box.top + y._offset + y.d2p(arguments[0])]",
+            row,
+            column,
+        )
+        actions = ActionChains(self.driver, duration=50)
+        # the map answers a click where the pointer has hovered
+        pointer = actions.w3c_actions.pointer_action
+        pointer.move_to_location(int(x) - 4, int(y)).move_to_location(int(x), int(y)).click()
+        actions.perform()
+
+
+class Page(HTMLParser):
+    """Elements, texts and script contents of a page as a browser's parser delimits them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: dict[str, str] = {}
+        self.text, self._inside, self._script = "", "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._inside = tag
+        if tag == "script":
+            self._script = dict(attrs).get("id") or f"inline-{len(self.scripts)}"
+            self.scripts[self._script] = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts[self._script] += data
+        elif self._inside != "style":
+            self.text += data
+
+    def all(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for tag, attrs in self.tags if tag == name]
+
+    @property
+    def loads(self) -> list[str]:
+        """Addresses that the page names."""
+        return [attrs[key] or "" for _, attrs in self.tags for key in ("src", "href") if key in attrs]
