@@ -22,15 +22,7 @@ class Declarations:
         self._texts, self._common = yaml.safe_load(file.read_text(encoding="utf-8")), common
 
     def figure(self, kind: str, *, needs: Sequence[str], sentences: Callable[..., list[str]]) -> Callable[[Draw], Draw]:
-        """Register the measurement of a kind with the function that draws it.
-
-        A ``subject`` that is a text is filled in with the attributes of the result.
-
-        Args:
-            kind: of the result, as in the file.
-            needs: variables that the function takes.
-            sentences: of the result.
-        """
+        """Register the measurement of a kind with the function that draws it."""
         facts = {**self._common, **self._texts[kind]}
         table, shows, subject = facts.pop("variables"), facts.pop("shows"), facts["subject"]
         if isinstance(subject, str):

@@ -139,8 +139,6 @@ def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarr
 def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     """Collect the errors of finished runs by arm and seed, and their validation errors by epoch.
 
-    Runs below ``out`` that have not ended are left out.
-
     Returns:
         Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``, ``validation_mae`` and, of files,
         ``test_mse`` and ``test_mae``, NaN where a run has not ended; ``epochs``, ``best_epoch``, ``seconds``,
@@ -287,8 +285,6 @@ def _even_indices(count: int, some: int) -> torch.Tensor:
 
 def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
     """Return nuclear norms of arms with attention between channels, for :func:`tsfm_lens.viz.nuclear_norms`.
-
-    All seeds and windows, of results with ``end_nuclear_norm``, such as those of :func:`record` ("benchmarks").
 
     Returns:
         Dataset of kind "attention_norms" over (run, layer, head, input); a run is an arm.

@@ -98,8 +98,6 @@ def benchmark_arms(
 def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float], **plan: Any) -> dict[str, TrainConfig]:
     """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
 
-    The arguments are those of :func:`benchmark_arms`.
-
     Example:
         >>> list(experiments.rho_arms("ETTh1.csv", "ETTh1", 96, [0.0, 0.5]))
         ['ETTh1 96 rho 0', 'ETTh1 96 rho 0.5']
@@ -156,10 +154,6 @@ def in_context_arms(
     **data: Any,
 ) -> dict[str, TrainConfig]:
     """Return the configurations of regression in context by arm and width.
-
-    AdamW with betas 0.9 and 0.95 and no weight decay, as in the published code; batches of 32, a warm-up of 100 steps,
-    and a rate that falls as a half cosine. MLPs have twice the width. Weights are drawn, and rates given, by μP: as
-    torch draws them, scores begin near zero, and some seeds stay there for long.
 
     Args:
         arms: scoring function, and options of the model.
@@ -251,8 +245,6 @@ def _facts(config: TrainConfig) -> dict[str, Any]:
 
 def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     """Collect the results of runs in context below a folder, with those of the oracle.
-
-    All are of one number of inputs and points; those that have not ended are left out.
 
     Returns:
         Dataset of kind "in_context_runs": that of :func:`tsfm_lens.studies.experiments.gathered`, with ``oracle``

@@ -39,19 +39,7 @@ _CONSTANT = ("marks ", "tells the step")
 
 @dataclass(frozen=True, eq=False)
 class ExplanationCase:
-    """Forecast of a planted model, or of an untrained twin of it.
-
-    Attributes:
-        mechanism, architecture, seed: of the planted model; number: of the series.
-        twin: whether the weights were drawn anew.
-        run: of one item.
-        parts: its segments.
-        components: candidates for routes: every head and MLP but backups, which wait until another head is gone.
-        true_parts: (segment, step) 1 where the rule reads any of the segment's values for the step, 0 where not. NaN
-            where it reads them only to decide whether a gate is open.
-        true_components: (component,) whether the component is of the mechanism and passes values on. Parts that mark
-            positions or tell the step write the same for every series.
-    """
+    """Forecast of a planted model, or of an untrained twin of it."""
 
     mechanism: str
     architecture: str

@@ -29,13 +29,7 @@ PARTS, EDGES, INPUTS, REPAIRED, PAIRS = "parts", "edges", "inputs", "repaired", 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Scores and claims of a method.
-
-    Attributes:
-        names: its candidates.
-        scores: (candidate,), more means more important; NaN where it says nothing.
-        claims: (candidate,) whether it names the candidate; None if it never claims anything.
-    """
+    """Scores and claims of a method."""
 
     names: tuple[str, ...]
     scores: Scores
@@ -44,14 +38,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Method:
-    """Way to name what a forecast comes from.
-
-    Attributes:
-        name: in the table.
-        level: of its candidates: "parts", "edges", "inputs", "repaired" or "pairs".
-        rank: from a case to scores and claims.
-        applies: whether a model allows it.
-    """
+    """Way to name what a forecast comes from."""
 
     name: str
     level: str

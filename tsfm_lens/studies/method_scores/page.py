@@ -35,15 +35,7 @@ PLANTED, UNTRAINED = "planted", "untrained"
 
 @dataclass(frozen=True)
 class ScoreTables:
-    """ScoreTables of methods, as tidy tables.
-
-    Attributes:
-        methods: one row per model, condition and method: "candidates", "true", "scope" (share of the true parts that
-            are candidates at all), "auroc", "precision" (at the true size), "worst_rank", "mean_rank" of the true ones,
-            "claimed", "claim_precision", "claim_recall".
-        decoys: one row per decoy and method that could name it: "fooled" if the method ranks it among as many top
-            candidates as are true, "claimed" if the method claims it.
-    """
+    """ScoreTables of methods, as tidy tables."""
 
     methods: pd.DataFrame
     decoys: pd.DataFrame

@@ -101,16 +101,7 @@ def _largest(on: EvaluationCase, difference: Scores) -> Scores:
 
 @dataclass(frozen=True)
 class Condition:
-    """Condition of planting, and of the series that the model is run on.
-
-    Attributes:
-        name: in the table.
-        rotate: see :func:`tsfm_lens.zoo.planted.plant`.
-        weight_noises: levels of noise on the weights. Each model gets the first that it bears, see
-            :func:`tsfm_lens.studies.method_scores.scores.as_noisy_as_it_bears`; those that bear none are left out.
-        noise: of observed values, in standard deviations of their series.
-        twin: whether the methods look at an untrained twin instead.
-    """
+    """Condition of planting, and of the series that the model is run on."""
 
     name: str
     rotate: bool = True

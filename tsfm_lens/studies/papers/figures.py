@@ -67,20 +67,7 @@ def _file(shown: go.Figure, ds: xr.Dataset, note: str = "", suffix: str = "") ->
 
 
 def windows(lens: Lens, series: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
-    """Cut contexts and truths from the whole length of every series, the last ones first, truths without overlap.
-
-    Args:
-        lens: the model; contexts are at most as long as it takes.
-        series: whole series.
-        horizon: steps of each truth.
-
-    Returns:
-        The contexts, named after their series and the steps left after them, and (window, step) truths. Contexts are
-        at least as long as the horizon.
-
-    Raises:
-        InputError: a series is too short for a single window.
-    """
+    """Cut contexts and truths from the whole length of every series, the last ones first, truths without overlap."""
     contexts, truths = [], []
     for skip in range(0, MOST_WINDOWS * horizon, horizon):
         whole = [i for i, length in enumerate(series.lengths) if length - skip >= 2 * horizon]
@@ -293,16 +280,7 @@ def _overlap(run: Run) -> Files:
 
 
 def recipe_components(lens: Lens, name: str, seed: int) -> dict[str, list[str]]:
-    """List what a recipe takes from a model, as a sweep of the same recipe does, and as many heads at random.
-
-    Args:
-        lens: the model; other sizes than the recipe's lose the same shares of heads at the same depths.
-        name: of a recipe, see :func:`tsfm_lens.sweep.plan.recipes.read_recipe`.
-        seed: of the random heads.
-
-    Returns:
-        Components by "by stable rank" and, where the recipe takes heads, "at random".
-    """
+    """List what a recipe takes from a model, as a sweep of the same recipe does, and as many heads at random."""
     entries = to_entries(read_recipe(name), VariantPlanner(lens, lens.model_id), random_seeds=(seed,), scale=True)
     words = {"recipes": INFORMED, "random": RANDOM}
     return {words[entry.family]: list(entry.spec.components) for entry in entries}

@@ -29,11 +29,7 @@ _FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roess
 
 
 def item_of(name: str) -> Item:
-    """Return the table or figure of an id; capitals do not matter.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
+    """Return the table or figure of an id; capitals do not matter."""
     if name.upper() not in BY_ID:
         raise unknown_name("reported value", name.upper(), BY_ID, hint="`tsfm-lens reproduce --list` shows all.")
     return BY_ID[name.upper()]
@@ -155,16 +151,7 @@ def _with_unique_names(contexts: Iterable[Context], names: list[str]) -> Iterato
 
 
 def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.Dataset:
-    """Put the paper's numbers beside measured ones; see :func:`reproduce`.
-
-    Args:
-        item: the table or figure.
-        result: values by the item's own keys or quantities, others beside them, and settings.
-        lens: the model that was measured, if any.
-
-    Raises:
-        InputError: none of the item's quantities was measured.
-    """
+    """Put the paper's numbers beside measured ones; see :func:`reproduce`."""
     if not {*item.words, *item.words.values()} & {*result.values, *result.claims}:
         raise InputError(f"{item.id} reports no number for this model; it is about {item.model or 'other models'}")
     return _beside(item, result, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
@@ -279,19 +266,7 @@ def _run_of(
 
 
 def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBatch, tuple[str, ...]]:
-    """Cut the last windows of each series, whose held-out ends follow one another.
-
-    Args:
-        batch: the series.
-        count: windows of each.
-        horizon: steps that are held out at the end of each window.
-
-    Returns:
-        The windows, and the item that each is from.
-
-    Raises:
-        InputError: a series is too short for them.
-    """
+    """Cut the last windows of each series, whose held-out ends follow one another."""
     if count == 1:
         return batch, batch.groups
     shortest = min(range(len(batch)), key=batch.lengths.__getitem__)
@@ -311,16 +286,7 @@ def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBa
 
 
 def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
-    """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in turn.
-
-    They stand in for the paper's chaotic systems, of which they are two. Starts are drawn at random and run onto the
-    attractor first.
-
-    Args:
-        count: windows.
-        length: steps of each.
-        seed: of the starts.
-    """
+    """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in turn."""
     starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
     values: dict[int, np.ndarray] = {}
     for turn, (_, flow, dt) in enumerate(_FLOWS):

@@ -73,9 +73,6 @@ def optimal_readout(tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def nuclear_norm(matrix: np.ndarray) -> float:
     """Sum the singular values.
 
-    Of a row-stochastic (D, D) matrix it is at least 1; it is D for the identity, and √D times the length of a row
-    where all rows are alike (S1-NUC).
-
     Example:
         >>> rank_theory.nuclear_norm(np.eye(7))
         7.0
@@ -85,9 +82,6 @@ def nuclear_norm(matrix: np.ndarray) -> float:
 
 def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> float:
     """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ, X (channel, time): ‖W_Q W_Kᵀ‖₂ ‖X‖²_F.
-
-    So a small spectral norm of W_Q W_Kᵀ, as σReparam makes it, brings the scores near to a low rank. Equal where
-    W_Q W_Kᵀ is a multiple of the identity.
 
     Source:
         SAMformer, proposition 5 (S1-P5).
@@ -142,8 +136,6 @@ def revin_offset(
     eps: float = 1e-5,
 ) -> np.ndarray:
     """Compute ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), RevIN's addition to a linear map, (channel, step).
-
-    Nothing where the columns of W sum to 1; arguments are those of :func:`revin_linear`.
 
     Source:
         SAMformer, equation 11 (S1-P9).

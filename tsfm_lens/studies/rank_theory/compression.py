@@ -46,21 +46,12 @@ class AttentionWeights:
 
     @classmethod
     def stacked(cls, query: np.ndarray, key: np.ndarray, value: np.ndarray, heads: int = 1) -> AttentionWeights:
-        """Make weights of three matrices (d, d) whose rows belong to one head after another.
-
-        Raises:
-            InputError: the rows cannot be shared out over so many heads.
-        """
+        """Make weights of three matrices (d, d) whose rows belong to one head after another."""
         return cls(*(_by_head(np.asarray(matrix), heads) for matrix in (query, key, value)))
 
     @classmethod
     def random(cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0) -> AttentionWeights:
-        """Draw weights of Gaussian entries of a width d, which the heads divide, by one of :data:`SCALINGS`.
-
-        Raises:
-            InputError: the width cannot be shared out over so many heads.
-            UnknownNameError: no such scaling.
-        """
+        """Draw weights of Gaussian entries of a width d, which the heads divide, by one of :data:`SCALINGS`."""
         if scaling not in SCALINGS:
             raise unknown_name("scaling", scaling, SCALINGS)
         inner, outer = {"theorem": (-0.25, 0.0), "unit": (0.0, 0.0), "normalised": (-0.5, -0.5)}[scaling]
@@ -238,8 +229,6 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
 def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> AttentionWeights:
     """Return the layer for a vocabulary Ξ (d, N) whose three matrices, all heads together, have at most a rank d̃.
 
-    Its output on any input is that of the layer itself on the projected input, Att(U; W̃) = Att(PU; W): exact algebra.
-
     Source:
         Flow of ranks, theorem 5 (S0-TH3, S0-TH5): W̃ = W P.
 
@@ -257,9 +246,6 @@ def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> 
 
 def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]) -> np.ndarray:
     """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,).
-
-    Computed as the layer on the projected vocabulary, which has so few coordinates that a rank costs 4 N² d̃
-    operations and never more memory than a few matrices of the vocabulary's size.
 
     Source:
         Flow of ranks, appendix J.1 (S0-J1a).
@@ -362,8 +348,6 @@ def incompressible(
 
 def least_value_error(tokens: np.ndarray, weights: AttentionWeights, rank: int) -> float:
     """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside one head's own scores.
-
-    That of the best approximation of W_V U G of this rank, which some value matrix reaches if U G has full row rank.
 
     Source:
         Eckart and Young 1936.

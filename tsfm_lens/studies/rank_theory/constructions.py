@@ -17,8 +17,6 @@ _E2 = float(np.exp(2.0))
 def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
     """Bound σ_k(U + attention(U)) of singular values (d,), the largest at most 1: (1 + e²h) σ_⌊(k−1)/(h+1)⌋+1, (d,).
 
-    Weights are as in `flow_bound`.
-
     Source:
         Flow of ranks, corollary 1 (S0-C1), with the index that its proof gives and the constant of equation 26.
 
@@ -61,8 +59,6 @@ def growing(
 ) -> tuple[np.ndarray, AttentionWeights]:
     """Make an input U (d, L) of given singular values and a layer in which rank grows as fast as the bound.
 
-    Up to a constant: head i moves the d_h − 1 leading directions of the input to its directions of block i.
-
     Args:
         singular_values, heads, n_tokens: (d,) from the largest on, above 0; h, a divisor of d; and L, at least d.
         depth: D; the softmax is made so sharp that the proof's ε = √D σ_d/(5h) is kept.
@@ -100,8 +96,6 @@ def growing(
 
 def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
     """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing` with D layers, (d,): by equation 6, else 0.
-
-    The largest over i. The largest singular value is taken as 1.
 
     Source:
         Flow of ranks, equation 6 (S0-TH4): (σ_(i−1)d_h+⌈k/i⌉ + σ_⌈k/i⌉/√D) / 4 for i ≤ h with ⌈k/i⌉ < d_h.
@@ -166,8 +160,6 @@ def effective_index(singular_values: np.ndarray, distance: float) -> int:
 
 def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.ndarray:
     """Draw W₂ of heads that divide the width: rank · heads rows with width / heads Gaussian entries, else zeros.
-
-    Places are random. However many heads, it has rank · width entries that are not zero.
 
     Source:
         Flow of ranks, appendix J.2, which says so of the matrix and means each row.

@@ -85,8 +85,6 @@ def compression_by_rank(
 ) -> xr.Dataset:
     """Measure the error of a layer whose matrices are cut to a rank, over the first singular value that is cut off.
 
-    Singular values of the vocabulary fall evenly on a logarithmic scale from 1 to e⁻⁵, and all of it is the input.
-
     Args:
         width, n_tokens: d, and N, which is L too.
         n_ranks: how many ranks from 1 to d − 1, evenly.
@@ -215,9 +213,6 @@ def sketching_by_heads(
     seed: int = 0,
 ) -> xr.Dataset:
     """Measure the part of an input that random sparse sketches miss, one of each head, by the number of heads.
-
-    Singular values of the input are exp(−(j − 1)/decay). Neither distances nor indices depend on its right singular
-    vectors, so that the number of tokens, if at least the width, plays no part.
 
     Args:
         width: d.

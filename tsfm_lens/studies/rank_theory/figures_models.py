@@ -77,9 +77,6 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     Returns:
         A dot per token; of a quantised model a thin line joins neighbouring values, of text dots are grey.
 
-    Source:
-        Flow of ranks, figure 2 b and c.
-
     Example:
         >>> fig = figures.vocabulary_dots(results["vocabulary_plane"])
         >>> fig.layout.meta["title"]
@@ -121,9 +118,6 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         Lines on a logarithmic axis, dotted of random residual MLPs.
-
-    Source:
-        Flow of ranks, figure 3 a.
 
     Example:
         >>> fig = figures.patch_spectra(results["spectra_by_patch"])
@@ -169,9 +163,6 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | 
     Returns:
         Dots with whiskers from the smallest matrix's rank to the largest's; a line joins the models of an architecture
         where no two have one place.
-
-    Source:
-        Flow of ranks, figures 4 a, b and 9 left and middle.
 
     Example:
         >>> fig = figures.model_rank_dots(rank_theory.ranks_by_model([lens]))

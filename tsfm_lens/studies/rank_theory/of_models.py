@@ -24,8 +24,6 @@ from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)) -> xr.Dataset:
     """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads.
 
-    Models are taken one after the other: a generator that opens them holds one at a time.
-
     Returns:
         Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d), ``heads`` of the first stack,
         ``architecture``, and ``reads`` ("series" or "text"). ``rank`` and ``head_rank`` (epsilon, model): means over

@@ -56,10 +56,8 @@ class StructureSizes:
 def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> StructureSizes:
     """Choose sizes of equal cost for a matrix (m, n) and a rank ρ, the nearest below where something does not divide.
 
-    Of a multi-level matrix each level has half of the remaining rank and the last one the rest, so that ρ = 32 becomes
-    16, 8, 4, 4; levels whose blocks do not divide both sides are left out. A block tensor train is cut alike on both
-    sides, b = c ≤ √gcd(m, n), so that it costs (m + n) b s: with the b above 1 that leave the least of ρ unused, of
-    these the largest. Where only b = 1 fits, it is the low-rank matrix.
+    Of a multi-level matrix each level has half of the remaining rank and the last one the rest; levels whose blocks do
+    not divide both sides are left out. Of a block tensor train b = c ≤ √gcd(m, n) leaves the least of ρ unused.
 
     Raises:
         InputError: a rank below 1 or above a side, or no level.
@@ -127,8 +125,6 @@ def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank:
 def tensor_train_error(left: np.ndarray, right: np.ndarray, cuts: int, rank: int) -> np.ndarray:
     """Compute the error of the best block tensor train with b = c = ``cuts`` and s = ``rank``, (…): slices truncated.
 
-    Slice (β, γ) holds rows αb + β and columns γd + δ, and is a matrix of rank s of its own.
-
     Source:
         Structured attention, equations 5 and 11 (S2-BTT).
 
@@ -159,11 +155,6 @@ def fit_levels(
     left: np.ndarray, right: np.ndarray, ranks: Sequence[int], sweeps: int
 ) -> tuple[list[Level | None], np.ndarray]:
     """Fit a multi-level low-rank matrix, r_l of 2^(l-1) blocks, to a matrix, by alternating least squares.
-
-    The first sweep peels: the best low-rank matrix for the whole, then for each finer level the best one for the
-    remainder. Every further sweep goes through the levels and fits the left factors, then the right ones, all else
-    fixed; in the end the whole matrix gets the best one once more. No step makes the error larger; the limit need not
-    be the best of all.
 
     Returns:
         The factors of each level, None where its rank is 0, and the error, (…).

@@ -35,14 +35,7 @@ REPLICATES = 2000
 
 @dataclass(frozen=True)
 class SkillCase:
-    """One series to forecast.
-
-    Attributes:
-        name: of the series.
-        values: (time,).
-        season: steps of its season, at least 1.
-        covariates: (covariate, time), known in the future too; None for most.
-    """
+    """One series to forecast."""
 
     name: str
     values: Array
@@ -52,13 +45,7 @@ class SkillCase:
 
 @dataclass(frozen=True)
 class Skill:
-    """Errors on one series, means over its windows.
-
-    Attributes:
-        name: the case.
-        model, naive, last: MASE of the model's median, of the seasonal naive forecast and of the last value.
-        model_crps, naive_crps: mean quantile loss over nine levels, in units of the seasonal error.
-    """
+    """Errors on one series, means over its windows."""
 
     name: str
     model: float

@@ -146,9 +146,6 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
         A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right its change in
         training; the dashed line is the rank of the vocabulary itself, the dotted ones the rank of the initial W_Q.
 
-    Source:
-        Flow of ranks, figure 4c (S0-I).
-
     Example:
         >>> figures.vocabulary_ranks(recipes.low_rank_record("vocabulary")).layout.meta["title"]
         'Ranks of W_Q by the rank of a fixed vocabulary'
@@ -189,9 +186,6 @@ def training_spectra(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         Lines over the index, absolute values, means over seeds; the later the step the darker.
-
-    Source:
-        Flow of ranks, figure 11 (S0-F11), which shows them as histograms.
 
     Example:
         >>> figures.training_spectra(recipes.low_rank_record("spectra")).layout.meta["title"]

@@ -117,20 +117,7 @@ def held_out(run: RecipeRun) -> SeriesBatch:
 
 
 def attention_record(runs: Mapping[str, Mapping[int, tuple[RecipeRun, Path]]], corpus: Corpus) -> xr.Dataset:
-    """Compare runs of attention, by name and seed with their folders, with the dense one of the same seed.
-
-    Returns:
-        Dataset of kind "low_rank_training" by ``arm``: ``mase`` and ``wql`` (arm, seed, series); ``log_perplexity`` in
-        nats a token and ``overlap`` of the ten likeliest tokens with those of the dense arm (arm, seed). Over all,
-        ``…_rise`` (arm, seed) of errors the ratio to the dense arm, less 1 (geometric mean over series), of the
-        perplexity the difference of logarithms, judged over seeds, see :func:`tsfm_lens.probes.findings.judge`.
-        ``parameters`` and ``attention_parameters``, numbers held; ``rank_ratio`` and ``stored_ratio``, shares of the
-        ranks and of the numbers of the dense attentions; ``rank`` (arm, layer) of the encoder. ``step_time`` and
-        ``forward_time`` with ends, CPU time over that of the dense arm, interleaved.
-
-    Raises:
-        InputError: an arm has not been trained with each seed, or there is no dense one.
-    """
+    """Compare runs of attention, by name and seed with their folders, with the dense one of the same seed."""
     names = list(runs)
     seeds = sorted(runs.get(DENSE, {}))
     if not seeds or any(sorted(runs[name]) != seeds for name in names):
@@ -226,12 +213,7 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
 
 
 def vocabulary_record(runs: Mapping[int, Mapping[int, tuple[RecipeRun, Path]]]) -> xr.Dataset:
-    """Compute ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary and seed.
-
-    Returns:
-        Dataset of kind "vocabulary_ranks": ``rank`` (vocabulary, seed, training_step, layer, epsilon), the ε-rank of
-        W_Q; ``moved_rank`` of what training added to it; ``log_perplexity`` (vocabulary, seed) in nats a token.
-    """
+    """Compute ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary and seed."""
     numbers, seeds = sorted(runs), sorted(next(iter(runs.values())))
     first = runs[numbers[0]][seeds[0]][0]
     series, steps = held_out(first), first.recipe.stages[-1].horizon

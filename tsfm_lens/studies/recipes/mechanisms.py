@@ -27,18 +27,7 @@ from tsfm_lens.training.command import run_command
 
 @dataclass(frozen=True)
 class Mechanisms:
-    """Heads by kind, and the error of copying with and without them.
-
-    Attributes:
-        test: the repeated-tokens test.
-        entropy: head entropies along forecasts of repeated motifs.
-        induction, sharp: cross-attention heads by the paper's thresholds; a head can be both.
-        diffuse: the heads that are not sharp, by falling entropy; those that induce come last.
-        alone: (layer, head) copy error without that one head.
-        copy_error: mean absolute error of the median forecast of a repeated motif, in its standard deviations:
-            "plain", and without all "induction" heads, all "sharp" heads, the heads that are "both", and as many
-            "diffuse" heads as are both.
-    """
+    """Heads by kind, and the error of copying with and without them."""
 
     test: xr.Dataset
     entropy: xr.Dataset

@@ -145,27 +145,7 @@ NEW_SHARE = 0.5
 
 
 def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
-    """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding.
-
-    Random weights read the new directions of the residual stream and the new features of heads and feed-forward layers;
-    no weights write them. So they are 0 at first and have gradients from the first step on. Gains of norms make up for
-    the root mean square over more entries. The last norm of a token model needs no such gain: T5 scales the logits of a
-    shared embedding by the width. A finer table of relative positions begins with the coarser one's values.
-
-    Source:
-        Net2Net (Chen et al. 2016) widens by copies; zeros at the writers keep the model as well and break no symmetry.
-
-    Args:
-        model: a T5 that shares its embedding with its logits, or a Chronos-Bolt; it stays as it was.
-        changes: new values of "d_model", "d_kv", "d_ff", "relative_attention_num_buckets" and
-            "relative_attention_max_distance", each at least the old one.
-        seed: of the new weights.
-
-    Raises:
-        InputError: the model is of another kind, a value is below the old one, or a new bucket would hold distances
-            of two old ones.
-        UnknownNameError: an entry that cannot change.
-    """
+    """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding."""
     if not isinstance(model, T5ForConditionalGeneration | ChronosBoltModelForForecasting):
         raise InputError(f"only Chronos and Chronos-Bolt are widened, not {type(model).__name__}")
     for name, value in changes.items():

@@ -40,12 +40,7 @@ def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon for the matrices of the layers, AdamW for all other weights.
-
-    Muon (Jordan 2024, "Muon: an optimizer for hidden layers in neural networks") moves a matrix along the nearest
-    orthogonal one to its momentum, however small its gradient is in most directions. Its steps are scaled to the size
-    of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so that one learning rate fits both.
-    """
+    """Muon for the matrices of the layers, AdamW for all other weights."""
 
     def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
         # the two optimisers hold all state, so the base class, which is here for its type, is left uninitialised
@@ -153,19 +148,7 @@ def _optimizer(model: PreTrainedModel, recipe: TrainingRecipe, phase: Phase | No
 
 
 class Trainer(Training):
-    """Training run of a recipe.
-
-    Args:
-        recipe, corpus: what to train, and what to draw from.
-        out: folder of the state, the log and the history.
-        device: where to train; by default a GPU if there is one. On a GPU the matrix products are in bfloat16.
-
-    Attributes:
-        recipe: as given, or its last phase.
-
-    Raises:
-        InputError, UnknownNameError: as :func:`build_model` says, before anything is written.
-    """
+    """Training run of a recipe."""
 
     task: RecipeTask
     out: Path

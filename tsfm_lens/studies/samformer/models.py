@@ -59,9 +59,6 @@ class RevIN(nn.Module):
 def spectral_norm(weight: Tensor) -> Tensor:
     """Compute the largest singular value of a matrix, exact, and differentiable twice where it is single.
 
-    It is the root of the largest eigenvalue of the smaller Gram matrix, which loses nothing and takes a tenth of the
-    time.
-
     Example:
         >>> float(samformer.spectral_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])))
         4.0
@@ -259,9 +256,6 @@ def glorot(model: nn.Module) -> None:
 class LinearForecaster(nn.Module):
     """f(X) = X W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
 
-    Its closed form in data units is :func:`tsfm_lens.studies.rank_theory.revin_linear`. It has no stream that anything
-    writes to, so there is nothing for a lens to open.
-
     Args:
         length, horizon, channels: L, H and D; None for any number of channels, without RevIN.
         bias, normalise: whether the map has a bias, and RevIN stands around it.
@@ -302,14 +296,7 @@ class LinearForecaster(nn.Module):
         return self.readout(x) if self.revin is None else self.revin.around(x, self.readout)
 
     def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> LinearForecaster:
-        """Set W to the least squares over batches of windows and what followed them, exactly.
-
-        With RevIN its γ and β become 1 and 0. RevIN then only shifts by the mean of each window, which is taken off
-        both sides.
-
-        Raises:
-            InputError: the map has a bias, or there are fewer rows than steps in a window.
-        """
+        """Set W to the least squares over batches of windows and what followed them, exactly."""
         if self.readout.bias is not None:
             raise InputError("the closed form is that of a map without bias; make the model with bias=False")
         pairs = batches
@@ -394,9 +381,6 @@ class MixerBlock(nn.Module):
 
 class TSMixer(nn.Module):
     """TSMixer as published: blocks that mix over time and over channels, a linear map to the horizon, RevIN around.
-
-    It has no wiring and does not open behind a lens: no stack of one residual stream has its maps over time, without an
-    output matrix after the activation, or its maps over channels across tokens.
 
     Args:
         length, horizon, channels: L, H and D.

@@ -20,10 +20,7 @@ from tsfm_lens.studies.samformer.models import refuse_sizes
 
 
 def stream(seed: int, *parts: int) -> torch.Generator:
-    """Make a generator of its own for every seed and tuple of parts; InputError for a negative seed.
-
-    torch's own seeds count 32 bits alone.
-    """
+    """Make a generator of its own for every seed and tuple of parts; InputError for a negative seed."""
     if seed < 0:
         raise InputError(f"seed={seed}, expected a whole number of at least 0")
     mixed = np.random.SeedSequence((seed, *parts)).generate_state(1)
@@ -38,9 +35,6 @@ WEIGHT, PAIRS = range(2)
 @dataclass(frozen=True)
 class LinearToy:
     """Y = X W_toy + ε with independent normal entries: windows (D, L), forecasts (D, H), one W_toy (L, H) for all.
-
-    Everything is a function of the seed, and every pair of the seed and its number, so that any part can be made by
-    itself and in any order.
 
     Attributes:
         length, horizon, channels: L, H and D.
@@ -74,11 +68,7 @@ class LinearToy:
         return torch.randn(self.length, self.horizon, generator=stream(self.seed, WEIGHT))
 
     def pairs(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation.
-
-        Raises:
-            InputError: a number is out of range.
-        """
+        """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation."""
         if not 0 <= start < stop <= self.training + self.validation:
             raise InputError(f"pairs {start} to {stop} of {self.training + self.validation}, counted from 0")
         weight, pairs = self.weight(), []
@@ -290,9 +280,6 @@ class HeldPairs:
 
 class ForecastTask:
     """Task of a model that learns to forecast from pairs.
-
-    Every epoch goes through all pairs once, in an order drawn from the seed and the epoch's number; the last batch may
-    be shorter. So a batch is a function of seed and step, and a resumed run equals an uninterrupted one.
 
     Args:
         name: title of the task.

@@ -95,9 +95,6 @@ def bilinear_train_operations(
 def cheapest_order(operations: dict[str, Fraction] | dict[str, int]) -> str:
     """Return the order of contraction that costs least, the first of several.
 
-    The paper's claim that it is "c" holds where Σ 2^(l-1) r_l < D; above, which is where the scores can have full rank,
-    "e" costs less.
-
     Example:
         >>> count = structured.bilinear_level_operations
         >>> [structured.cheapest_order(count(256, 512, ranks)) for ranks in ([64], [8] * 8)]

@@ -177,11 +177,7 @@ class MultiLevelLowRank(StructuredMatrix):
 
     @property
     def generic_rank(self) -> int:
-        """Rank from the finest level up: R_l = min(block, r_l + blocks inside · R_{l+1}); levels must be nested.
-
-        Raises:
-            InputError: the blocks of a level are no parts of the blocks of the level before.
-        """
+        """Rank from the finest level up: R_l = min(block, r_l + blocks inside · R_{l+1}); levels must be nested."""
         below, finer = 0, self.blocks[-1]
         for rank, count in zip(reversed(self.ranks), reversed(self.blocks), strict=True):
             if finer % count:

@@ -78,8 +78,6 @@ class ScoredAttention(nn.Module):
 class KeyCache:
     """Keys and values of the tokens so far: of each level the keys of the present block alone.
 
-    At the last of T tokens it holds T Σ_l r_l / 2^(l-1) numbers of keys a head, for T r of standard attention.
-
     Args:
         reach: keys that a query scores.
         batch, heads, length, d_value: sequences, heads of each, largest number of tokens, features of values.

@@ -53,20 +53,10 @@ def scoring_structure(
 ) -> xr.Dataset:
     """Measure the distance of matrices of four structures and one size to W_Q W_Kᵀ of every head.
 
-    A head scores a query token x against a key token x' by xᵀ W_Q W_Kᵀ x', a form of rank d_head over the features of
-    the stream. It is computed from the weights, in the basis of the stream. Biases, rotary embeddings, position biases,
-    norms of queries and keys, and scales of the product are not part of it. With rotary embeddings it is the form
-    between tokens of one position.
-
+    Biases, rotary embeddings, position biases, norms of queries and keys, and scales of the product are no part of it.
     Each structure gets as many parameters as a low-rank matrix of rank ρ, a share of d_head, or the nearest number
-    below. At ρ = d_head low rank has no error, since a head is low rank. Low rank, block diagonal and block tensor
-    train are the best approximations; multi-level matrices are fitted level by level, from above.
-
-    Features have no order, and all structures but low rank depend on it and on the basis. So every error is compared
-    with three nulls: a random rotation of the stream, a random order of its features, and random normal W_Q and W_K,
-    whose scale cancels. One rotation or order acts on the whole stream, alike for queries and keys that read it; keys
-    of a cross-attention read a stream of their own. A form that fits better than rotated ones has a privileged basis;
-    one that fits better than shuffled ones has blocks in the order of the features.
+    below; all but multi-level matrices are the best approximations. Errors are compared with three nulls: a random
+    rotation of the stream ("rotated"), a random order of its features ("shuffled"), and random normal W_Q and W_K.
 
     Args:
         budget: ρ over d_head, above 0 and up to 1, one or several; at least rank 1.
@@ -87,8 +77,7 @@ def scoring_structure(
         matrix, and in ``shape`` (budget, structure, component), its ranks and blocks in words.
 
         ``gain`` (null, budget, structure, component), the mean null error less the own one, with what ``judge`` adds.
-        A form is one draw more if it has the structure by chance, so the interval is that of a further draw, √(draws +
-        1) times as wide as that of the mean: a form stands out if no such draw would come as near.
+        The interval is that of a further draw of the null, √(draws + 1) times as wide as that of the mean.
 
     Source:
         Structured attention, section 3 and table 1 (S2-LR, S2-LRBD, S2-MLR, S2-BTT), of trained models;

@@ -51,8 +51,6 @@ class Reach:
 def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
     """Return (query, key): the deepest level whose block holds both tokens, from 1 on.
 
-    It is no function of their distance: neighbours across the middle share the first level alone.
-
     Source:
         Structured attention, section 3.4, d(j, j'), with positions counted from 0.
 
@@ -93,8 +91,6 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
 def reaching_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
     """Compute softmax(scores) · value (…, token, d_head) of :func:`reaching_scores`, without holding the scores.
 
-    Gradients are exact; a second derivative goes through the whole scores.
-
     Example:
         >>> x = torch.eye(2)[None]
         >>> structured.reaching_attention(x, x, x, structured.Reach((2,), (2,)))[0, 0].tolist()
@@ -117,16 +113,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Queries that are scored together.
-
-    Attributes:
-        rows: in the sequence.
-        keys: in the sequence, all that any of them sees.
-        pieces: rectangles that fill them.
-        fine: levels that are added within the tile: (features, block).
-        depth: levels in the pieces at the tile's own tokens.
-        near: the keys at the tile's own tokens, which fine levels, depths and the causal mask concern.
-    """
+    """Queries that are scored together."""
 
     rows: slice
     keys: slice

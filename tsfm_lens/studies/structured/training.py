@@ -96,8 +96,6 @@ def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
 def oracle_errors(inputs: int, points: int) -> Tensor:
     """Compute the oracle's expected squared error after 0, 1, … pairs, 1 - i / d, and 0 from d pairs on, (point,).
 
-    The pairs span a random space of i dimensions; the part of w outside of it is unknown.
-
     Example:
         >>> structured.oracle_errors(4, 6).tolist()
         [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
@@ -146,8 +144,6 @@ def make_regressor(
 
 def errors_by_pairs(model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512) -> Tensor:
     """Compute the mean squared error of x (prompt, point, d) and y (prompt, point) after 0, 1, … pairs, (point,).
-
-    The model is in evaluation mode and takes ``at_once`` prompts in a forward.
 
     Example:
         >>> prompts = structured.Prompts(4)
@@ -238,8 +234,6 @@ class InContextTask:
 def first_deviation(d_out: int, d_in: int) -> float:
     """Compute the standard deviation of first weights, d_in^-1/2 · min(1, √(d_out / d_in)).
 
-    The spectral norm is then of the order √(d_out / d_in).
-
     Source:
         Structured attention, appendix F.1 (S2-MUP); the norm that it writes ‖·‖_* is the spectral one.
 
@@ -252,9 +246,6 @@ def first_deviation(d_out: int, d_in: int) -> float:
 
 def fan_in_of(module: nn.Module, name: str) -> int | None:
     """Return the length of the sum in one output of a parameter; None without such a sum (biases, norms, read-in).
-
-    Dense layers have their inputs; level l of :class:`LevelFactor` has D / p_l (equation 36); :class:`TrainFactor` has
-    c · s on the queries' side (equation 37) and d on the keys', where equation 38 prints a.
 
     Example:
         >>> structured.fan_in_of(structured.LevelFactor(64, 2, (4, 4)), "factors.1")
@@ -271,9 +262,6 @@ def fan_in_of(module: nn.Module, name: str) -> int | None:
 
 def parameter_groups(model: nn.Module, rate: float, base_width: int) -> list[dict[str, Any]]:
     """Group parameters by the learning rate of AdamW that μP gives each, as torch's optimisers take them.
-
-    A rate tuned at width D_1 is used at another as rate · D_1 / fan-in on matrices, and as it is on biases, norms and
-    the read-in, whose sums have the length of the input.
 
     Args:
         model: a transformer of this package, or any module with its layers.
@@ -330,8 +318,6 @@ def redraw(model: nn.Module, seed: int) -> None:
 
 def rms_capped(weight: Tensor, d_out: int, d_in: int) -> Tensor:
     """Compute W / max(1, RMS(W) / σ₀) with σ₀² = min(d_in, d_out) / d_in², of any shape.
-
-    It keeps factors of tensor trains small; d_out and d_in are the sizes of W as a matrix.
 
     Source:
         Structured attention, appendix F.1: factors are RMS-normalised; the cap is that of the published code.

@@ -34,22 +34,7 @@ def forecasts_without(
     steps: int | None = None,
     offset: int = 0,
 ) -> xr.Dataset:
-    """Compare forecasts without components, with every seed, with those of the whole model.
-
-    Args:
-        context: input of the measure.
-        recipes: name -> components.
-        label: of the progress.
-        steps: first ones that are compared; all if None.
-        offset: forecasts that were reported before.
-
-    Returns:
-        Dataset over (recipe, seed, series), without the whole model: ``spearman_distance``, and ``error_ratio``, the
-        logarithm of the mean absolute error over that of the whole model, where a truth is known.
-
-    Raises:
-        InputError: forecasts of one step, which have no order.
-    """
+    """Compare forecasts without components, with every seed, with those of the whole model."""
     runs = [run if steps is None else run.shortened(steps) for run in context.runs_by_seed()]
     if runs[0].horizon < 2:
         raise InputError("the Spearman distance compares the order of a forecast's steps; give a horizon of 2 or more")

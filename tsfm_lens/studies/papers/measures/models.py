@@ -31,12 +31,7 @@ _NO_SERIES = "no model of series is given"
 
 @dataclass
 class ResultTable(MeasuredValues):
-    """Measured values, model by model.
-
-    Attributes:
-        text: models that read text.
-        family: architecture of each model.
-    """
+    """Measured values, model by model."""
 
     text: set[str] = field(default_factory=set)
     family: dict[str, str] = field(default_factory=dict)
@@ -44,14 +39,7 @@ class ResultTable(MeasuredValues):
     def each(
         self, contexts: Iterator[Context], *, series: bool = False, text: bool = True, levels: bool = True
     ) -> Iterator[tuple[str, Context]]:
-        """Yield models by name, in turn, and note their settings.
-
-        Args:
-            contexts: of every model.
-            series: whether the measure runs on series, whose settings are then noted.
-            text: whether it takes models of text.
-            levels: whether it measures ranks, whose ε are then noted last.
-        """
+        """Yield models by name, in turn, and note their settings."""
         for context in contexts:
             name, is_text = context.model.model_id, context.model.takes_ids
             self.family[name] = context.model.wiring.architecture
@@ -87,14 +75,7 @@ class ResultTable(MeasuredValues):
         falling: bool = False,
         within: float = 0.0,
     ) -> Verdict:
-        """Test that a quantity rises, falls, or stays within a factor from place to place within an architecture.
-
-        Args:
-            of: place (a width, heads, a patch) and quantity of each model; their mean where several have one place.
-            what, quantity: names of the place and of the quantity.
-            falling: test for a fall instead of a rise.
-            within: test for a factor instead.
-        """
+        """Test that a quantity rises, falls, or stays within a factor from place to place within an architecture."""
         parts = []
         for family in dict.fromkeys(self.family[name] for name in of):
             own = [pair for name, pair in of.items() if self.family[name] == family]

@@ -54,13 +54,7 @@ TABLES = {name: _table(text) for name, text in PAPERS["samformer"]["tables"].ite
 
 
 def parameter_count(length: int, horizon: int, channels: int, *, width: int = 16, bias: bool = False) -> int:
-    """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and the biases.
-
-    Args:
-        length, horizon, channels: L, H and D.
-        width: d_m.
-        bias: whether the five maps have one, 3·d_m + L + H in all.
-    """
+    """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and the biases."""
     return 4 * length * width + length * horizon + 2 * channels + bias * (3 * width + length + horizon)
 
 
