@@ -21,6 +21,8 @@ from tsfm_lens.studies.samformer import BenchmarkTask
 from tsfm_lens.training import attention_measures, read_log, read_watch, sharpness
 from tsfm_lens.training.state import LOG, STATE
 
+__all__ = ["Arm", "end_norms", "ends", "gathered", "of_seeds", "record", "record_names", "run_arms"]
+
 WATCH = "watch.jsonl"
 WATCHED = (
     *("sharpness", "sharpness_residual", "lowest_curvature"),

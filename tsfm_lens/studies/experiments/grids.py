@@ -15,6 +15,21 @@ from tsfm_lens.studies.experiments.config import InContextData, ModelFields, Tra
 from tsfm_lens.studies.experiments.grid import Arm, gathered
 from tsfm_lens.studies.structured import BlockTensorTrain, LowRank, MultiLevelLowRank, StructuredMatrix, oracle_errors
 
+__all__ = [
+    "ENCODER_ARMS",
+    "IN_CONTEXT_ARMS",
+    "TRANSFER_ARMS",
+    "WIDTH_ARMS",
+    "benchmark_arms",
+    "encoder_arms",
+    "in_context_arms",
+    "in_context_results",
+    "rho_arms",
+    "toy_arms",
+    "transfer_arms",
+    "transfer_results",
+]
+
 Fields = Mapping[str, Mapping[str, Any]]
 """By name of a configuration: ``model``, its ``options``, and what differs of the ``optimizer``."""
 

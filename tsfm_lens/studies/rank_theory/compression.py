@@ -14,6 +14,23 @@ import numpy as np
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.ranks import positive_and_falling
 
+__all__ = [
+    "AttentionWeights",
+    "SCALINGS",
+    "attention",
+    "column_softmax",
+    "compressed",
+    "compression_bound",
+    "compression_errors",
+    "compression_rate",
+    "incompressible",
+    "least_value_error",
+    "logits",
+    "orthonormal",
+    "projector",
+    "residual_layer",
+]
+
 SCALINGS = ("theorem", "unit", "normalised")
 """How large random weights of width d are: entries of query and key with variance 1/√d and of value with variance 1, by
 which the norms of W_QᵀW_K and W_V grow as √d, as theorem 3 allows; all with variance 1; all with variance 1/d."""

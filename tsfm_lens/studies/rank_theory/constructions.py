@@ -11,6 +11,18 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.ranks import positive_and_falling
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights, attention
 
+__all__ = [
+    "HeadSketch",
+    "corollary_index",
+    "effective_index",
+    "flow_floor",
+    "growing",
+    "head_sketch",
+    "one_layer_bound",
+    "sketching_distance",
+    "sparse_sketch",
+]
+
 _E2 = float(np.exp(2.0))
 
 

@@ -13,6 +13,23 @@ from scipy.special import erf, expit
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.studies.rank_theory.compression import orthonormal
 
+__all__ = [
+    "ACTIVATIONS",
+    "ChebyshevEmbedding",
+    "Embedding",
+    "GatedEmbedding",
+    "PatchEmbedding",
+    "QuantisedEmbedding",
+    "ResidualMlpEmbedding",
+    "analytic_bound",
+    "chebyshev_bound",
+    "differentiable_bound",
+    "gated_bound",
+    "mlp_count",
+    "patches",
+    "quasimatrix_spectrum",
+]
+
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,

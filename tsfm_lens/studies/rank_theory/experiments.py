@@ -23,6 +23,8 @@ from tsfm_lens.studies.rank_theory.compression import (
 from tsfm_lens.studies.rank_theory.constructions import effective_index, sketching_distance, sparse_sketch
 from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 
+__all__ = ["chebyshev_curves", "compression_by_rank", "compression_by_width", "sketching_by_heads", "spectra_by_heads"]
+
 PAPER = "Understanding Transformers for Time Series: Rank Structure, Flow-of-ranks, and Compressibility"
 RESAMPLED = 2000
 

@@ -38,6 +38,8 @@ from tsfm_lens.studies.rank_theory.embeddings import (
 )
 from tsfm_lens.studies.rank_theory.experiments import children, divisors, labelled, of_spectrum
 
+__all__ = ["compression_bounds", "embedding_bounds", "growth_bounds", "sketch_bounds"]
+
 LENGTHS = (1, 4, 16, 64, 256)
 
 

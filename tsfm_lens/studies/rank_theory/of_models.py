@@ -19,6 +19,8 @@ from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.registry import probe
 from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 
+__all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
+
 
 @probe("ranks_by_model", "lenses")
 def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)) -> xr.Dataset:

@@ -14,6 +14,21 @@ from torch.nn.utils import parametrize
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import extensible
 
+__all__ = [
+    "ATTENTIONS",
+    "ChannelTransformer",
+    "LinearForecaster",
+    "MODELS",
+    "RevIN",
+    "SigmaReparam",
+    "TSMixer",
+    "least_squares",
+    "make_model",
+    "oracle_loss",
+    "sigma_reparametrised",
+    "spectral_norm",
+]
+
 
 class RevIN(nn.Module):
     """Normalisation of every channel's window by its mean and deviation, undone on the forecast.

@@ -18,6 +18,19 @@ from tsfm_lens.data import SeriesBatch, as_series, read_series
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.studies.samformer.models import refuse_sizes
 
+__all__ = [
+    "Benchmark",
+    "BenchmarkTask",
+    "ForecastTask",
+    "LinearToy",
+    "SPLITS",
+    "ToyTask",
+    "Windows",
+    "benchmark",
+    "cosine_by_epoch",
+    "errors_of",
+]
+
 
 def stream(seed: int, *parts: int) -> torch.Generator:
     """Make a generator of its own for every seed and tuple of parts; InputError for a negative seed."""

@@ -20,6 +20,8 @@ from tsfm_lens.studies.structured.matrices import (
     right_permutation,
 )
 
+__all__ = ["MultiLevelBlockTensorContraction", "as_contraction", "as_levels", "kronecker", "nearest_tensor_train"]
+
 
 class MultiLevelBlockTensorContraction(StructuredMatrix):
     """Σ_l α_l P_L,l (⊕_{k'} L_{l,k'}) P_R,l (⊕_k R_{l,k}ᵀ): the family that contains all the others (S2-MLBTC).

@@ -24,6 +24,23 @@ from tsfm_lens.studies.structured.matrices import (
 )
 from tsfm_lens.studies.structured.tiles import Reach, reaching_attention
 
+__all__ = [
+    "BilinearLevels",
+    "BilinearTrain",
+    "Copies",
+    "LevelFactor",
+    "LevelMap",
+    "REGRESSORS",
+    "ScoringForm",
+    "Standard",
+    "StructuredLayer",
+    "TokenLevels",
+    "TrainFactor",
+    "TrainMap",
+    "mixed",
+    "token_blocks",
+]
+
 
 class StructuredLayer(nn.Module):
     """Layer from tokens (…, width) to so many features of all heads (…, head · feature)."""

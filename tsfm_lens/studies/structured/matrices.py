@@ -10,6 +10,18 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
 
+__all__ = [
+    "BlockTensorTrain",
+    "LowRank",
+    "LowRankBlockDiagonal",
+    "MultiLevelLowRank",
+    "StructuredMatrix",
+    "balanced_factors",
+    "left_permutation",
+    "level_blocks",
+    "right_permutation",
+]
+
 
 def level_blocks(levels: int) -> tuple[int, ...]:
     """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1)); InputError for no level.

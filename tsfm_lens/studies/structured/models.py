@@ -18,6 +18,16 @@ from tsfm_lens.studies.structured.forms import ScoringForm, TokenLevels, form_of
 from tsfm_lens.studies.structured.matrices import refuse_remainder, whole
 from tsfm_lens.studies.structured.tiles import Reach
 
+__all__ = [
+    "Encoder",
+    "InContextRegressor",
+    "KeyCache",
+    "PatchForecaster",
+    "ScoredAttention",
+    "StepForecaster",
+    "make_forecaster",
+]
+
 
 class ScoredAttention(nn.Module):
     """Multi-head attention: queries and keys as the form makes them, dense values and output.

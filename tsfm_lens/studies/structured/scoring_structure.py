@@ -30,6 +30,8 @@ from tsfm_lens.studies.rank_theory import (
     tensor_train_error,
 )
 
+__all__ = ["scoring_structure"]
+
 STRUCTURES = ("low rank", "block diagonal", "multi-level", "block tensor train")
 NULLS = ("rotated", "shuffled", "gaussian")
 

@@ -22,6 +22,20 @@ from tsfm_lens.studies.structured.models import (
     TokenEmbedding,
 )
 
+__all__ = [
+    "InContextTask",
+    "Prompts",
+    "errors_by_pairs",
+    "fan_in_of",
+    "first_deviation",
+    "least_squares_in_context",
+    "make_regressor",
+    "oracle_errors",
+    "parameter_groups",
+    "redraw",
+    "rms_capped",
+]
+
 TRAINING, HELD_OUT = 0, 1
 FIRST_DIMENSIONS = 4
 
