@@ -10,8 +10,6 @@ from executing import EXAMPLES, executed, figures, printed
 from tsfm_lens.studies import experiments, samformer
 from tsfm_lens.studies.papers.reproduce import reproduce
 
-NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-
 
 def test_sharp_minima_are_cured_by_sam() -> None:
     """The printed findings are of the shipped runs, counted here again."""

@@ -206,16 +206,6 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
     assert (gathered["rho"].values.tolist(), gathered["horizon"].values.tolist()) == ([0.2, 0.0], [6, 6])
 
 
-def test_the_grids_of_the_paper_have_its_settings() -> None:
-    arms = experiments.benchmark_arms("ETTh1.csv", "ETTh1", 720)
-    sam, plain = arms["ETTh1 720 SAMformer"], arms["ETTh1 720 Transformer"]
-    assert (sam.optimizer.rho, plain.optimizer.rho, sam.plan.batch, sam.plan.patience) == (0.9, 0.0, 32, 5)
-    assert sam.data.split == "ett-hourly"
-    toy = experiments.toy_arms()
-    assert toy["transformer + SAM"].optimizer.rho > 0 == toy["transformer"].optimizer.rho
-    assert toy["transformer"].data.training == 10_000
-
-
 def test_the_optimiser_is_that_of_the_configuration() -> None:
     given = {"name": "adamw", "learning_rate": 0.02, "weight_decay": 0.3, "betas": [0.8, 0.9], "rho": 0.1}
     run, _, _ = experiments.prepare(config(optimizer=given))
@@ -230,31 +220,6 @@ def test_the_optimiser_is_that_of_the_configuration() -> None:
 @pytest.fixture(scope="module")
 def toy() -> xr.Dataset:
     return experiments.record("toy")
-
-
-def test_curves_are_those_of_the_runs_and_the_oracle_is_a_line(toy: xr.Dataset) -> None:
-    drawn = figures.run_curves(toy).data
-    oracle = [trace for trace in drawn if trace.name == "least-squares oracle"]
-    assert list(oracle[0].y) == [toy.attrs["oracle"]] * 2
-    for arm in toy["arm"].values.tolist():
-        (mean,) = (trace for trace in drawn if trace.name == arm)
-        assert_close(mean.y, np.exp(np.log(toy["curve"].sel(arm=arm)).mean("seed")), depth=20)
-    thin = [trace for trace in drawn if trace.line.width == 0.8]
-    assert len(thin) == toy.sizes["arm"] * toy.sizes["seed"]
-    np.testing.assert_array_equal(thin[0].y, toy["curve"][0, 0])
-    plain = figures.run_curves(toy.assign_attrs(oracle=np.nan))
-    assert not [trace for trace in plain.data if trace.name == "least-squares oracle"]
-
-
-def test_no_two_arms_look_alike(toy: xr.Dataset) -> None:
-    many = [toy.isel(arm=[0]).assign_coords(arm=[f"arm {place}"]) for place in range(20)]
-    many = xr.concat(many, "arm", data_vars="all")
-    errors = many.assign(test_mse=many["curve"].mean("epoch"), rho=("arm", [0.0] * 20))
-    curves = [trace for trace in figures.run_curves(many).data if str(trace.name).startswith("arm")]
-    points = [trace for trace in figures.run_errors_over(errors).data if trace.marker.size == 8]
-    for drawn, colours in ((curves, [each.line.color for each in curves]), (points, [p.marker.color for p in points])):
-        looks = [(colour, str(each.marker.symbol)) for colour, each in zip(colours, drawn, strict=True)]
-        assert len(looks) == len(set(looks)) == 20
 
 
 @pytest.mark.parametrize(

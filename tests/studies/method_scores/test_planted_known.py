@@ -153,10 +153,6 @@ def test_a_campaign_gives_each_model_what_it_bears() -> None:
         campaign(pairs, [replace(condition, weight_noises=(0.5,))], seeds=1, **how)
 
 
-def test_a_model_that_is_never_right_bears_nothing() -> None:
-    assert as_noisy_as_it_bears(lambda level: stand_in(), LEVELS, series=4, seed=0) is None
-
-
 Array = oracles.Array
 MEDIAN = len(DECILES) // 2
 
@@ -212,22 +208,6 @@ def test_a_future_value_of_the_covariate_moves_its_own_step_by_the_stated_weight
 def future_of(case: Array) -> range:
     """Places of the covariate's future in a case laid out in one row."""
     return range(case.size - HORIZON, case.size)
-
-
-def test_only_the_mean_and_scale_of_the_past_matter(planted: Planted) -> None:
-    case = cases_of(planted)[1]
-    shuffled = case.copy()
-    past = case.shape[1] - HORIZON
-    for row in shuffled:
-        row[:past] = row[:past][np.random.default_rng(0).permutation(past)]
-    median = median_of(planted, [case, shuffled])
-    assert np.abs(median[1] - median[0]).max() <= 2 * reach(planted, case)
-
-
-def test_a_target_without_a_covariate_keeps_its_mean(planted: Planted) -> None:
-    target = cases_of(planted)[0][0, :-HORIZON]
-    median = oracles.lens_of(planted).forecast([target], HORIZON).median[0]
-    assert np.abs(median - target.mean()).max() <= oracles.tolerance(target)
 
 
 def test_parts_matter_as_stated(planted: Planted) -> None:

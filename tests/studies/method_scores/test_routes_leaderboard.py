@@ -149,12 +149,3 @@ def test_true_components_are_those_that_pass_values_on(pair: tuple[str, str]) ->
     assert not any(mechanism[name].startswith(("marks ", "tells the step")) for name in true)
     # what waits until another head is gone is no candidate
     assert not set(card.components("backup")) & set(case.components)
-
-
-def test_twins_share_the_truth_and_not_the_weights() -> None:
-    (planted, twin), _ = case_of("seasonal-copy", "chronos-bolt", twins=True)
-    assert (planted.twin, twin.twin) == (False, True)
-    assert twin.model == f"{planted.model}, untrained"
-    np.testing.assert_array_equal(planted.true_components, twin.true_components)
-    np.testing.assert_array_equal(planted.run.batch.values[0], twin.run.batch.values[0])
-    assert not np.array_equal(planted.run.point, twin.run.point)

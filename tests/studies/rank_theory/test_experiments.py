@@ -138,16 +138,6 @@ def test_curves_of_chebyshev_embeddings_are_the_embeddings() -> None:
     assert (found["value"].values[0], found["value"].values[-1]) == (-15, 15)
 
 
-def test_every_experiment_repeats_with_its_seed_and_says_its_sizes() -> None:
-    one, same, other = (
-        rank_theory.spectra_by_heads(width=8, n_tokens=9, heads=(2,), draws=2, seed=s) for s in (1, 1, 2)
-    )
-    xr.testing.assert_identical(one, same)
-    assert not one.equals(other)
-    assert one.attrs["source"].endswith("(S0-J3)")
-    assert {"width", "n_tokens", "decay", "epsilon", "seed", "title"} <= set(one.attrs)
-
-
 def planted_vocabulary(lens: Lens, sizes: tuple[float, float]) -> np.ndarray:
     """An ellipse through the tokens in a plane of the stream; (token, 2) where they lie."""
     table = lens.model.shared.weight

@@ -12,7 +12,7 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner, Result
 
-from tsfm_lens import load, registry, viz
+from tsfm_lens import load, viz
 from tsfm_lens.cli import app
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models.architecture import architectures
@@ -44,11 +44,6 @@ def named(fig: Any, start: str) -> list[Any]:
     return [trace for trace in fig.data if (trace.name or "").startswith(start)]
 
 
-def test_every_chapter_of_the_theory_has_its_experiment() -> None:
-    kinds = {kind for kind, each in registry.measurements().items() if each.theme == "Theory"}
-    assert kinds == {f"theory_{kind}" for kind in SMALL}
-
-
 def test_errors_by_rank_are_root_mean_squares_under_their_bounds(results: dict[str, xr.Dataset]) -> None:
     ds = results["compression_rank"]
     fig = figures.compression_rank_lines(ds)
@@ -59,52 +54,6 @@ def test_errors_by_rank_are_root_mean_squares_under_their_bounds(results: dict[s
     (line,) = named(fig, "slope 1")
     assert_close(line.y[1] / line.y[0], line.x[1] / line.x[0], depth=50)
     assert len(named(fig, "bound")) == 2
-
-
-def test_errors_by_width_show_every_draw_and_the_fit(results: dict[str, xr.Dataset]) -> None:
-    ds = results["compression_width"]
-    fig = figures.compression_width_lines(ds)
-    low, high = (float(ds[name].sel(weights="orthogonal")) for name in ("slope_low", "slope_high"))
-    (line,) = named(fig, "orthogonal")
-    assert f"({low:.2f} to {high:.2f})" in line.name
-    assert list(line.x) == [8, 16]
-    faint = [trace for trace in fig.data if trace.mode == "markers"]
-    assert sum(len(trace.x) for trace in faint) == ds["error"].size
-    (line,) = named(fig, "slope 1/2")
-    assert_close(line.y[1] / line.y[0], np.sqrt(2), depth=50)
-
-
-def test_sketching_errors_stand_over_heads_and_on_the_spectrum(results: dict[str, xr.Dataset]) -> None:
-    ds = results["sketching"]
-    fig = figures.sketching_lines(ds)
-    for name in ("sparse", "dense"):
-        (line,) = named(fig, f"{name} sketch")
-        assert_close(line.y, ds["distance"].sel(sketch=name).mean("draw").values, depth=10)
-    uprights = [shape.x0 for shape in fig.layout.shapes]
-    assert_close(np.array(uprights), ds["effective_index"].sel(sketch="sparse").mean("draw").values, depth=10)
-    np.testing.assert_array_equal(named(fig, "best of as many rows")[0].y, ds["floor"])
-
-
-def test_spectra_by_heads_are_medians_and_name_their_ranks(results: dict[str, xr.Dataset]) -> None:
-    ds = results["head_spectra"]
-    fig = figures.head_spectra_lines(ds)
-    lines = named(fig, "4 heads")
-    assert len(lines) == 2
-    for line, name in zip(lines, ds["input"].values, strict=True):
-        middle = ds["singular_value"].sel(input=name, heads=4).median("draw").values
-        known = np.isfinite(line.y)
-        np.testing.assert_array_equal(line.y[known], middle[known])
-        assert (middle[~known] < 1e-16).all()
-    assert f"rank {int(ds['input_rank'])}" in fig.layout.meta["subtitle"]
-    assert len(named(fig, "input")) == 2
-
-
-def test_chebyshev_curves_are_the_first_two_coordinates(results: dict[str, xr.Dataset]) -> None:
-    ds = results["chebyshev"]
-    curves = [trace for trace in figures.chebyshev_curves(ds).data if trace.mode == "lines"]
-    assert len(curves) == 4
-    for curve, rank in zip(curves, ds["rank"].values, strict=True):
-        np.testing.assert_array_equal([curve.x, curve.y], ds["coordinate"].sel(rank=rank))
 
 
 def test_bounds_lie_over_what_they_bound(results: dict[str, xr.Dataset]) -> None:
@@ -186,21 +135,6 @@ def models() -> xr.Dataset:
     )
 
 
-def test_spectra_of_longer_patches_are_darker() -> None:
-    fig = figures_models.patch_spectra(patches())
-    assert [line.name for line in fig.data] == ["random, patch 1", "made, patch 4", "random, patch 8"]
-    short, made, long = fig.data
-    assert (short.line.dash, made.line.dash, long.line.dash) == ("dot", "solid", "dot")
-    # two directions are no curve
-    assert (short.mode, long.mode) == ("lines+markers", "lines")
-    np.testing.assert_array_equal(made.y, [1, 0.5, 0.25, np.nan])
-    assert short.line.color != long.line.color
-    assert rank_models.read_patches(patches()) == [
-        "At ε = 0.1 embedded noise uses so many directions: made 3 of 4 (patch 4), random, patch 1 2 of 4 and random, "
-        "patch 8 4 of 4."
-    ]
-
-
 def test_a_result_of_several_models_says_what_makes_it() -> None:
     measurement = find("ranks_by_model")
     assert (
@@ -241,18 +175,6 @@ def test_a_figure_of_several_models_takes_them_all(bolt: str, tmp_path: Path) ->
     # one alone is drawn alone
     assert run("model_rank_dots", bolt, *args).exit_code == 0
     assert (tmp_path / "model_rank_dots-tiny-bolt.json").exists()
-
-
-def test_bins_are_coloured_by_their_values_and_joined() -> None:
-    fig = figures_models.vocabulary_dots(plane())
-    line, dots = fig.data
-    for trace in (line, dots):
-        np.testing.assert_array_equal([trace.x, trace.y], [np.arange(-2, 3), np.arange(-2, 3) ** 2])
-    np.testing.assert_array_equal(dots.marker.color, np.arange(-2, 3))
-    assert "(50 %" in fig.layout.xaxis.title.text
-    (cloud,) = figures_models.vocabulary_dots(plane(text=True)).data
-    assert (line.mode, cloud.mode) == ("lines", "markers")
-    assert rank_models.read_plane(plane())[0].startswith("Along two directions lie 75 %")
 
 
 def test_models_stand_at_their_widths_within_contours_of_one_ratio() -> None:

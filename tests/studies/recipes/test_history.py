@@ -12,7 +12,7 @@ import typer
 import xarray as xr
 from typer.testing import CliRunner
 
-from tsfm_lens import probes, registry, viz
+from tsfm_lens import probes
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.registry import find
 from tsfm_lens.studies import recipes
@@ -32,16 +32,6 @@ SMALL: dict[str, Any] = {"motif": 4, "repeats": 3}
 def trained(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> TrainingHistory:
     Trainer(token_recipe, tmp_path / "run", corpus).run(quiet=True)
     return TrainingHistory(tmp_path / "run")
-
-
-def test_checkpoints_are_those_of_the_run(trained: TrainingHistory, corpus: Corpus, tmp_path: Path) -> None:
-    assert (min(trained), max(trained)) == (0, trained.recipe.steps)
-    again = Trainer(trained.recipe, tmp_path / "again", corpus)
-    again.run(until=3, quiet=True)
-    kept = trained[3].adapter.model.state_dict()
-    assert all(np.array_equal(kept[name], weight) for name, weight in again.model.state_dict().items())
-    before = initial_model(trained.recipe).adapter.model.state_dict()
-    assert all(np.array_equal(before[name], weight) for name, weight in trained[0].adapter.model.state_dict().items())
 
 
 def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> None:
@@ -82,17 +72,6 @@ def planted_history(last: float = 0.8) -> xr.Dataset:
     data = xr.Dataset(parts | {name: ("training_step", known) for name, known in of_step.items()})
     data = data.assign_coords(training_step=[0, 10, 100], layer=["0", "1"], head=[0, 1])
     return data.assign_attrs(kind="training_history", model="toy")
-
-
-def test_the_figure_has_a_line_per_head_and_step_0_at_its_left_end() -> None:
-    fig = viz.training_history(planted_history())
-    lines = [trace for trace in fig.data if trace.name == "layer 1" and trace.mode == "lines+markers"]
-    assert len(lines) == 3 * 2
-    assert list(lines[1].y) == [0.05, 0.05, 0.6]
-    assert 0 < lines[1].x[0] < 10
-    assert list(lines[1].x[1:]) == [10, 100]
-    assert (fig.layout.xaxis.ticktext[0], fig.layout.xaxis.tickvals[0]) == ("0", lines[1].x[0])
-    assert [trace.y[0] for trace in fig.data if trace.name == "even attention"] == [0.05]
 
 
 def test_the_reading_says_when_copying_came_and_which_heads_surely_look() -> None:
@@ -164,13 +143,6 @@ def records() -> dict[str, xr.Dataset]:
     return {name: recipes.low_rank_record(name) for name in NAMES}
 
 
-def test_every_chapter_has_its_record(records: dict[str, xr.Dataset]) -> None:
-    kinds = {kind for kind, each in registry.measurements().items() if each.theme == "Training"}
-    assert kinds >= {record.attrs["kind"] for record in records.values()}
-    with pytest.raises(UnknownNameError, match="vocabulary"):
-        recipes.low_rank_record("vocabularies")
-
-
 @pytest.mark.parametrize("score", ["mase", "wql", "log_perplexity"])
 def test_arms_stand_at_their_size_and_their_rise(score: str, records: dict[str, xr.Dataset]) -> None:
     ds = records["attention"]
@@ -187,15 +159,3 @@ def test_arms_stand_at_their_size_and_their_rise(score: str, records: dict[str, 
             assert trace.marker.symbol[0].endswith("-open") != bool(one[f"{score}_rise_stands_out"])
     with pytest.raises(UnknownNameError, match="mase"):
         figures.low_rank_skill(ds, score="mas")
-
-
-def test_lines_are_the_ranks_and_the_spectra_at_the_end(records: dict[str, xr.Dataset]) -> None:
-    ds = records["vocabulary"]
-    first = ds["moved_rank"].isel(training_step=-1, layer=0).mean("seed")
-    lines = [trace for trace in figures.vocabulary_ranks(ds).data if (trace.name or "").startswith("ε")]
-    shown = [np.asarray(trace.y, dtype=float) for trace in lines[ds.sizes["epsilon"] : 2 * ds.sizes["epsilon"]]]
-    assert_close(np.stack(shown), first.transpose("epsilon", "vocabulary").values, depth=4)
-    spectra = records["spectra"]
-    lines = figures.training_spectra(spectra).data
-    expected = spectra["singular_value"].isel(layer=0, training_step=-1).mean("seed").values
-    assert_close(lines[spectra.sizes["training_step"] - 1].y, expected, depth=8, dtype=np.float32)

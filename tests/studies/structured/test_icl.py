@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies import experiments
-from tsfm_lens.studies.experiments.grids import form_of
 from tsfm_lens.studies.experiments.running import rate_of
 from tsfm_lens.studies.samformer import cosine_by_epoch
 from tsfm_lens.studies.structured import (
@@ -186,17 +185,6 @@ def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(tmp_path
     assert float(one["validation_last"]) == kept["by_pairs"][-1]
     assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
     assert data.attrs["tokens"] == "pairs"
-
-
-def test_score_ranks_are_those_of_the_dense_matrices() -> None:
-    for name, made in experiments.in_context_arms().items():
-        form = form_of(made.model)
-        found = int(torch.linalg.matrix_rank(form.double().dense().detach()))
-        assert found == form.generic_rank, name
-        model = experiments.prepare(made)[0].model
-        attention = model.encoder.blocks[0].attn  # type: ignore[union-attr, index]
-        per_head = sum(part.numel() for side in (attention.q, attention.k) for part in side.parameters())
-        assert form.n_parameters * attention.n_heads == per_head, name
 
 
 def test_wrong_settings_are_refused_by_name() -> None:
