@@ -13,7 +13,6 @@ import pytest
 import torch
 import xarray as xr
 from safetensors.torch import load_file
-from scipy import stats
 from typer.testing import CliRunner
 
 from tsfm_lens import viz
@@ -262,18 +261,6 @@ def grid() -> xr.Dataset:
         coords={"arm": arms, "seed": range(4), **at},
         attrs={"kind": "lab_runs", "title": "x"},
     )
-
-
-def test_errors_are_those_of_the_runs_with_the_t_interval() -> None:
-    data = grid()
-    large = [trace for trace in figures.run_errors(data).data if trace.marker.size == 8]
-    small = [trace for trace in figures.run_errors(data).data if trace.marker.size == 4]
-    for place, values in enumerate(data["test_mse"].values):
-        known = values[np.isfinite(values)]
-        assert_close(large[place].x[0], known.mean(), depth=10)
-        np.testing.assert_array_equal(small[place].x, known)
-        low, high = stats.t.interval(0.95, len(known) - 1, known.mean(), stats.sem(known))
-        assert_close(large[place].error_x.array[0], (high - low) / 2, depth=400)
 
 
 def test_errors_over_a_setting_are_one_curve_for_arms_that_agree_but_for_it() -> None:

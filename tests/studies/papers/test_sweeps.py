@@ -158,21 +158,6 @@ def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
     assert "3 layers of 4 heads" in counted.attrs["note"]
 
 
-def test_curves_of_layers_at_the_paper_s_depths(store: Path) -> None:
-    found = run("S3-F7", store)
-    naive = np.array([cut(name)[3] for name in SERIES])
-    baseline = np.exp(np.log(mase() / naive).mean())
-    whole = found.sel(quantity="MASE over the seasonal naive's: whole model, geometric mean")
-    assert_close(float(whole["ours"]), baseline, depth=1000, dtype=np.float32)
-    assert_close(float(whole["difference"]), baseline - 0.733, depth=10000, dtype=np.float32)
-    # layers 7, 10 and 13 of 20 lie in the second and third of three
-    layers = {str(q).split("layer ")[1][0] for q in found["quantity"].values if "layer" in str(q)}
-    assert layers == {"1", "2"}
-    gone = heads(2, by_stable_rank(2)[::-1][:3])
-    words = "change of MASE without heads: layer 2, high stable rank first, 3 of 4 heads"
-    assert_change(found, words, *gone)
-
-
 def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> None:
     found = run("S3-F3", store)
     rises = [change(f"decoder.{layer}") for layer in range(3)]
@@ -188,16 +173,6 @@ def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> N
     ranges = run("S3-F4", store)
     quantity = "bolt-nano: change of MASE without MLPs of layers 1 to 2"
     assert_change(ranges, quantity, "decoder.1.mlp", "decoder.2.mlp")
-
-
-def test_a_sampling_model_is_given_its_sample_paths(tmp_path: Path) -> None:
-    found = run("S3-F19", tmp_path / "store", "chronos-nano", data="nile", num_samples=2)
-    here = settings(found)
-    assert here["samples of Chronos"] == "2"
-    assert str(found["paper_setting"].sel(setting="samples of Chronos").values) == "20"
-    # layers 11 and 5 of 12
-    assert np.isfinite(ours(found, "layer 2: change of MASE without all heads"))
-    assert np.isfinite(ours(found, "layer 1: change of MASE without all heads"))
 
 
 def test_what_is_missing_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -186,21 +186,6 @@ def test_a_sketch_for_each_head_keeps_its_promises(heads: int, size: int, decay:
             assert ((rows != 0).sum(axis=-1) <= size).all()
 
 
-def test_sorted_reciprocals_would_break_the_promise() -> None:
-    """The last rows of the factors need the diagonal of U, on which singular values stand interleaved."""
-    singular, heads, rank = np.exp(-np.arange(18) / 3), 3, 2
-    made = rank_theory.head_sketch(singular, heads, rank, 18, seed=1)
-    right = made.right[0].copy()
-    left = made.reduced.query @ np.linalg.pinv(right)
-    assert right[0, -1, rank] == 1 / singular[heads * rank]
-    # as printed, 1/σ_{d̃+1}
-    right[0, -1, rank] = 1 / singular[rank]
-    worse = rank_theory.AttentionWeights(left @ right, made.reduced.key, made.reduced.value)
-    whole, less = (rank_theory.attention(made.tokens, weights) for weights in (made.weights, worse))
-    error = np.linalg.norm(whole - less, 2)
-    assert made.own_error < made.own_bound < error
-
-
 E2 = float(np.exp(2))
 
 

@@ -16,7 +16,6 @@ from tsfm_lens.probes import embedding_ranks, weight_ranks
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import (
     AttentionWeights,
-    ChebyshevEmbedding,
     ResidualMlpEmbedding,
     ranks_by_model,
     spectra_by_patch,
@@ -235,20 +234,3 @@ def test_ranks_of_several_models_are_the_means_of_each() -> None:
         ranks_by_model([lenses[0], lenses[0]])
     with pytest.raises(InputError, match="there is no model"):
         ranks_by_model([])
-
-
-@pytest.mark.parametrize("rank", [1, 3, 8])
-def test_a_planted_embedding_of_prescribed_rank_is_found(rank: int) -> None:
-    """A vocabulary made of Chebyshev polynomials has their number as its rank, and every series at most that."""
-    lens = fresh("t5")
-    table = lens.model.shared.weight
-    values = np.linspace(-15, 15, len(table))
-    planted = ChebyshevEmbedding.random(lens.d_model, rank).embed(values[None])
-    with torch.no_grad():
-        table.copy_(torch.tensor(planted.T))
-    found = embedding_ranks(lens.run(lens.adapter.example(1, 40), 6, num_samples=2), epsilon=1e-5)
-    ranks = found["epsilon_rank"].sel(epsilon=1e-5).to_series()
-    assert ranks["vocabulary"] == rank
-    assert ranks["own series"] == ranks["random ids"] == rank
-    dense = np.linalg.svd(table.detach().double().numpy(), compute_uv=False)
-    assert_close(found["singular_value"].sel(family="vocabulary").dropna("mode"), dense[: lens.d_model], depth=100)

@@ -14,11 +14,9 @@ from typer.testing import CliRunner, Result
 
 from tsfm_lens import load, viz
 from tsfm_lens.cli import app
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.registry import find
 from tsfm_lens.report.build import panels_of
-from tsfm_lens.results import Results
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory import figures, figures_bounds, figures_models, ranks_by_model
 from tsfm_lens.studies.rank_theory import figures_models as rank_models
@@ -133,16 +131,6 @@ def models() -> xr.Dataset:
         },
         attrs={"kind": "ranks_by_model", "title": "models", "model": "small, large, other"},
     )
-
-
-def test_a_result_of_several_models_says_what_makes_it() -> None:
-    measurement = find("ranks_by_model")
-    assert (
-        measurement.origin
-        == "made of several models: `studies.rank_theory.ranks_by_model` makes it, `tsfm-lens figure` draws it"
-    )
-    with pytest.raises(InputError, match="made of several models"):
-        Results(None).compute("ranks_by_model")  # type: ignore[arg-type]
 
 
 RUNNER = CliRunner()

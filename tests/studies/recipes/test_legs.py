@@ -98,28 +98,6 @@ def test_a_mean_without_its_checkpoint_is_refused(token_recipe: TrainingRecipe, 
         run.run(quiet=True)
 
 
-def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
-    plan = BOLT_NANO.ending(3_000, 500)
-    assert (plan.steps, plan.decay) == (3_500, 500)
-    assert plan.rate(2_999) == BOLT_NANO.rate(2_999)
-    assert plan.rate(3_499) == pytest.approx(0.01 * BOLT_NANO.learning_rate)
-    assert plan.stage(2_999) == BOLT_NANO.stage(2_999)
-    assert plan.stage(3_000).mix == BOLT_NANO.stage(39_999).mix
-    assert not plan.restarts
-    later = BOLT_NANO.ending(50_000, 500)
-    assert later.rate(39_999) == BOLT_NANO.rate(39_999)
-    assert later.rate(49_999) == pytest.approx(BOLT_NANO.restarts[0].learning_rate)
-    assert later.rate(50_499) == pytest.approx(0.01 * BOLT_NANO.restarts[0].learning_rate)
-    assert later.stage(50_000).log_floor == BOLT_NANO.stage(59_999).log_floor
-    assert later.stage(50_000).context == BOLT_NANO.stage(59_999).context
-    assert len(later.restarts) == 1
-    third = BOLT_NANO.restarts[1]
-    last = BOLT_NANO.ending(70_000, 500)
-    assert last.restarts == (BOLT_NANO.restarts[0], third.model_copy(update={"decay": 500}))
-    assert last.rate(69_999) == pytest.approx(third.learning_rate)
-    assert last.rate(70_499) == pytest.approx(0.01 * third.learning_rate)
-
-
 def test_stages_and_restarts_come_in_order() -> None:
     made = BOLT_NANO.model_dump()
     for part, words in (("stages", "stages start at .*expected 0 first"), ("restarts", "restarts at .*expected each")):

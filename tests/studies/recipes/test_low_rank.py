@@ -38,7 +38,7 @@ from tsfm_lens.studies.structured import Reach, level_blocks, reaching_scores, t
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.state import STATE
 
-D, HEADS, D_HEAD = 16, 2, 4
+D, D_HEAD = 16, 4
 
 
 def with_rank(recipe: TrainingRecipe, **options: Any) -> TrainingRecipe:
