@@ -23,14 +23,7 @@ from tsfm_lens.studies.recipes import levels
 from tsfm_lens.studies.recipes.corpus import Corpus
 from tsfm_lens.studies.recipes.export import as_pipeline, export
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
-from tsfm_lens.studies.recipes.lowrank import (
-    DENSE,
-    RecipeRun,
-    attention_record,
-    held_out,
-    records,
-    trained,
-)
+from tsfm_lens.studies.recipes.lowrank import DENSE, RecipeRun, attention_record, held_out, records, trained
 from tsfm_lens.studies.recipes.models import attention_ranks, build_model, ordinal_embedding, score_by_levels, spread
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer

@@ -21,14 +21,7 @@ from tsfm_lens.viz.tables import frame
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
 from tsfm_lens.viz.words import num
 
-__all__ = [
-    "in_context_errors",
-    "learning_rates",
-    "losses_by_cost",
-    "run_curves",
-    "run_errors",
-    "run_errors_over",
-]
+__all__ = ["in_context_errors", "learning_rates", "losses_by_cost", "run_curves", "run_errors", "run_errors_over"]
 
 _ROW = 24  # pixels of an arm
 _SYMBOLS, _MARKS = ("square", "diamond", "cross", "triangle-up"), 8  # of arms beyond the colours; marks on a line

@@ -236,14 +236,7 @@ def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
 
 
 def _run_of(
-    item: Item,
-    lens: Lens,
-    data: Any,
-    *,
-    windows: int | None,
-    horizon: int | None,
-    num_samples: int | None,
-    seed: int,
+    item: Item, lens: Lens, data: Any, *, windows: int | None, horizon: int | None, num_samples: int | None, seed: int
 ) -> tuple[Run, tuple[str, ...]]:
     """Run the windows that an item is measured on; return the series that each window is from, too."""
     if windows is not None and windows < 1:

@@ -178,12 +178,7 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
     heads, x = names(ds, "heads"), array(ds, "index", "index")
     words = [f"{count} head{'s' * (count != '1')}" for count in heads]
     figure = sheet(
-        [ROW, ROW],
-        [1] * len(heads),
-        titles=words + [""] * len(heads),
-        row_gap=30,
-        column_gap=0.06,
-        shared_xaxes="all",
+        [ROW, ROW], [1] * len(heads), titles=words + [""] * len(heads), row_gap=30, column_gap=0.06, shared_xaxes="all"
     )
     growth, lower = (array(ds, name, "heads", "index") for name in ("grown", "lower"))
     alone = array(ds, "alone", "heads", "draw", "index")

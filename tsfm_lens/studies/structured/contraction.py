@@ -159,10 +159,7 @@ def as_contraction(matrix: StructuredMatrix) -> MultiLevelBlockTensorContraction
 
 
 def nearest_tensor_train(
-    matrix: Tensor,
-    rank: int,
-    out_factors: tuple[int, int] | None = None,
-    in_factors: tuple[int, int] | None = None,
+    matrix: Tensor, rank: int, out_factors: tuple[int, int] | None = None, in_factors: tuple[int, int] | None = None
 ) -> BlockTensorTrain:
     """Compute the block tensor train nearest to a matrix (out, in) in the Frobenius norm: slices (a, d) of rank s.
 
