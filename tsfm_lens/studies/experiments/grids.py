@@ -15,20 +15,9 @@ from tsfm_lens.studies.experiments.config import InContextData, ModelFields, Tra
 from tsfm_lens.studies.experiments.grid import Arm, gathered
 from tsfm_lens.studies.structured import BlockTensorTrain, LowRank, MultiLevelLowRank, StructuredMatrix, oracle_errors
 
-__all__ = [
-    "ENCODER_ARMS",
-    "IN_CONTEXT_ARMS",
-    "TRANSFER_ARMS",
-    "WIDTH_ARMS",
-    "benchmark_arms",
-    "encoder_arms",
-    "in_context_arms",
-    "in_context_results",
-    "rho_arms",
-    "toy_arms",
-    "transfer_arms",
-    "transfer_results",
-]
+__all__ = ["ENCODER_ARMS", "IN_CONTEXT_ARMS", "TRANSFER_ARMS", "WIDTH_ARMS"]
+__all__ += ["benchmark_arms", "encoder_arms", "in_context_arms", "in_context_results", "rho_arms", "toy_arms"]
+__all__ += ["transfer_arms", "transfer_results"]
 
 Fields = Mapping[str, Mapping[str, Any]]
 """By name of a configuration: ``model``, its ``options``, and what differs of the ``optimizer``."""
@@ -177,8 +166,7 @@ def in_context_arms(
         layers: of each; the paper has 6.
         epochs: of 250 steps.
         learning_rate: after the warm-up.
-        tokens: "pairs", or "single" as in the paper, with which runs of this length end by whether they leave a plateau
-            in time, see :class:`tsfm_lens.studies.structured.InContextRegressor`.
+        tokens: "pairs", or "single" as in the paper, see :class:`tsfm_lens.studies.structured.InContextRegressor`.
         data: fields of the prompts that differ.
 
     Example:
@@ -246,11 +234,6 @@ def form_of(fields: ModelFields) -> StructuredMatrix:
     return LowRank(width, width, sum(fields.options.get("ranks", [width // heads])))
 
 
-def _configs_of(data: xr.Dataset, arms: Sequence[Arm]) -> list[TrainConfig]:
-    by_name = {arm.name: arm.config for arm in arms}
-    return [by_name[str(name)] for name in data["arm"].values]
-
-
 def _facts(config: TrainConfig) -> dict[str, Any]:
     prompts = config.data
     assert isinstance(prompts, InContextData)
@@ -275,7 +258,8 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         'in_context_runs'
     """
     data = gathered(arms, out)
-    configs = _configs_of(data, arms)
+    by_name = {arm.name: arm.config for arm in arms}
+    configs = [by_name[str(name)] for name in data["arm"].values]
     facts, first = _facts(configs[0]), configs[0]
     inputs = facts["inputs"]
     forms = [form_of(config.model) for config in configs]
@@ -308,15 +292,12 @@ def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         InputError: no run has ended.
 
     Example:
-        >>> arms = {"μP": experiments.TRANSFER_ARMS["μP"]}
-        >>> configs = experiments.transfer_arms(arms, widths=(8, 16), rates=(1e-3,), inputs=2, steps=4, held_out=8)
-        >>> runs = list(experiments.of_seeds(configs, range(1)))
-        >>> _ = experiments.run_arms(runs, folder / "transfer", quiet=True)
-        >>> dict(experiments.transfer_results(runs, folder / "transfer")["mse"].sizes)
-        {'parametrisation': 1, 'width': 2, 'rate': 1, 'seed': 1}
+        >>> experiments.record("transfer")["mse"].dims
+        ('parametrisation', 'width', 'rate', 'seed')
     """
     data = gathered(arms, out)
-    configs = _configs_of(data, arms)
+    by_name = {arm.name: arm.config for arm in arms}
+    configs = [by_name[str(name)] for name in data["arm"].values]
     titles = [str(name).rsplit(", D = ", 1)[0] for name in data["arm"].values]
     places = {
         "parametrisation": titles,

@@ -6,16 +6,8 @@ import numpy as np
 
 from tsfm_lens.errors import InputError
 
-__all__ = [
-    "channel_attention",
-    "nuclear_norm",
-    "nuclear_norm_bound",
-    "optimal_readout",
-    "readout_exists",
-    "revin_linear",
-    "revin_offset",
-    "trace_bounds",
-]
+__all__ = ["channel_attention", "nuclear_norm", "nuclear_norm_bound", "optimal_readout", "readout_exists"]
+__all__ += ["revin_linear", "revin_offset", "trace_bounds"]
 
 
 def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -117,9 +109,6 @@ def revin_linear(
 
     Source:
         SAMformer, equations 10 and 11 (S1-P9).
-
-    Raises:
-        InputError: a γ is 0, for which RevIN has no inverse.
 
     Example:
         >>> rank_theory.revin_linear(np.array([[1.0, 3.0]]), np.array([[0.0], [1.0]])).round(6).tolist()

@@ -13,22 +13,10 @@ from scipy.special import erf, expit
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.studies.rank_theory.compression import orthonormal
 
-__all__ = [
-    "ACTIVATIONS",
-    "ChebyshevEmbedding",
-    "Embedding",
-    "GatedEmbedding",
-    "PatchEmbedding",
-    "QuantisedEmbedding",
-    "ResidualMlpEmbedding",
-    "analytic_bound",
-    "chebyshev_bound",
-    "differentiable_bound",
-    "gated_bound",
-    "mlp_count",
-    "patches",
-    "quasimatrix_spectrum",
-]
+__all__ = ["ACTIVATIONS", "ChebyshevEmbedding", "Embedding", "GatedEmbedding", "PatchEmbedding", "QuantisedEmbedding"]
+__all__ += ["ResidualMlpEmbedding"]
+__all__ += ["analytic_bound", "chebyshev_bound", "differentiable_bound", "gated_bound", "mlp_count", "patches"]
+__all__ += ["quasimatrix_spectrum"]
 
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),

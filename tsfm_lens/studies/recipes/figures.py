@@ -89,9 +89,7 @@ def read_spectra(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@DECLARED.figure(
-    "low_rank_training", needs=("mase_rise_estimate", "stored_ratio", "step_time"), sentences=read_training
-)
+@DECLARED.figure("low_rank_training", read_training)
 def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     """Draw the loss of skill with attention of low rank, over its numbers and over the time of a training step.
 
@@ -138,7 +136,7 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     )
 
 
-@DECLARED.figure("vocabulary_ranks", needs=("rank", "moved_rank"), sentences=read_vocabulary)
+@DECLARED.figure("vocabulary_ranks", read_vocabulary)
 def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
 
@@ -180,7 +178,7 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure("training_spectra", needs=("singular_value",), sentences=read_spectra)
+@DECLARED.figure("training_spectra", read_spectra)
 def training_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw singular values of W_Q at several steps of training, a panel per layer.
 

@@ -34,12 +34,14 @@ from tsfm_lens.training.state import STATE
 DENSE, SEEDS, CORPUS_SEED, HELD_OUT_SEED = "dense", 3, 0, 20_261_123
 
 
-def _base() -> TrainingRecipe:
-    full, sizes = recipe("chronos-nano"), {"n_tokens": 512, "context_length": 48, "prediction_length": 8}
-    chronos = {"chronos_config": full.config["chronos_config"] | sizes}
-    changes: dict[str, Any] = {
+_FULL = recipe("chronos-nano")
+_SHORT = {"n_tokens": 512, "context_length": 48, "prediction_length": 8}
+BASE = _FULL.model_copy(
+    update={
         "name": DENSE,
-        "config": full.config | {"vocab_size": 512, "num_decoder_layers": 1} | chronos,
+        "config": _FULL.config
+        | {"vocab_size": 512, "num_decoder_layers": 1}
+        | {"chronos_config": _FULL.config["chronos_config"] | _SHORT},
         "stages": (Stage(start=0, context=48, horizon=8, rows=16, mix=MIXES["copy"], smoothing=1.0),),
         "steps": 480,
         "warmup": 40,
@@ -47,10 +49,7 @@ def _base() -> TrainingRecipe:
         "corpus": dict.fromkeys(MIXES["copy"], 300),
         "finest": 6.0,
     }
-    return full.model_copy(update=changes)
-
-
-BASE = _base()
+)
 """chronos-nano cut down: 512 tokens, contexts of 48 steps, one decoder layer, 480 steps of 16 rows, no real series."""
 ATTENTION: dict[str, AttentionRank | None] = {
     DENSE: None,
@@ -174,14 +173,11 @@ def _sizes(arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Len
         forms: dict[str, BlockShape] = {key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()}
         ranks = {key: form.full for key, form in forms.items()} if target is None else attention_ranks(dense, target)
         numbers = sizes(lenses[name])
-        of_encoder = [
-            next(
-                ranks[key]
-                for key, matrix in dense_matrices.items()
-                if (matrix.stack, matrix.layer) == ("encoder", layer)
-            )
-            for layer in range(layers)
-        ]
+        # the first of each layer
+        by_layer = {
+            matrix.layer: ranks[key] for key, matrix in reversed(dense_matrices.items()) if matrix.stack == "encoder"
+        }
+        of_encoder = [by_layer[layer] for layer in range(layers)]
         row = {"parameters": numbers["all"], "attention_parameters": numbers["attention"], "rank": of_encoder}
         share = numbers["attention"] / sum(form.numbers for form in forms.values())
         for key, value in {**row, "rank_ratio": ratio_of(forms, ranks).ranks, "stored_ratio": share}.items():
@@ -268,17 +264,19 @@ def _spectra(folder: Path) -> _Spectra:
     steps = [
         checkpoints[place] for place in np.unique(np.linspace(0, len(checkpoints) - 1, N_SPECTRA).round().astype(int))
     ]
-    weights = np.stack([_queries(history[step]) for step in steps])
+    weights = np.stack(
+        [
+            # W_Q of every layer of the encoder
+            [
+                parameters(lens.adapter.model, matrix.path)[0].detach().double().numpy()
+                for name, matrix in matrices(lens).items()
+                if matrix.stack == "encoder" and name.endswith(".q")
+            ]
+            for lens in map(history.__getitem__, steps)
+        ]
+    )
     whole, change = (np.linalg.svd(each, compute_uv=False) for each in (weights, weights - weights[:1]))
     return _Spectra(steps, whole, change)
-
-
-def _queries(lens: Lens) -> np.ndarray:
-    """Return W_Q of every layer of the encoder, (layer, out, in)."""
-    paths = (
-        matrix.path for name, matrix in matrices(lens).items() if matrix.stack == "encoder" and name.endswith(".q")
-    )
-    return np.stack([parameters(lens.adapter.model, path)[0].detach().double().numpy() for path in paths])
 
 
 def _last(folder: Path) -> Lens:

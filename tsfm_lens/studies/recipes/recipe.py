@@ -74,6 +74,11 @@ class TrainingRecipe(BaseModel):
             raise ValueError("a restart widens a model whose attention is factorised; only full matrices are widened")
         return self
 
+    @property
+    def identity(self) -> str:
+        """JSON of the recipe without defaults, so that a new option changes no old one."""
+        return self.model_dump_json(exclude_defaults=True)
+
     def stage(self, step: int) -> Stage:
         """Return the stage that `step` belongs to."""
         return [stage for stage in self.stages if stage.start <= step][-1]

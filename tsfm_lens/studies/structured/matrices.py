@@ -10,17 +10,8 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
 
-__all__ = [
-    "BlockTensorTrain",
-    "LowRank",
-    "LowRankBlockDiagonal",
-    "MultiLevelLowRank",
-    "StructuredMatrix",
-    "balanced_factors",
-    "left_permutation",
-    "level_blocks",
-    "right_permutation",
-]
+__all__ = ["BlockTensorTrain", "LowRank", "LowRankBlockDiagonal", "MultiLevelLowRank", "StructuredMatrix"]
+__all__ += ["balanced_factors", "left_permutation", "level_blocks", "right_permutation"]
 
 
 def level_blocks(levels: int) -> tuple[int, ...]:

@@ -17,24 +17,12 @@ from tsfm_lens.studies.structured.matrices import whole
 from tsfm_lens.studies.structured.models import (
     Encoder,
     InContextRegressor,
-    PatchForecaster,
-    StepForecaster,
     TokenEmbedding,
 )
 
-__all__ = [
-    "InContextTask",
-    "Prompts",
-    "errors_by_pairs",
-    "fan_in_of",
-    "first_deviation",
-    "least_squares_in_context",
-    "make_regressor",
-    "oracle_errors",
-    "parameter_groups",
-    "redraw",
-    "rms_capped",
-]
+__all__ = ["InContextTask", "Prompts"]
+__all__ += ["errors_by_pairs", "fan_in_of", "first_deviation", "least_squares_in_context", "make_regressor"]
+__all__ += ["oracle_errors", "parameter_groups", "redraw", "rms_capped"]
 
 TRAINING, HELD_OUT = 0, 1
 FIRST_DIMENSIONS = 4
@@ -58,7 +46,6 @@ class Prompts:
     curriculum: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse invalid sizes."""
         whole(self.inputs, "inputs")
         if self.points is not None:
             whole(self.points, "points")
@@ -314,7 +301,8 @@ def redraw(model: nn.Module, seed: int) -> None:
         16.0
     """
     generator = torch.Generator().manual_seed(seed)
-    last = {id(part.weight) for part in _read_outs(model)}
+    read_outs = (getattr(each, "read_out", getattr(each, "head", None)) for each in model.modules())
+    last = {id(part.weight) for part in read_outs if isinstance(part, nn.Linear)}
     fans = {id(parameter): fan_in for _, parameter, fan_in in _parameters(model)}
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -357,13 +345,3 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | Non
     for path, parameter in model.named_parameters():
         fan_in = None if id(parameter) in read_in else fan_in_of(*owners[id(parameter)])
         yield path, parameter, fan_in
-
-
-def _read_outs(model: nn.Module) -> Iterator[nn.Linear]:
-    for module in model.modules():
-        if isinstance(module, InContextRegressor):
-            yield module.read_out
-        elif isinstance(module, PatchForecaster):
-            yield module.head
-        elif isinstance(module, StepForecaster):
-            yield module.read_out
