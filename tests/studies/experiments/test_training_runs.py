@@ -20,7 +20,6 @@ from tsfm_lens.cli import app
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies import experiments, recipes, samformer
-from tsfm_lens.studies.experiments import figures
 from tsfm_lens.studies.experiments.grid import Arm
 from tsfm_lens.studies.samformer import errors_of, make_model
 from tsfm_lens.testing import assert_close
@@ -237,49 +236,6 @@ def test_every_record_is_drawn_tabulated_read_and_fits_a_column(home: Callable[[
         assert plate.sentences
         assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
-
-
-def grid() -> xr.Dataset:
-    """Errors of a grid of ρ, and of two horizons; the last seed of the first arm has not ended."""
-    arms = [
-        "exchange 96 rho 0.5",
-        "exchange 96 rho 0",
-        "exchange 96 rho 0.1",
-        "exchange 96 rho 1",
-        "exchange 720 rho 1",
-    ]
-    errors = np.arange(20.0).reshape(5, 4) + 1
-    errors[0, 3] = np.nan
-    at = {"rho": ("arm", [0.5, 0.0, 0.1, 1.0, 1.0]), "horizon": ("arm", [96] * 4 + [720])}
-    shape = ("arm", "seed")
-    return xr.Dataset(
-        {
-            "test_mse": (shape, errors),
-            "validation_mse": (shape, errors),
-            "curve": ((*shape, "epoch"), errors[..., None]),
-        },
-        coords={"arm": arms, "seed": range(4), **at},
-        attrs={"kind": "lab_runs", "title": "x"},
-    )
-
-
-def test_errors_over_a_setting_are_one_curve_for_arms_that_agree_but_for_it() -> None:
-    data = grid()
-    curves = [trace for trace in figures.run_errors_over(data).data if trace.mode == "lines"]
-    assert [trace.name for trace in curves] == ["exchange 96", "exchange 720"]
-    np.testing.assert_array_equal(curves[0].x, [0, 0.1, 0.5, 1])
-    assert_close(curves[0].y, [6.5, 10.5, 2.0, 14.5], depth=10)
-    by_horizon = [trace for trace in figures.run_errors_over(data, "horizon").data if trace.mode == "lines"]
-    assert [list(trace.x) for trace in by_horizon if trace.name == "exchange rho 1"] == [[96, 720]]
-    with pytest.raises(InputError, match="over='seed'"):
-        figures.run_errors_over(data, "seed")
-    plates = panels_of({"lab_runs": data})["lab_runs"]
-    assert len(plates) == 4
-    sentence = "exchange, H = 96: the lowest mean test error is that of rho 0.5 (2), before rho 0 (6.5)."
-    assert sentence in plates[1].sentences
-    plain = data.isel(arm=slice(0, 2)).drop_vars(("rho", "horizon")).assign_coords(arm=["a", "b"])
-    reading = panels_of({"lab_runs": plain})["lab_runs"][1].sentences
-    assert reading == ["The lowest mean test error is that of a (2), before b (6.5)."]
 
 
 def test_the_reading_says_who_reaches_the_oracle(toy: xr.Dataset) -> None:

@@ -80,7 +80,6 @@ def test_a_planted_induction_head_is_named_and_no_other(induction: Planted) -> N
 
 @pytest.mark.parametrize("architecture", ["chronos", "chronos-bolt"])
 def test_self_repair_names_the_head_that_has_a_backup_and_ablation_does_not(architecture: str) -> None:
-    """In a decoder, and in an encoder."""
     planted = plant("backup", architecture)
     primary = next(str(part.stands_in_for) for part in planted.card.parts if part.role == "backup")
     on = evaluation_case(planted.lens(), planted.card, series=6)
@@ -109,7 +108,6 @@ def test_a_copy_bears_noise_and_a_gate_hardly_any() -> None:
 
 
 def test_a_backup_that_acts_alone_is_none() -> None:
-    """Its forecast is right at this level, and what its card says of the backup is not."""
     clean, noisy = (_at("backup", 1, level) for level in (0.0, 0.01))
     series = [evaluation_case(one.lens(), one.card, series=4, seed=1) for one in (clean, noisy)]
     assert forecast_error(series[1]) < 0.1

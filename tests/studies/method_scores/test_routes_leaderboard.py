@@ -30,7 +30,6 @@ def test_the_truth_scores_one_and_its_opposite_nothing() -> None:
 
 
 def test_true_segments_are_those_whose_values_move_the_rule() -> None:
-    """By changing them."""
     (case,) = explained.cases(PAIRS[:1], seeds=1, series=1)
     from tsfm_lens.zoo.planted import plant
 
@@ -54,7 +53,6 @@ def test_routes_find_what_is_planted_and_attention_does_not() -> None:
 
 
 def test_the_shipped_table_says_what_was_measured() -> None:
-    """And its routes reach what is asked of them."""
     rows = pd.read_csv(SHOWN.with_suffix(".explanations.csv"))
     assert set(zip(rows["level"], rows["method"], strict=True)) <= set(explained.SHIPPED)
     page = SHOWN.read_text()
@@ -113,7 +111,6 @@ def unlike(values: np.ndarray, period: int) -> float:
 
 
 def test_what_only_decides_about_a_gate_counts_neither_way() -> None:
-    """By changing it: the last two periods become more or less alike, and the values that are read do not."""
     rule: Any = plant("gate", "chronos-bolt", seed=0).card.rule
     for case in explained.cases([("gate", "chronos-bolt")], seeds=1, series=2):
         values = np.asarray(case.run.batch.values[0])

@@ -43,7 +43,6 @@ def test_it_is_attention_on_rows_with_queries_and_keys_exchanged() -> None:
 
 @pytest.mark.parametrize("rows", [4, 8])
 def test_chunks_change_no_number(rows: int) -> None:
-    """Also where tokens have fewer coordinates than a head and are mixed before they become values."""
     rng = np.random.default_rng(0)
     weights = AttentionWeights(*rng.normal(size=(3, 2, 6, rows)))
     tokens = rng.normal(size=(rows, 11))
@@ -105,7 +104,6 @@ def test_a_readout_exists_for_full_row_rank_and_reaches_what_is_wanted(rng: np.r
 
 @pytest.mark.parametrize("horizon", [1, D - 1, D, 3 * D])
 def test_what_matters_is_the_length_and_not_the_horizon(horizon: int, rng: np.random.Generator) -> None:
-    """The paper asks for fewer channels than forecast steps; full row rank is enough."""
     tokens = rng.standard_normal((D, L))
     assert rank_theory.readout_exists(tokens, rng.standard_normal((D, horizon)))
     # more channels than steps in the window: no full row rank, and in general no readout
@@ -144,7 +142,6 @@ def test_a_multiple_of_the_identity_reaches_the_bound_and_other_forms_have_none(
 
 
 def test_the_closed_form_is_the_pipeline(rng: np.random.Generator) -> None:
-    """Equation 10 term by term, equation 11 in matrices, and normalising, mapping, undoing."""
     x = 5.0 + 3.0 * rng.standard_normal((D, L))
     weight, gamma, beta, eps = rng.standard_normal((L, H)), rng.uniform(0.5, 2.0, D), rng.standard_normal(D), 1e-5
     mean, scale = x.mean(axis=1, keepdims=True), np.sqrt(x.var(axis=1, keepdims=True) + eps)

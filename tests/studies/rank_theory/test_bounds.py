@@ -57,8 +57,6 @@ def test_analytic_embeddings_keep_the_bound_of_their_ellipse(radius: float) -> N
 
 @pytest.mark.parametrize("order", [1, 3])
 def test_embeddings_with_a_kink_keep_the_bound_of_their_derivatives(order: int) -> None:
-    """The ν-th derivative of |x − c|^ν, for odd ν, jumps by 2 ν! and is constant elsewhere."""
-
     def kinked(x: np.ndarray) -> np.ndarray:
         return np.abs(x - KNOTS) ** order
 
@@ -98,7 +96,6 @@ def test_gated_embeddings_keep_their_bound_while_gates_are_small(beta: float) ->
 
 
 def test_steep_gates_need_not_keep_it() -> None:
-    """Their poles stand nearer than β says, which the paper's formula leaves out."""
     gates = np.geomspace(1, 1000, D)
     steep = rank_theory.GatedEmbedding(gates, 1 / gates, 0.3)
     assert not holds(spectrum(steep(POINTS)), rank_theory.gated_bound(D, L, beta=0.3))

@@ -56,7 +56,6 @@ def test_no_tokens_of_a_vocabulary_exceed_the_bound(sizes: tuple[int, int, int, 
 
 
 def test_an_input_that_repeats_one_token_needs_the_root_of_its_length() -> None:
-    """Its error is √L‖W_V(I − P)x‖, which the printed rate of √d σ is below for long inputs."""
     vocabulary = np.diag([1.0, 0.1, 0.1, 0.1])
     weights = AttentionWeights.random(4, scaling="theorem").with_value(2 * np.eye(4))
     token = vocabulary[:, 1:2]

@@ -121,7 +121,6 @@ def test_more_sweeps_never_fit_worse() -> None:
 
 @pytest.mark.parametrize("name", list(FORMS))
 def test_no_descent_from_many_starts_finds_a_nearer_matrix(name: str) -> None:
-    """Brute force over all parameters of the lab's module, for a matrix that the family does not hold."""
     side = 4
     modules = {
         "low rank": LowRank(side, side, 2),

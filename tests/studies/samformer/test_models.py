@@ -185,7 +185,6 @@ def test_the_closed_form_with_revin_is_where_the_gradient_vanishes() -> None:
 
 
 def test_the_oracle_reaches_the_loss_that_is_expected_of_it() -> None:
-    """Small sizes; the expectation holds within the spread over validation numbers."""
     toy = LinearToy(length=30, horizon=12, channels=3, training=300, validation=3000)
     model = LinearForecaster(30, 12).fit(toy.batches())
     with torch.no_grad():
@@ -197,7 +196,6 @@ def test_the_oracle_reaches_the_loss_that_is_expected_of_it() -> None:
 
 
 def test_tsmixer_is_its_description() -> None:
-    """One block in evaluation mode in numpy: a linear map over time, two over channels, each on its norm."""
     for norm in ("batch", "layer"):
         model, x = moved(TSMixer(L, H, D, blocks=1, hidden=6, norm=norm, normalise=False)), windows()
         block: Any = model.blocks[0]

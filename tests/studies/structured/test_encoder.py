@@ -127,7 +127,6 @@ def test_every_oracle_holds_for_forecasters_of_steps(name: str) -> None:
 
 
 def test_a_forecaster_opens_like_any_other_model() -> None:
-    """``load`` finds its wiring, and what it opens is what the other way to a lens gives."""
     torch.manual_seed(0)
     encoder = structured.Encoder(8, 2, 2, structured.TokenLevels((2, 2)), causal=False)
     model = PatchForecaster(encoder, 8, patch=4, context_length=32, prediction_length=5).eval()
@@ -144,7 +143,6 @@ def test_a_forecaster_opens_like_any_other_model() -> None:
 
 
 def test_the_probe_of_scoring_functions_finds_full_rank_where_the_form_has_it() -> None:
-    """The rank of what a head scores with: that of the width for a tensor train, of a head for standard attention."""
     ranks = {
         name: structured.scoring_structure(tsfm_lens.load(step_model(name)), draws=3, sweeps=1)["epsilon_rank"].values
         for name in ("attention", "bilinear-btt")

@@ -143,7 +143,6 @@ def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", ["single", "pairs"])
 @pytest.mark.parametrize("name", ["attention", "bilinear-btt"])
 def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(name: str, tokens: str) -> None:
-    """By gradients: of y earlier ones, of x earlier ones and its own, and each of them."""
     model = make_regressor(name, Prompts(3), width=8, layers=1, heads=2, tokens=tokens)
     with torch.no_grad():
         for weight in model.parameters():

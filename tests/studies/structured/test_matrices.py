@@ -150,6 +150,8 @@ def test_a_train_holds_low_rank_and_kronecker_products() -> None:
         (lambda: structured.as_levels(structured.LowRankBlockDiagonal(12, 12, 1, 3)), "3 blocks are no .*nearest is 2"),
         (lambda: structured.nearest_tensor_train(torch.ones(4), 1), r"shape \(4,\)"),
         (lambda: structured.MultiLevelLowRank(8, 8, ()), "leave nothing|0 levels"),
+        (lambda: structured.parameter_groups(nn.Linear(2, 2), 0.0, 4), "rate of 0"),
+        (lambda: structured.parameter_groups(nn.Linear(2, 2), 1.0, 0), "base_width is 0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(make: Callable[[], object], message: str) -> None:
@@ -169,7 +171,6 @@ def rates(model: nn.Module, rate: float, base: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("width", [16, 64])
 def test_rates_are_those_of_the_table(width: int) -> None:
-    """η D_1 / (D_2 / p_l); η D_1 / (c s) and η D_1 / d; standard elsewhere."""
     found = rates(model_of(structured.BilinearLevels((4, 2, 2), order="both"), width), 1e-3, 32)
     for level in range(3):
         assert_close(found[f"encoder.blocks.0.attn.q.factors.{level}"], 1e-3 * 32 / (width / 2**level), depth=4)
@@ -184,7 +185,6 @@ def test_rates_are_those_of_the_table(width: int) -> None:
 
 @pytest.mark.parametrize(("d_out", "d_in"), [(64, 64), (256, 64), (64, 256), (16, 512)])
 def test_first_weights_have_the_spectral_norm_of_the_theory(d_out: int, d_in: int) -> None:
-    """‖W‖₂ stays between one and three times √(d_out / d_in), whatever the sizes."""
     draw = torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(0))
     draw *= structured.first_deviation(d_out, d_in)
     assert 1 <= float(torch.linalg.matrix_norm(draw, 2)) / (d_out / d_in) ** 0.5 <= 3
@@ -199,10 +199,6 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_step_moves_features_as_much_at_every_width(name: str) -> None:
-    """One step of Adam, which is the sign of the gradient, with the rates of the table and without.
-
-    An update that is aligned with its input moves a feature by rate · fan-in · |x|.
-    """
     moved: dict[bool, list[float]] = {True: [], False: []}
     for width in (64, 256, 1024):
         for scaled, out in moved.items():
@@ -228,11 +224,3 @@ def test_factors_are_capped_at_their_first_size() -> None:
     capped = structured.rms_capped(100 * weight, 8, 32)
     assert_close(capped.square().mean().sqrt(), 8**0.5 / 32, depth=300)
     assert torch.equal(structured.rms_capped(1e-3 * weight, 8, 32), 1e-3 * weight)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InputError, match="rate of 0"):
-        structured.parameter_groups(nn.Linear(2, 2), 0.0, 4)
-    with pytest.raises(InputError, match="base_width is 0"):
-        structured.parameter_groups(nn.Linear(2, 2), 1.0, 0)
-    assert structured.fan_in_of(nn.LayerNorm(4), "weight") is None
