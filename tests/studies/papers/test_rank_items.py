@@ -96,7 +96,6 @@ def test_a_wrong_definition_is_found(
 
 
 def test_size_ratios_of_the_schedules_in_every_reading() -> None:
-    """Twelve layers: as the formula reads literally, counted from 1, and not rounded up, by another's hand."""
     known = [
         (0.082, 0.086, 0.075),
         (0.151, 0.161, 0.144),
@@ -130,7 +129,6 @@ def test_every_number_of_models_is_measured_on_the_embedded_ones(name: str) -> N
 
 
 def test_ranks_are_those_of_the_native_matrices() -> None:
-    """Of every W_Q by another library, by the model's own names."""
     lens = nano("bolt-nano")
     ranks = {0.1: [], 0.01: []}  # type: dict[float, list[int]]
     first = []

@@ -217,21 +217,6 @@ def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleTyp
     assert sum(asked[0] == "S3-F2" for asked in found) == 5
 
 
-def test_the_table_of_all(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outs = []
-    for arguments in (["--windows", "1", "--only", "S3-F6,S3-RRT"], ["--only", "S3-T1"]):
-        monkeypatch.setattr(sys, "argv", ["paper", "--embedded", *arguments])
-        bench.main()
-        outs.append(capsys.readouterr().out)
-    assert "| S3-F6 |  | heads ablated with layers 7 to 13 at heads@1pp | 28 | 27.5 | -0.5 | % |" in outs[0]
-    assert outs[0].count("| S3-RRT | chronos-nano |") == 4
-    assert "mechanics only" in outs[0]
-    assert outs[1].count("| S3-T1 | bolt-nano | toto-29 scaled to bolt-nano: change of ") == 2
-    assert outs[1].count("not given by the paper") == 1
-
-
 RUNNER = CliRunner()
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -268,23 +267,3 @@ def test_seeds_are_for_what_is_drawn() -> None:
         reproduce("S3-T1", "bolt-nano", seeds=2)
     with pytest.raises(InputError, match="horizon of 2 or more"):
         reproduce("S3-F2", lens, **{**options, "horizon": 1})
-
-
-@pytest.mark.parametrize(
-    ("model", "items"), [("chronos-nano", ["S3-F1D", "S3-F1E", "S3-F2"]), ("bolt-nano", ["S3-F1E", "S3-F2", "S3-F9"])]
-)
-def test_no_verdict_turns_over_between_seeds(model: str, items: list[str]) -> None:
-    lens = nano(model)
-    decided = 0
-    options: dict[str, Any] = {"windows": 14, "horizon": 24}
-    if model == "chronos-nano":
-        options = {"windows": 10, "horizon": 6, "num_samples": 2, "seeds": 2}
-    for name in items:
-        one, other = (reproduce(name, lens, **options, seed=seed) for seed in (0, 100))
-        shared = np.intersect1d(one["quantity"], other["quantity"])
-        both = [each["verdict"].sel(quantity=shared).values for each in (one, other)]
-        for pair in product((HOLDS, FAILS), repeat=2):
-            assert pair[0] == pair[1] or not ((both[0] == pair[0]) & (both[1] == pair[1])).any()
-        decided += sum(int(np.isin(each, (HOLDS, FAILS)).sum()) for each in both)
-    # it is not that nothing is ever decided
-    assert decided > 0

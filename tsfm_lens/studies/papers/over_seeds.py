@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -19,7 +18,6 @@ class Comparison:
     """Comparison of two means over seeds."""
 
     difference: float
-    deviations: float
     welch: float
     pooled: float
 
@@ -35,14 +33,12 @@ def compare(
             "deviations of at least 0"
         )
     difference = first[0] - second[0]
-    deviations = difference / second[1] if second[1] > 0 else math.nan
     if first[1] == second[1] == 0:
-        p = 0.0 if difference else 1.0
-        return Comparison(difference, deviations, p, p)
+        return Comparison(difference, *(2 * [0.0 if difference else 1.0]))
     welch, pooled = (
         float(stats.ttest_ind_from_stats(*first, n, *second, other, equal_var=equal).pvalue) for equal in (False, True)
     )
-    return Comparison(difference, deviations, welch, pooled)
+    return Comparison(difference, welch, pooled)
 
 
 def improvement(ours: Mapping[CellName, float], theirs: Mapping[CellName, float]) -> float:

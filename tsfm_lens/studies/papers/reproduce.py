@@ -18,7 +18,7 @@ from tsfm_lens.studies.papers import measures  # noqa: F401  registers every mea
 from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
 from tsfm_lens.studies.papers.items import BY_ID, HOLDS, Item
 from tsfm_lens.studies.papers.sweeps import Where, sweep_item
-from tsfm_lens.studies.papers.verdicts import AS_NUMBER, Tested, Verdict
+from tsfm_lens.studies.papers.verdicts import AS_NUMBER, Tested
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
 from tsfm_lens.sweep.run.progress import Progress
 from tsfm_lens.zoo import checkpoint_names
@@ -159,7 +159,10 @@ def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.
 
 def _beside(item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
     """Put the paper's numbers beside measured ones, of models by name."""
-    other = _other_models(item, models)
+    theirs, other = tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others)))), ""
+    if theirs and (others := set(models) - set(theirs)):
+        kind = "embedded model: mechanics only" if others & {*checkpoint_names()} else "not the paper's model"
+        other = f"{kind}; the paper's values are for {', '.join(theirs)}"
     paper = {**item.settings, "model": item.model or ", ".join(item.others)}
     here = {**({"model": ", ".join(models)} if other else {}), **result.settings}
     differ = {key: value for key, value in here.items() if value != paper.get(key)}
@@ -178,16 +181,6 @@ def _beside(item: Item, result: MeasuredValues, models: Sequence[str], attrs: Ma
     return data
 
 
-def _other_models(item: Item, models: Sequence[str]) -> str:
-    """Describe models that are not the paper's; "" if there are none."""
-    theirs = tuple(dict.fromkeys(name for name in (*item.model.split(", "), *item.others) if name))
-    others = {name for name in models if name not in theirs}
-    if not theirs or not others:
-        return ""
-    kind = "embedded model: mechanics only" if others & {*checkpoint_names()} else "not the paper's model"
-    return f"{kind}; the paper's values are for {', '.join(theirs)}"
-
-
 _COORDS = ("quantity", "unit", "where", "part_of", "margin")
 _EMPTY: dict[str, Any] = {
     **dict.fromkeys(("ours", "paper", "estimate", "low", "high", "p"), np.nan),
@@ -204,7 +197,13 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
         value = printed.get(name)
         paper = {} if value is None else {"paper": float(value.paper), "where": value.where}
         if name in result.claims:
-            rows += _claim_rows(name, result.claims[name], paper)
+            verdict = result.claims[name]
+            if len(verdict.parts) == 1 and not verdict.parts[0].words:
+                rows.append(_part_row(name, verdict.parts[0], **paper))
+                continue
+            row = {"quantity": name, "ours": AS_NUMBER.get(verdict.outcome, np.nan), "verdict": verdict.outcome}
+            rows.append({**row, "why": verdict.why, "unit": HOLDS, **paper})
+            rows += [_part_row(f"{name}: {part.words}", part, part_of=name) for part in verdict.parts]
             continue
         number = float(result.values[name])
         low, high = result.intervals.get(name, (np.nan, np.nan))
@@ -217,15 +216,6 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
         coords={key: ("quantity", columns[key]) for key in _COORDS},
     )
     return data.assign(difference=data["ours"] - data["paper"])
-
-
-def _claim_rows(words: str, verdict: Verdict, paper: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the row of a claim and those of its parts; one part without words of its own gives one row."""
-    if len(verdict.parts) == 1 and not verdict.parts[0].words:
-        return [_part_row(words, verdict.parts[0], **paper)]
-    ours = AS_NUMBER.get(verdict.outcome, np.nan)
-    whole = {"quantity": words, "ours": ours, "verdict": verdict.outcome, "why": verdict.why, "unit": HOLDS, **paper}
-    return [whole, *(_part_row(f"{words}: {part.words}", part, part_of=words) for part in verdict.parts)]
 
 
 def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:

@@ -138,9 +138,9 @@ def undecided(why: str, of: str) -> Verdict:
     return Verdict((Tested("", of, UNDECIDED, why=why),))
 
 
-def exactly(words: str, *, true: bool, of: str) -> Verdict:
-    """Build the verdict on a claim that follows from weights or counts, without anything to draw."""
-    return Verdict((Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn"),))
+def exactly(words: str, true: bool | np.bool_, of: str) -> Tested:
+    """Build a part of a claim that follows from weights or counts, without anything to draw."""
+    return Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn")
 
 
 def larger(more: Estimated, less: Estimated, of: str, words: str = "") -> Verdict:

@@ -160,7 +160,7 @@ def patches(context: Context) -> MeasuredValues:
     if stack.n_heads > 7 and stack.n_layers > 3:
         order = np.argsort(ranks.sel(layer="3").values)
         last = any(set(end.tolist()) == {0, 7} for end in (order[:2], order[-2:]))
-        result.claims["ablated_last"] = exactly("", true=last, of="stable rank of the weights")
+        result.claims["ablated_last"] = Verdict((exactly("", last, "stable rank of the weights"),))
     for row in dict.fromkeys((0, layer)):
         for index, rank in enumerate(ranks.sel(layer=str(row)).values):
             result.add(f"stable rank of layer {row}, head {index}", rank)
