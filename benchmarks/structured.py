@@ -21,7 +21,9 @@ from torch import Tensor
 
 from benchmarks.apart import apart, restart_peak, status
 from tsfm_lens.models.timing import ratios
-from tsfm_lens.studies.structured import Reach, level_attention_operations, reaching_attention, token_blocks
+from tsfm_lens.studies.structured.counts import level_attention_operations
+from tsfm_lens.studies.structured.forms import token_blocks
+from tsfm_lens.studies.structured.tiles import Reach, reaching_attention
 
 HEADS, SIZE = 8, 64
 RANKS = {

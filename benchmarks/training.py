@@ -23,7 +23,9 @@ from torch import Tensor, nn
 from tsfm_lens.models.timing import in_turn, ratios
 from tsfm_lens.studies.recipes.models import build_model
 from tsfm_lens.studies.recipes.recipe import RECIPES, TrainingRecipe
-from tsfm_lens.studies.samformer import BenchmarkTask, benchmark, make_model
+from tsfm_lens.studies.samformer import benchmark
+from tsfm_lens.studies.samformer.models import make_model
+from tsfm_lens.studies.samformer.tasks import BenchmarkTask
 from tsfm_lens.training import SAM, Plan, Training, Watch, sharpness
 from tsfm_lens.training.losses import patch_loss, token_loss
 

@@ -10,11 +10,8 @@ from executing import EXAMPLES, executed, figures, printed
 from tsfm_lens.studies import experiments, samformer
 from tsfm_lens.studies.papers.reproduce import reproduce
 
-NOTEBOOKS = sorted(EXAMPLES.glob("*.ipynb"))
-
 
 def test_sharp_minima_are_cured_by_sam() -> None:
-    """The printed findings are of the shipped runs, counted here again."""
     notebook = executed(EXAMPLES / "08-sharp-minima.ipynb")
     assert figures(notebook) == 4
     runs, said = experiments.record("toy"), printed(notebook)
@@ -33,7 +30,6 @@ def test_sharp_minima_are_cured_by_sam() -> None:
 
 
 def test_structured_scores_are_told_as_the_runs_have_them() -> None:
-    """What the text says of the arms is what their runs came to, and the verdicts are those of the command."""
     notebook = executed(EXAMPLES / "09-structured-attention.ipynb")
     assert figures(notebook) == 5
     said, runs = printed(notebook), experiments.record("in_context")

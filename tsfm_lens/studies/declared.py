@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,21 @@ Draw = Callable[..., go.Figure]
 
 
 class Declarations:
-    """Measurements of a file, each with one figure, one table and its sentences."""
+    """Measurements whose texts a file holds by kind, beside facts that are common to all."""
 
     def __init__(self, file: Path, **common: Any) -> None:
         self._texts, self._common = yaml.safe_load(file.read_text(encoding="utf-8")), common
 
-    def figure(self, kind: str, *, needs: Sequence[str], sentences: Callable[..., list[str]]) -> Callable[[Draw], Draw]:
-        """Register the measurement of a kind with the function that draws it.
-
-        A ``subject`` that is a text is filled in with the attributes of the result.
-
-        Args:
-            kind: of the result, as in the file.
-            needs: variables that the function takes.
-            sentences: of the result.
-        """
-        facts = {**self._common, **self._texts[kind]}
-        table, shows, subject = facts.pop("variables"), facts.pop("shows"), facts["subject"]
+    def measurement(self, kind: str, **more: Any) -> Measurement:
+        """Declare a kind; a ``subject`` that is a text is filled in with the attributes of the result."""
+        facts = {**self._common, **self._texts[kind], **more}
+        subject, where = facts.get("subject"), facts.pop("where", "")
         if isinstance(subject, str):
             facts["subject"] = lambda ds: subject.format_map(defaultdict(lambda: "?", ds.attrs))
-        facts |= {"source": f"{facts['source']}, {facts.pop('where')}", "paper": tuple(facts["paper"])}
-        entry: Measurement = measurement(kind, **facts)
-        return entry.figure(shows, variables=needs, table=table, sentences=sentences)
+        source = f"{facts.pop('source')}, {where}" if where else facts.pop("source")
+        return measurement(kind, **facts | {"source": source, "paper": tuple(facts.get("paper", ()))})
+
+    def figure(self, kind: str, sentences: Callable[..., list[str]]) -> Callable[[Draw], Draw]:
+        """Declare a kind with one figure, one table and its sentences; the decorated function draws it."""
+        title, variables, table = (self._texts[kind].pop(name) for name in ("shows", "needs", "variables"))
+        return self.measurement(kind).figure(title, variables=variables, table=table, sentences=sentences)

@@ -30,7 +30,6 @@ def test_the_truth_scores_one_and_its_opposite_nothing() -> None:
 
 
 def test_true_segments_are_those_whose_values_move_the_rule() -> None:
-    """By changing them."""
     (case,) = explained.cases(PAIRS[:1], seeds=1, series=1)
     from tsfm_lens.zoo.planted import plant
 
@@ -54,7 +53,6 @@ def test_routes_find_what_is_planted_and_attention_does_not() -> None:
 
 
 def test_the_shipped_table_says_what_was_measured() -> None:
-    """And its routes reach what is asked of them."""
     rows = pd.read_csv(SHOWN.with_suffix(".explanations.csv"))
     assert set(zip(rows["level"], rows["method"], strict=True)) <= set(explained.SHIPPED)
     page = SHOWN.read_text()
@@ -113,7 +111,6 @@ def unlike(values: np.ndarray, period: int) -> float:
 
 
 def test_what_only_decides_about_a_gate_counts_neither_way() -> None:
-    """By changing it: the last two periods become more or less alike, and the values that are read do not."""
     rule: Any = plant("gate", "chronos-bolt", seed=0).card.rule
     for case in explained.cases([("gate", "chronos-bolt")], seeds=1, series=2):
         values = np.asarray(case.run.batch.values[0])
@@ -149,12 +146,3 @@ def test_true_components_are_those_that_pass_values_on(pair: tuple[str, str]) ->
     assert not any(mechanism[name].startswith(("marks ", "tells the step")) for name in true)
     # what waits until another head is gone is no candidate
     assert not set(card.components("backup")) & set(case.components)
-
-
-def test_twins_share_the_truth_and_not_the_weights() -> None:
-    (planted, twin), _ = case_of("seasonal-copy", "chronos-bolt", twins=True)
-    assert (planted.twin, twin.twin) == (False, True)
-    assert twin.model == f"{planted.model}, untrained"
-    np.testing.assert_array_equal(planted.true_components, twin.true_components)
-    np.testing.assert_array_equal(planted.run.batch.values[0], twin.run.batch.values[0])
-    assert not np.array_equal(planted.run.point, twin.run.point)

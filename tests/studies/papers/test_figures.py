@@ -15,17 +15,15 @@ from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, RenderError, UnknownNameError
 from tsfm_lens.figures import named as room
-from tsfm_lens.figures.named import figures, file_word, find_figure, make_figure, write_figure
+from tsfm_lens.figures.named import figures, find_figure, make_figure, write_figure
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens
 from tsfm_lens.probes import ablated_share
 from tsfm_lens.registry import measurements
-from tsfm_lens.report.pipeline import checked_sections
 from tsfm_lens.studies.papers.figures import recipe_components, windows
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.heads import released_share
-from tsfm_lens.sweep.plan.recipes import heads_of, read_recipe
-from tsfm_lens.sweep.plan.released import at_depth, released_lists
+from tsfm_lens.sweep.plan.released import released_lists
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
 NO_FIGURES = {"for_print", "save", "compare"}
@@ -78,27 +76,6 @@ def test_figures_ablate_the_released_heads(
         lens.wiring, select_components(lens.wiring, *chosen)
     )
     assert released_share(recipe) == (100 * len(wanted) / (sizes[0] * sizes[1]), len(mlps))
-
-
-@pytest.mark.parametrize("name", ["timesfm-28", "timesfm-51", "bolt-60"])
-def test_figure_and_sweep_take_the_same_heads_from_a_model_of_another_size(name: str) -> None:
-    lens = lens_of("chronos-bolt")
-    heads, mlps = heads_of(read_recipe(name), lens, scale=True)
-    found = select_components(lens.wiring, *recipe_components(lens, name, seed=0)["by stable rank"])
-    assert {c.layer for c in found if c.kind == "mlp"} == set(mlps)
-    for kind in lens.wiring.output_stack.attention_kinds():
-        assert {(c.layer, c.head) for c in found if c.kind == kind} == {(x, h) for x, own in heads.items() for h in own}
-
-
-def test_recipes_scale_with_the_depth_of_the_model() -> None:
-    middle = read_recipe("timesfm-28").layers_at[0].layers
-    assert isinstance(middle, tuple)
-    assert at_depth(middle, 20, 20) == list(range(7, 14))
-    assert at_depth(middle, 20, 40) == list(range(14, 28))
-    # the middles of 3 layers lie in layers 3, 10 and 16 of 20, those of 2 layers in 5 and 15
-    assert at_depth(middle, 20, 3) == [1]
-    assert at_depth((10, 11), 20, 2) == [1]
-    assert at_depth((), 12, 2) == []
 
 
 def test_every_renderer_and_every_figure_of_the_paper_has_a_name() -> None:
@@ -177,32 +154,6 @@ def test_windows_tile_the_series_without_overlap() -> None:
         windows(lens_of("chronos-bolt"), series, 64)
 
 
-def test_a_horizon_by_itself_leaves_half_of_the_series_or_a_full_context() -> None:
-    lens = lens_of("chronos-bolt")
-    made = make_figure("6B", lens.run(bundled("nile").tail(60), holdout=True))
-    assert made.files[0].results[0].sizes["step"] == max(60 - lens.adapter.context_length, 30)
-    without = make_figure("forecast_fan", lens.run(bundled("nile")))
-    assert "truth" not in without.files[0].results[0]
-
-
-@pytest.mark.parametrize("name", ["5", "20"])
-def test_attention_is_read_within_one_pass_where_it_cannot_be_followed_beyond(name: str) -> None:
-    lens = lens_of("timesfm-2.5")
-    steps = lens.adapter.longest_pass + 3
-    made = make_figure(name, lens.run(bundled("electricity").tail(2 * steps + 20), steps, holdout=True))
-    assert made.files[-1].results[0].sizes["step"] == steps
-    assert all(result.attrs["horizon"] <= steps - 3 for file in made.files[:-1] for result in file.results)
-
-
-def test_files_are_named_after_figure_part_and_model(tmp_path: Path) -> None:
-    made = make_figure("21", lens_of("chronos-bolt").run(short(), 6, holdout=True))
-    paths = write_figure(made, tmp_path, formats=["json"], model="amazon/chronos-bolt-tiny")
-    stems = [f"21-{part}-amazon-chronos-bolt-tiny.json" for part in "ABC"]
-    assert [path.name for path in paths] == [*stems, "21-amazon-chronos-bolt-tiny.txt"]
-    assert "(B)" in paths[-1].read_text()
-    assert [file_word(name) for name in ("./some/Folder name/", "/a/b", "..")] == ["Folder-name", "b", "model"]
-
-
 def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_figure("21", lens_of("chronos-bolt").run(short(), 6, holdout=True))
     with pytest.raises(UnknownNameError, match=r"format 'jpg'.*png"):
@@ -230,8 +181,3 @@ def test_every_reported_value_is_one_of_a_measurement() -> None:
     # sizes of models follow from counts alone, as do statements on printed tables
     formulas = {item.id for item in ITEMS if item.theory and item.id.startswith(("S1", "S2"))}
     assert named == {item.id for item in ITEMS} - {"S3-SYS", *formulas}
-
-
-def test_a_result_of_no_model_is_no_chapter() -> None:
-    with pytest.raises(InputError, match="made of no model"):
-        checked_sections(["theory_sketching"])

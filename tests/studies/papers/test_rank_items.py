@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Iterable
 from functools import cache, partial
@@ -13,18 +12,16 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
-from typer.testing import CliRunner
 
 import tsfm_lens
 from reproductions import nano, ours, parts, row, settings, verdict, words
 from tiny_lenses import fresh
 from tsfm_lens import compress, ranks
-from tsfm_lens.cli import app
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
-from tsfm_lens.studies.papers.items import BY_ID, HOLDS, ITEMS
+from tsfm_lens.studies.papers.items import HOLDS, ITEMS
 from tsfm_lens.studies.papers.measures import models, theory
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
 from tsfm_lens.testing import assert_close, last_digit
@@ -99,7 +96,6 @@ def test_a_wrong_definition_is_found(
 
 
 def test_size_ratios_of_the_schedules_in_every_reading() -> None:
-    """Twelve layers: as the formula reads literally, counted from 1, and not rounded up, by another's hand."""
     known = [
         (0.082, 0.086, 0.075),
         (0.151, 0.161, 0.144),
@@ -133,7 +129,6 @@ def test_every_number_of_models_is_measured_on_the_embedded_ones(name: str) -> N
 
 
 def test_ranks_are_those_of_the_native_matrices() -> None:
-    """Of every W_Q by another library, by the model's own names."""
     lens = nano("bolt-nano")
     ranks = {0.1: [], 0.01: []}  # type: dict[float, list[int]]
     first = []
@@ -219,17 +214,6 @@ def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(monkeypatc
     assert "no architecture is among the models" in str(row(alone, "stays_low")["why"].values)
 
 
-def test_language_models_of_two_widths_have_a_power(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = {"one": (64, 2, 60.0, 1.0), "two": (128, 2, 120.0, 1.0)}
-    monkeypatch.setattr(models, "ranks_by_model", _ranks_of(known, []))
-    lenses = [Lens(text().adapter, name) for name in known]
-    found = reproduce("S0-F4", lenses, **SHORT)
-    assert_close(ours(found, "power of d that the rank of W_Q in language models grows with"), 1.0, depth=100)
-    assert verdict(found, "linear") == "holds"
-    known["two"] = (128, 2, 66.0, 1.0)
-    assert verdict(reproduce("S0-F4", lenses, **SHORT), "linear") == "does not hold"
-
-
 def test_models_that_cannot_stand_side_by_side_are_refused() -> None:
     with pytest.raises(InputError, match="two models are called 'bolt-nano'"):
         reproduce("S0-F4", [nano("bolt-nano"), nano("bolt-nano")], **SHORT)
@@ -237,25 +221,6 @@ def test_models_that_cannot_stand_side_by_side_are_refused() -> None:
         reproduce("S3-F2", text(), **FEW)
     with pytest.raises(InputError, match="is measured on one model"):
         reproduce("S3-F2", ["bolt-nano", "chronos-nano"], **FEW)
-
-
-def test_a_trained_embedding_of_patches_keeps_the_count_of_the_theorem() -> None:
-    """That of bolt-nano is the theorem's residual MLP, with a row of ones for what it adds; noise goes through it."""
-    block = nano("bolt-nano").model.input_patch_embedding
-    (inner, add), (outer, shift), (skip, base) = (
-        (layer.weight.detach().double().numpy(), layer.bias.detach().double().numpy())
-        for layer in (block.hidden_layer, block.output_layer, block.residual_layer)
-    )
-    mlp = rank_theory.ResidualMlpEmbedding(np.c_[inner, add], outer, np.c_[skip, base + shift])
-    values = np.random.default_rng(0).normal(size=(inner.shape[1] // 2, 400))
-    columns = np.vstack([values, np.ones((len(values) + 1, 400))])
-    with torch.no_grad():
-        tokens = block(torch.as_tensor(columns[:-1].T, dtype=torch.float32)).T
-    assert_close(mlp.embed(columns), tokens.numpy(), depth=1000, dtype=np.float32)
-    count, most = rank_theory.mlp_count(mlp, columns, [0.01, 0.1, 1.0, 2.0])
-    assert (count <= most).all()
-    assert count[0] > 1
-    assert most[-1] < len(tokens)
 
 
 SMALL: dict[str, Callable[[Context], MeasuredValues]] = {
@@ -310,23 +275,6 @@ def test_claims_are_tested_over_draws(name: str, key: str, found: Callable[..., 
     assert str(row(few, key)["why"].values).startswith("2 draws, too few")
 
 
-def test_the_command_says_what_claims_are_tested_over(found: Callable[..., xr.Dataset]) -> None:
-    told = CliRunner().invoke(app, ["reproduce", "S0-J2", "--seeds", "2"])
-    assert "is true of the median draw: it holds" in told.stdout, told.output
-    assert "window" not in told.stdout
-    with_windows = CliRunner().invoke(app, ["reproduce", "S3-F22", "--model", "bolt-nano", "--windows", "2"])
-    assert "is true of the median series or window: it holds" in with_windows.stdout
-
-
-def test_further_ids_give_the_same_numbers(found: Callable[..., xr.Dataset]) -> None:
-    assert len(BY_ID) == sum(len(item.ids) for item in ITEMS)
-    for other, name in {"S0-F15": "S0-J1A", "S0-F16": "S0-J2", "S0-F17": "S0-J3", "S0-cheb": "S0-F14"}.items():
-        assert item_of(other).id == name
-    xr.testing.assert_identical(found("S0-CHEB"), found("S0-F14"))
-    listed = CliRunner().invoke(app, ["reproduce", "--list", "--json"]).stdout
-    assert ["S0-F17"] in [each["also"] for each in json.loads(listed)]
-
-
 def test_a_claim_can_fail(found: Callable[..., xr.Dataset], monkeypatch: pytest.MonkeyPatch) -> None:
     whole = rank_theory.spectra_by_heads
 
@@ -336,26 +284,6 @@ def test_a_claim_can_fail(found: Callable[..., xr.Dataset], monkeypatch: pytest.
 
     monkeypatch.setattr(rank_theory, "spectra_by_heads", backwards)
     assert verdict(found("S0-J3", seeds=8), "higher_rank_by_heads") == "does not hold"
-
-
-@pytest.mark.parametrize(
-    ("item", "function", "sizes"),
-    [
-        ("S0-j1a", "compression_by_rank", {"width": 512, "n_tokens": 4096}),
-        ("S0-J2", "sketching_by_heads", {"width": 2048, "heads": (1, 2, 4, 8, 16, 32, 64, 128)}),
-        ("S0-F14", "chebyshev_curves", {"dimension": 768, "n_points": 4096}),
-    ],
-)
-def test_full_sizes(item: str, function: str, sizes: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command measures at the sizes that the paper gives, so that no setting of these differs."""
-
-    def stop(**options: object) -> xr.Dataset:
-        assert sizes.items() <= options.items()
-        raise InterruptedError
-
-    monkeypatch.setattr(rank_theory, function, stop)
-    with pytest.raises(InterruptedError):
-        reproduce(item)
 
 
 def test_the_docs_name_what_exists_and_every_id() -> None:

@@ -17,7 +17,7 @@ from scipy.stats import spearmanr
 from typer.testing import CliRunner, Result
 
 import tsfm_lens
-from reproductions import nano, ours, row, settings, words
+from reproductions import nano, ours, settings, words
 from tsfm_lens.cli import app
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.models import architectures, load
@@ -29,8 +29,6 @@ from tsfm_lens.studies.papers.measures import heads as measures
 from tsfm_lens.studies.papers.measures.induction import overlap_values
 from tsfm_lens.studies.papers.reproduce import chaotic_windows, compare, item_of, reproduce
 from tsfm_lens.sweep.plan.recipes import parse_recipe
-from tsfm_lens.sweep.plan.released import middle_third
-from tsfm_lens.sweep.run.sweeping import Outcome
 from tsfm_lens.testing import assert_close, last_digit
 
 DRAWS: dict[str, Any] = {"num_samples": 2, "seed": 1}
@@ -92,14 +90,6 @@ def test_the_tokens_of_the_test_are_the_paper_s_at_a_published_size() -> None:
     assert "not the paper's model" in found.attrs["note"]
 
 
-def test_the_middle_layers_are_those_that_the_paper_names() -> None:
-    assert middle_third(20) == list(range(7, 14))
-    assert middle_third(12) == [4, 5, 6, 7]
-    assert middle_third(3) == [1]
-    with pytest.raises(InputError, match="three layers"):
-        middle_third(2)
-
-
 @pytest.mark.parametrize("name", MEASURED)
 def test_every_number_can_be_measured(name: str) -> None:
     lens = nano("bolt-nano" if name == "S3-F21" else "chronos-nano")
@@ -126,15 +116,6 @@ def test_every_number_can_be_measured(name: str) -> None:
         assert set(printed) - set(found["quantity"].values.tolist()) <= {words("S3-F21", "ablated_last")}
     else:
         assert lens.model_id not in found.attrs["note"]
-
-
-def test_sizes_of_a_model_are_its_parameters() -> None:
-    lens = nano("bolt-nano")
-    found = reproduce("S3-SYS", lens, **FAST)
-    own = sum(p.numel() for p in lens.native.inner_model.parameters()) / 1e6
-    assert ours(found, "Chronos-Bolt: parameters") == pytest.approx(own)
-    assert float(row(found, "Chronos-Bolt: layers")["difference"]) == lens.wiring.output_stack.n_layers - 12
-    assert ours(found, "Chronos-Bolt: steps per token") == 4
 
 
 def test_the_paper_s_settings_stand_in_the_docs() -> None:
@@ -170,13 +151,6 @@ def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
         moved = lens.forecast(context, 64, **DRAWS).median
     expected = np.mean([1 - spearmanr(one, other).statistic for one, other in zip(plain, moved, strict=True)])
     assert_close(ours(found, "mean Spearman distance without the sharpest"), expected, depth=1000, magnitude=2.0)
-
-
-def test_given_series_are_used_and_named() -> None:
-    data = tsfm_lens.bundled("co2", "elnino").tail(100)
-    found = reproduce("S3-F22", nano("chronos-nano"), data, horizon=8, num_samples=2)
-    assert settings(found)["series"] == "co2, elnino"
-    assert settings(found)["context"] == "92"
 
 
 def test_windows_are_chaotic_and_repeat_with_their_seed() -> None:
@@ -243,21 +217,6 @@ def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleTyp
     assert sum(asked[0] == "S3-F2" for asked in found) == 5
 
 
-def test_the_table_of_all(
-    bench: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    outs = []
-    for arguments in (["--windows", "1", "--only", "S3-F6,S3-RRT"], ["--only", "S3-T1"]):
-        monkeypatch.setattr(sys, "argv", ["paper", "--embedded", *arguments])
-        bench.main()
-        outs.append(capsys.readouterr().out)
-    assert "| S3-F6 |  | heads ablated with layers 7 to 13 at heads@1pp | 28 | 27.5 | -0.5 | % |" in outs[0]
-    assert outs[0].count("| S3-RRT | chronos-nano |") == 4
-    assert "mechanics only" in outs[0]
-    assert outs[1].count("| S3-T1 | bolt-nano | toto-29 scaled to bolt-nano: change of ") == 2
-    assert outs[1].count("not given by the paper") == 1
-
-
 RUNNER = CliRunner()
 
 
@@ -275,19 +234,6 @@ def test_the_list_has_every_id_and_number() -> None:
         assert len(entry["values"]) == len(item.values)
     table_5 = next(entry for entry in listed if entry["id"] == "S3-T5")
     assert table_5["values"]["P(sharp | induction)"]["paper"] == 0.1667
-
-
-def test_the_table_shows_the_paper_s_number_ours_and_the_settings() -> None:
-    result = run("S3-HENT", "--model", "chronos-nano", "--data", "bundled:co2", "--horizon", "6", "--samples", "2")
-    assert result.exit_code == 0, result.output
-    line = next(line for line in result.stdout.splitlines() if "sharp heads of all" in line)
-    assert "6.9" in line
-    assert "appendix G" in line
-    model = next(line for line in result.stdout.splitlines() if "model" in line)
-    assert "amazon/chronos-t5-base" in model
-    assert "chronos-nano" in model
-    assert "mechanics only" in result.stderr
-    assert "mechanics only" not in result.stdout
 
 
 def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:
@@ -351,14 +297,6 @@ def test_a_sweep_shows_intervals_and_keeps_its_cells(tmp_path: Path, monkeypatch
     lower, upper = (found["data_vars"][name]["data"] for name in ("low", "high"))
     assert any(low is not None and low <= high for low, high in zip(lower, upper, strict=True))
     assert lower[found["coords"]["quantity"]["data"].index("toto-29 scaled to bolt-nano: MLPs ablated")] is None
-
-
-def test_a_cancelled_sweep_says_how_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tsfm_lens.studies.papers.sweeps.run_sweep", lambda *args, **options: Outcome(cancelled=True))
-    result = run("S3-T1", "--model", "bolt-nano", "--data", "bundled:nile", "--horizon", "6")
-    assert result.exit_code == 130
-    assert "the same command goes on" in result.stderr
 
 
 def test_names_are_no_markup(capsys: pytest.CaptureFixture[str]) -> None:

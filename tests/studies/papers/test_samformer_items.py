@@ -20,7 +20,7 @@ from tsfm_lens.studies.papers.measures import samformer
 from tsfm_lens.studies.papers.measures.samformer import HORIZONS, TABLES, Cell, Printed, parameter_count
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
-from tsfm_lens.studies.samformer import ChannelTransformer, make_model, oracle_loss
+from tsfm_lens.studies.samformer.models import ChannelTransformer, make_model, oracle_loss
 from tsfm_lens.testing import assert_close
 from tsfm_lens.testing.tolerance import last_digit
 
@@ -232,7 +232,6 @@ def test_tables_are_whole_and_items_print_their_cells(error: str) -> None:
 
 
 def test_overall_improvements_follow_from_the_tables_but_for_two() -> None:
-    """Beforehand from the index: 2.06 and 3.96 in MSE where 3.94 and 11.13 are printed, and others in MAE."""
     known = {"iTransformer": (2.06, -1.25), "PatchTST": (3.96, -0.57)}
     found = reproduce("S1-IMP")
     for value in item_of("S1-IMP").values:
@@ -253,20 +252,17 @@ def test_overall_improvements_follow_from_the_tables_but_for_two() -> None:
     ],
 )
 def test_improvements_over_ablations(error: str, model: str, ablated: str, expected: float) -> None:
-    """They are not the printed 12.97 and 11.93 %."""
     found = improvement(means(TABLES[error][model]), means(TABLES[f"ablated_{error}"][ablated]))
     assert abs(found - expected) < last_digit(2)
 
 
 def test_both_tests_are_those_of_samples() -> None:
-    """Samples of the very means and deviations, tested as samples."""
     rng = np.random.default_rng(0)
     for scale in (0.3, 1.0, 4.0):
         first, second = rng.standard_normal(5), scale * rng.standard_normal(5) + 0.7
         found = compare(*((float(part.mean()), float(part.std(ddof=1))) for part in (first, second)))
         assert_close(found.welch, stats.ttest_ind(first, second, equal_var=False).pvalue, depth=1000)
         assert_close(found.pooled, stats.ttest_ind(first, second).pvalue, depth=1000)
-        assert_close(found.deviations, (first.mean() - second.mean()) / second.std(ddof=1), depth=100)
     assert compare((1.0, 0.0), (1.0, 0.0)).welch == 1.0
     assert compare((1.0, 0.0), (2.0, 0.0)).pooled == 0.0
     for case in ({"n": 1}, {"n_second": 1}):
@@ -279,7 +275,6 @@ def test_both_tests_are_those_of_samples() -> None:
 
 
 def test_bold_numbers_of_table_7_are_those_of_the_pooled_test() -> None:
-    """At 0.05; Welch's test differs in Traffic at 720 alone, by which it is told that the paper took the other."""
     plain = {tuple(cell) for cell in PAPERS["samformer"]["not_significant"]}
     for cell, own in TABLES["MSE"]["SAMformer"].items():
         found, bold = compare(own, TABLES["MSE"]["TSMixer+SAM"][cell]), cell not in plain

@@ -14,7 +14,7 @@ from tsfm_lens.studies.papers.measures import low_rank
 from tsfm_lens.studies.papers.measures import structured as measures
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
 from tsfm_lens.studies.recipes.levels import LEVELS, level_runs
-from tsfm_lens.studies.structured import level_blocks, oracle_errors
+from tsfm_lens.studies.structured.training import oracle_errors
 from tsfm_lens.testing import assert_close
 
 SEEDS = 8
@@ -110,24 +110,6 @@ def test_claims_on_widths(true: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     assert parts(found, "forms_wide") == ["D = 16", "D = 64"]
 
 
-def test_the_figure_shows_the_numbers_of_the_runs() -> None:
-    data = runs({**dict.fromkeys(ARMS, 0.5), "1 head, rank 1": 0.9})
-    data["by_pairs"][0, 2:] = np.nan
-    fig = figures.in_context_errors(data)
-    means = {trace.name: trace for trace in fig.data if trace.mode == "markers" and trace.marker.size == 9}
-    at = data["by_pairs"].values[1, :, -1]
-    assert means["1 head, rank 1"].y[0] == at.mean()
-    reach = means["1 head, rank 1"].error_y.array[0]
-    # t of seven degrees of freedom
-    assert_close(float(reach), 2.364624 * at.std(ddof=1) / SEEDS**0.5, depth=4, dtype="float32")
-    assert means["1 head, rank 16"].error_y.array is None
-    lines = {trace.name: trace for trace in fig.data if trace.mode == "lines"}
-    assert lines["least squares, expected"].y[-1] == 0
-    (plate,) = registry.find("in_context_runs").draw_panels(data)
-    assert plate.sentences[0].startswith("1 head, ")
-    assert plate.sentences[-1].startswith("1 head, rank 1, D = 16: 0.9")
-
-
 # --- other trainings -----------------------------------------------------------------------------------------
 
 
@@ -214,22 +196,6 @@ def test_counts_are_the_printed_formulas_but_for_what_is_a_bound() -> None:
     assert verdict(costs, "best 8 of 8") == "does not hold"
 
 
-def test_savings_of_the_key_cache_follow_from_the_ranks() -> None:
-    found, words = reproduce("S2-KV"), "key cache, times smaller, {}"
-    for name, ranks in measures.LISTS.items():
-        held = sum(rank / count for rank, count in zip(ranks, level_blocks(len(ranks)), strict=True))
-        assert_close(ours(found, words.format(name)), sum(ranks) / held, depth=8)
-    assert abs(float(row(found, words.format("r/8, 8 levels"))["difference"])) < 1 / 50
-
-
-def test_windows_are_counted_in_whole_scores() -> None:
-    found, words = reproduce("S2-SWA"), "multiply-adds of the scores over those of standard attention"
-    assert ours(found, "seen") == 129
-    pairs = sum(min(token + 1, 129) for token in range(1024)) / (1024 * 1025 / 2)
-    assert ours(found, f"{words}, windows in every layer") == pairs
-    assert_close(ours(found, f"{words}, one layer in three global"), (1 + 2 * pairs) / 3, depth=8)
-
-
 def test_the_lemma_holds_in_every_draw() -> None:
     assert ours(reproduce("S2-L1", seeds=5, seed=2), "apart") == 0
 
@@ -293,12 +259,3 @@ def test_a_model_is_cut_where_its_ranks_come_to_the_printed_ratio(monkeypatch: p
     assert_close(compress.ratio_of(forms, ranks).ranks, ours(found, "share of ranks, ratio 0.237"), depth=8)
     # a model that is read out by quantiles has no tokens to overlap
     assert np.isnan(ours(found, "overlap of the ten likeliest tokens, ratio 0.237"))
-
-
-def test_ranks_grow_with_the_vocabulary_in_what_training_added() -> None:
-    found = reproduce("S0-F4C")
-    quantity = "ε-rank of what training added to W_Q, ε = 0.1, vocabulary of rank {}"
-    grown = [ours(found, quantity.format(rank)) for rank in (1, 32)]
-    moved = recipes.low_rank_record("vocabulary")["moved_rank"].sel(epsilon=0.1, vocabulary=[1, 32])
-    assert_close(grown, moved.isel(training_step=-1).mean(("seed", "layer")).values, depth=8)
-    assert grown[0] < grown[1]

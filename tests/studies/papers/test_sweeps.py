@@ -13,18 +13,13 @@ import xarray as xr
 
 import tsfm_lens
 from reproductions import nano, ours, row, settings
-from tsfm_lens.data.evaluation import matching
-from tsfm_lens.data.gift_eval import gift_eval_configs
 from tsfm_lens.errors import CheckpointError, InputError, SweepFailedError, UnknownNameError
-from tsfm_lens.studies.papers.items import HOLDS, ITEMS, TABLE_3
+from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject, rows_of
 from tsfm_lens.studies.papers.reproduce import compare, item_of, reproduce
-from tsfm_lens.studies.papers.sweeps import sweep_config
-from tsfm_lens.sweep.plan.data_sources import GiftEval
 from tsfm_lens.sweep.plan.released import RELEASED
-from tsfm_lens.sweep.results.gathering import Gathered, gather
+from tsfm_lens.sweep.results.gathering import Gathered
 from tsfm_lens.sweep.run.sweeping import Outcome
-from tsfm_lens.sweep.store.folder import Store
 from tsfm_lens.testing import assert_close, last_digit
 
 SWEEPS = [item.id for item in ITEMS if item.sweep]
@@ -145,14 +140,6 @@ def test_recipes_cost_what_forecasts_without_their_heads_and_mlps_cost(store: Pa
     assert {quantity.split(": ")[1] for quantity in quantities} == columns
 
 
-def test_rows_that_the_paper_leaves_open_are_said_and_not_run(store: Path) -> None:
-    found = run("S3-T1", store)
-    for name in ("Toto, 29 % of heads, 1 MLP", "Toto, 43 % of heads", "Chronos-Bolt, 28 % of heads, 6 MLPs"):
-        assert f"in {name}" in found.attrs["note"].split("not given by the paper")[1]
-        assert not any(str(quantity).startswith(f"{name}:") for quantity in found["quantity"].values)
-    assert "scaled to the same shares of heads at the same depths" in found.attrs["note"]
-
-
 def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
     single, counted = run("S3-F10", store), run("S3-F11", store)
     for layer in range(3):
@@ -171,21 +158,6 @@ def test_heads_kept_are_those_of_the_definition(store: Path) -> None:
     assert "3 layers of 4 heads" in counted.attrs["note"]
 
 
-def test_curves_of_layers_at_the_paper_s_depths(store: Path) -> None:
-    found = run("S3-F7", store)
-    naive = np.array([cut(name)[3] for name in SERIES])
-    baseline = np.exp(np.log(mase() / naive).mean())
-    whole = found.sel(quantity="MASE over the seasonal naive's: whole model, geometric mean")
-    assert_close(float(whole["ours"]), baseline, depth=1000, dtype=np.float32)
-    assert_close(float(whole["difference"]), baseline - 0.733, depth=10000, dtype=np.float32)
-    # layers 7, 10 and 13 of 20 lie in the second and third of three
-    layers = {str(q).split("layer ")[1][0] for q in found["quantity"].values if "layer" in str(q)}
-    assert layers == {"1", "2"}
-    gone = heads(2, by_stable_rank(2)[::-1][:3])
-    words = "change of MASE without heads: layer 2, high stable rank first, 3 of 4 heads"
-    assert_change(found, words, *gone)
-
-
 def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> None:
     found = run("S3-F3", store)
     rises = [change(f"decoder.{layer}") for layer in range(3)]
@@ -201,48 +173,6 @@ def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> N
     ranges = run("S3-F4", store)
     quantity = "bolt-nano: change of MASE without MLPs of layers 1 to 2"
     assert_change(ranges, quantity, "decoder.1.mlp", "decoder.2.mlp")
-
-
-def test_datasets_of_an_important_and_an_ablatable_layer(store: Path) -> None:
-    found = run("S3-F18", store)
-    # layers 11 and 2 of 12 are the last and the first of three
-    rise = {layer: mase(*heads(layer, (0, 1, 2, 3))) / mase() - 1 for layer in (2, 0)}
-    for layer, each in rise.items():
-        assert ours(found, f"layer {layer}: datasets on which that is above 25 %") == (each > 0.25).sum()
-        assert ours(found, f"layer {layer}: datasets on which all heads can go within 1 %") == (each < 0.01).sum()
-    claim = row(found, "kinder")
-    assert (str(claim["verdict"].values), str(claim["unit"].values)) == ("undecided", HOLDS)
-    assert "too few for a test" in str(claim["why"].values)
-    assert_close(float(claim["estimate"]), 100 * float(np.median(rise[2] - rise[0])), depth=1000, dtype=np.float32)
-
-
-def test_intervals_are_those_of_the_sweep_in_percent(store: Path) -> None:
-    found = run("S3-T4", store)
-    table = gather(store, "S3-T4").results["recipes"]
-    own = table[table["recipe"] == "toto-29"].drop_duplicates("metric").set_index("metric")
-    for theirs, metric in (("SMAPE", "sMAPE"), ("MSIS", "MSIS")):
-        change_row = row(found, f"toto-29 scaled to bolt-nano: change of {theirs}")
-        ends = [float(change_row["low"]), float(change_row["high"])]
-        np.testing.assert_allclose(ends, [100 * own.loc[metric, name] for name in ("lower", "upper")])
-    assert np.isnan(found["low"].sel(quantity="toto-29 scaled to bolt-nano: resilient datasets"))
-
-
-def test_sweeps_that_share_a_store_share_their_cells(store: Path) -> None:
-    run("S3-F10", store)
-    before = Store(store, create=False).done()
-    for name in ("S3-F7", "S3-F10", "S3-F11", "S3-F16", "S3-F19"):
-        run(name, store)
-    assert Store(store, create=False).done() == before
-
-
-def test_a_sampling_model_is_given_its_sample_paths(tmp_path: Path) -> None:
-    found = run("S3-F19", tmp_path / "store", "chronos-nano", data="nile", num_samples=2)
-    here = settings(found)
-    assert here["samples of Chronos"] == "2"
-    assert str(found["paper_setting"].sel(setting="samples of Chronos").values) == "20"
-    # layers 11 and 5 of 12
-    assert np.isfinite(ours(found, "layer 2: change of MASE without all heads"))
-    assert np.isfinite(ours(found, "layer 1: change of MASE without all heads"))
 
 
 def test_what_is_missing_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -300,45 +230,6 @@ def test_a_sweep_that_did_not_end_gives_no_numbers(
     monkeypatch.setattr("tsfm_lens.studies.papers.sweeps.run_sweep", lambda *args, **options: Outcome(**outcome))
     with pytest.raises(error):
         run("S3-T1", tmp_path / "store")
-
-
-def test_sample_paths_and_contexts_are_those_of_table_3() -> None:
-    printed = {"timesfm-2.5": (2048, None), "chronos-bolt": (512, None), "chronos": (512, 20), "toto-1": (4096, 20)}
-    printed["moirai-1.1"] = (4000, 100)
-    settings = {TABLE_3[each].model: numbers for each, numbers in printed.items()}
-    for name in SWEEPS:
-        config, subjects = sweep_config(item_of(name))
-        assert {each.source for each in config.models} <= set(item_of(name).model.split(", "))
-        assert all(subject.published for subject in subjects)
-        for model in config.models:
-            assert (model.context_length, model.num_samples) == settings[model.source]
-        (source,) = config.data
-        assert isinstance(source, GiftEval)
-        assert source.missing == "error"
-        keys = [config.key for config in gift_eval_configs()]
-        assert matching("configuration", source.configs, keys, "") == keys
-        assert config.windows is None
-        assert config.how == "zero"
-    everything = {name: sweep_config(item_of(name))[0] for name in SWEEPS}
-    assert len(everything["S3-F3"].models) == 5
-    for name in ("S3-T1", "S3-T4"):
-        variants = everything[name].variants
-        assert variants.recipes == ("timesfm-28", "toto-29")
-        assert not variants.scale_recipes
-        # the layers of Chronos-Bolt's rows are not given
-        assert [model.source for model in everything[name].models] == [
-            "google/timesfm-2.5-200m-pytorch",
-            "Datadog/Toto-Open-Base-1.0",
-        ]
-    layers = {"S3-F7": (7, 10, 13), "S3-F10": None, "S3-F11": None, "S3-F16": (0, 10), "S3-F17": (0, 10)}
-    layers |= {"S3-F18": (11, 2), "S3-F19": (11, 5)}
-    for name, wanted in layers.items():
-        chosen = everything[name].variants.heads_at
-        assert chosen is not None
-        assert chosen.layers == wanted
-        assert chosen.orders == ("stable_rank:low", "stable_rank:high")
-        assert chosen.tolerance == 0.01
-        assert chosen.search == "scan"
 
 
 def test_which_model_stands_for_which_row() -> None:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from scipy import special
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.rank_theory import AttentionWeights
+from tsfm_lens.studies.rank_theory.compression import AttentionWeights
 from tsfm_lens.testing import assert_close, rounding
 
 
@@ -44,7 +43,6 @@ def test_it_is_attention_on_rows_with_queries_and_keys_exchanged() -> None:
 
 @pytest.mark.parametrize("rows", [4, 8])
 def test_chunks_change_no_number(rows: int) -> None:
-    """Also where tokens have fewer coordinates than a head and are mixed before they become values."""
     rng = np.random.default_rng(0)
     weights = AttentionWeights(*rng.normal(size=(3, 2, 6, rows)))
     tokens = rng.normal(size=(rows, 11))
@@ -59,13 +57,6 @@ def test_chunks_change_no_number(rows: int) -> None:
     )
 
 
-def test_columns_of_the_softmax_sum_to_one_at_any_score() -> None:
-    scores = np.random.default_rng(0).normal(size=(3, 5, 4)) * np.array([1.0, 1e3, 1e300])[:, None, None]
-    weights = rank_theory.column_softmax(scores)
-    assert_close(weights.sum(axis=1), np.ones((3, 4)), depth=20)
-    assert_close(weights[:2], special.softmax(scores[:2], axis=1), depth=2000, magnitude=1.0)
-
-
 def test_norms_are_those_of_the_products_and_can_be_set() -> None:
     weights = AttentionWeights.random(12, 3)
     for head in range(3):
@@ -75,14 +66,6 @@ def test_norms_are_those_of_the_products_and_can_be_set() -> None:
     within = weights.within(2.0, 0.5)
     assert_close(within.score_norms, np.full(3, 2.0), depth=200)
     assert_close(within.value_norms, np.full(3, 0.5), depth=200)
-
-
-def test_random_weights_grow_as_their_scaling_says() -> None:
-    for scaling, score, value in (("theorem", 0.5, 0.5), ("unit", 1.0, 0.5), ("normalised", 0.0, 0.0)):
-        small, large = (AttentionWeights.random(width, scaling=scaling) for width in (16, 144))
-        for norm, power in (("score_norms", score), ("value_norms", value)):
-            ratio = float(getattr(large, norm)[0] / getattr(small, norm)[0])
-            assert abs(np.log(ratio) / np.log(9) - power) < 0.15, (scaling, norm)
 
 
 L, H, D, WIDTH = 24, 6, 5, 4
@@ -121,7 +104,6 @@ def test_a_readout_exists_for_full_row_rank_and_reaches_what_is_wanted(rng: np.r
 
 @pytest.mark.parametrize("horizon", [1, D - 1, D, 3 * D])
 def test_what_matters_is_the_length_and_not_the_horizon(horizon: int, rng: np.random.Generator) -> None:
-    """The paper asks for fewer channels than forecast steps; full row rank is enough."""
     tokens = rng.standard_normal((D, L))
     assert rank_theory.readout_exists(tokens, rng.standard_normal((D, horizon)))
     # more channels than steps in the window: no full row rank, and in general no readout
@@ -138,17 +120,6 @@ def test_without_full_rank_a_residual_remains_exactly_where_ranks_differ(rng: np
     # what remains is what least squares of numpy leave
     assert_close(best, tokens @ np.linalg.lstsq(tokens, outside, rcond=None)[0], depth=2000)
     assert np.abs(best - outside).max() > 0.1
-
-
-def test_one_readout_for_all_windows_is_there_without_attention(rng: np.random.Generator) -> None:
-    """W_V W_O = 0 and W = W_toy; with a drawn attention the readouts of two windows differ."""
-    toy = rng.standard_normal((L, H))
-    first, second = rng.standard_normal((2, D, L))
-    both = np.vstack([first, second])
-    assert rank_theory.readout_exists(both, both @ toy)
-    many = rng.standard_normal((L, D, L))
-    tokens = np.vstack([left_by_attention(np.random.default_rng(1), x) for x in many])
-    assert not rank_theory.readout_exists(tokens, np.vstack([x @ toy for x in many]))
 
 
 def test_scores_of_a_positive_form_stay_below_the_bound(rng: np.random.Generator) -> None:
@@ -170,16 +141,7 @@ def test_a_multiple_of_the_identity_reaches_the_bound_and_other_forms_have_none(
             rank_theory.nuclear_norm_bound(x, queries, keys)
 
 
-def test_nuclear_norms_of_patterns_known_beforehand(rng: np.random.Generator) -> None:
-    row = rng.dirichlet(np.ones(7))
-    assert_close(rank_theory.nuclear_norm(np.tile(row, (7, 1))), 7**0.5 * np.linalg.norm(row), depth=100)
-    assert_close(rank_theory.nuclear_norm(np.full((7, 7), 1 / 7)), 1.0, depth=100)
-    for _ in range(50):
-        assert rank_theory.nuclear_norm(rng.dirichlet(np.ones(7), size=7)) >= 1.0
-
-
 def test_the_closed_form_is_the_pipeline(rng: np.random.Generator) -> None:
-    """Equation 10 term by term, equation 11 in matrices, and normalising, mapping, undoing."""
     x = 5.0 + 3.0 * rng.standard_normal((D, L))
     weight, gamma, beta, eps = rng.standard_normal((L, H)), rng.uniform(0.5, 2.0, D), rng.standard_normal(D), 1e-5
     mean, scale = x.mean(axis=1, keepdims=True), np.sqrt(x.var(axis=1, keepdims=True) + eps)
@@ -189,15 +151,6 @@ def test_the_closed_form_is_the_pipeline(rng: np.random.Generator) -> None:
     assert_close(closed, pipeline, depth=50, magnitude=200.0)
     terms = mean + (x - mean) @ weight - (beta / gamma)[:, None] * scale * (1 - weight.sum(axis=0))
     assert_close(closed, terms, depth=50, magnitude=200.0)
-
-
-def test_nothing_is_added_where_columns_sum_to_one(rng: np.random.Generator) -> None:
-    x, weight = rng.standard_normal((D, L)), rng.standard_normal((L, H))
-    weight /= weight.sum(axis=0)
-    offset = rank_theory.revin_offset(x, weight, gamma=2.0, beta=rng.standard_normal(D))
-    assert_close(offset, np.zeros((D, H)), depth=50, magnitude=float(np.abs(weight).sum(axis=0).max()))
-    with pytest.raises(InputError, match="a gamma is 0"):
-        rank_theory.revin_linear(x, weight, gamma=np.array([1.0, 0.0, 1.0, 1.0, 1.0]))
 
 
 def test_traces_lie_between_their_bounds_though_not_all_entries_are_positive(rng: np.random.Generator) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tsfm_lens import ranks
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.rank_theory import AttentionWeights
+from tsfm_lens.studies.rank_theory.compression import AttentionWeights
 from tsfm_lens.testing import assert_close, rounding
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 20), st.integers(0, 2**32 - 1))
@@ -42,17 +42,6 @@ def test_the_compressed_layer_is_the_layer_on_the_projected_input(sizes: tuple[i
     assert (less.value_norms <= weights.value_norms * (1 + rounding("float64", 1.0, depth=200))).all()
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4])
-def test_a_vocabulary_of_low_rank_is_served_exactly(heads: int) -> None:
-    rng = np.random.default_rng(heads)
-    vocabulary = rng.normal(size=(16, 5)) @ rng.normal(size=(5, 60)) / 10
-    weights = AttentionWeights.random(16, heads, seed=heads)
-    tokens = vocabulary[:, rng.integers(0, 60, 40)]
-    whole = rank_theory.attention(tokens, weights)
-    assert_close(rank_theory.attention(tokens, rank_theory.compressed(weights, vocabulary, 5)), whole, depth=2000)
-    assert np.linalg.norm(rank_theory.attention(tokens, rank_theory.compressed(weights, vocabulary, 4)) - whole) > 1e-3
-
-
 @settings(max_examples=50, deadline=None)
 @given(SIZES)
 def test_no_tokens_of_a_vocabulary_exceed_the_bound(sizes: tuple[int, int, int, int]) -> None:
@@ -67,7 +56,6 @@ def test_no_tokens_of_a_vocabulary_exceed_the_bound(sizes: tuple[int, int, int, 
 
 
 def test_an_input_that_repeats_one_token_needs_the_root_of_its_length() -> None:
-    """Its error is √L‖W_V(I − P)x‖, which the printed rate of √d σ is below for long inputs."""
     vocabulary = np.diag([1.0, 0.1, 0.1, 0.1])
     weights = AttentionWeights.random(4, scaling="theorem").with_value(2 * np.eye(4))
     token = vocabulary[:, 1:2]
@@ -177,33 +165,6 @@ def test_the_best_sketch_reaches_the_next_singular_value_and_a_full_one_misses_n
     assert rank_theory.effective_index(singular, 2.0) == 0
 
 
-@pytest.mark.parametrize("heads", [1, 2, 4, 8])
-def test_a_sparse_sketch_has_as_many_entries_for_any_number_of_heads(heads: int) -> None:
-    sketch = rank_theory.sparse_sketch(16, 3, heads, seed=1)
-    assert sketch.shape == (3 * heads, 16)
-    assert ((sketch != 0).sum(axis=1) == 16 // heads).all()
-    assert (sketch != 0).sum() == 3 * 16
-    np.testing.assert_array_equal(sketch, rank_theory.sparse_sketch(16, 3, heads, seed=1))
-    # places differ from row to row
-    assert heads == 1 or len({tuple(row) for row in sketch != 0}) > 1
-
-
-KNOWN = {(3, 6, 2): (0.516, 0.257, 0.136, 0.938), (4, 8, 3): (0.368, 0.184, 0.018, 0.147)}
-
-
-@pytest.mark.parametrize("sizes", KNOWN)
-def test_theorem_6_at_known_sizes(sizes: tuple[int, int, int]) -> None:
-    heads, size, rank = sizes
-    shared, floor, own, bound = KNOWN[sizes]
-    # errors depend a little on how many columns there are beyond d
-    for more in (0, 5):
-        made = rank_theory.head_sketch(np.exp(-np.arange(heads * size) / 3), heads, rank, heads * size + more)
-        assert abs(made.shared_error - shared) < 0.01
-        assert round(made.shared_floor, 3) == floor
-        assert abs(made.own_error - own) < 0.001
-        assert round(made.own_bound, 3) == bound
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.integers(2, 4), st.integers(2, 5), st.floats(0.2, 5.0), st.integers(0, 6), st.integers(0, 2**32 - 1))
 def test_a_sketch_for_each_head_keeps_its_promises(heads: int, size: int, decay: float, more: int, seed: int) -> None:
@@ -222,21 +183,6 @@ def test_a_sketch_for_each_head_keeps_its_promises(heads: int, size: int, decay:
         query, key, value = made.right
         for rows in (query, value, key[:, :-1]):
             assert ((rows != 0).sum(axis=-1) <= size).all()
-
-
-def test_sorted_reciprocals_would_break_the_promise() -> None:
-    """The last rows of the factors need the diagonal of U, on which singular values stand interleaved."""
-    singular, heads, rank = np.exp(-np.arange(18) / 3), 3, 2
-    made = rank_theory.head_sketch(singular, heads, rank, 18, seed=1)
-    right = made.right[0].copy()
-    left = made.reduced.query @ np.linalg.pinv(right)
-    assert right[0, -1, rank] == 1 / singular[heads * rank]
-    # as printed, 1/σ_{d̃+1}
-    right[0, -1, rank] = 1 / singular[rank]
-    worse = rank_theory.AttentionWeights(left @ right, made.reduced.key, made.reduced.value)
-    whole, less = (rank_theory.attention(made.tokens, weights) for weights in (made.weights, worse))
-    error = np.linalg.norm(whole - less, 2)
-    assert made.own_error < made.own_bound < error
 
 
 E2 = float(np.exp(2))
@@ -281,17 +227,6 @@ def test_no_layer_lets_rank_grow_past_the_bound(sizes: tuple[int, int, int]) -> 
         assert (written <= E2 * singular[: len(written)] + SLACK).all()
 
 
-def test_the_bound_is_the_least_over_its_sums() -> None:
-    singular, heads, depth = np.exp(-np.arange(9) / 2), 2, 4000
-    by_hand = [
-        2 * min(singular[k - j] + E2 * heads / np.sqrt(depth) * singular[(j - 1) // heads] for j in range(1, k + 1))
-        for k in range(1, 10)
-    ]
-    assert_close(ranks.flow_bound(singular, heads, depth), np.array(by_hand), depth=20)
-    # relative to the largest
-    assert_close(ranks.flow_bound(5 * singular, heads, depth), np.array(by_hand), depth=20)
-
-
 @pytest.mark.parametrize("heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("depth", [1, 30])
 @pytest.mark.parametrize("rate", [2.0, 8.0])
@@ -329,16 +264,6 @@ def test_the_floor_of_the_construction_is_the_largest_that_is_printed() -> None:
         assert floor[k - 1] == max(known, default=0.0)
     # the range is k ≤ d − h
     assert np.flatnonzero(floor).max() + 1 == 12 - heads
-
-
-@given(st.integers(1, 50), st.integers(1, 12))
-def test_the_index_of_the_corollary_follows_from_the_theorem(k: int, heads: int) -> None:
-    """At j = ⌊(hk + 1)/(h + 1)⌋ both sums of the theorem have an index of at least the corollary's."""
-    j = (heads * k + 1) // (heads + 1)
-    index = int(rank_theory.corollary_index(np.array(k), heads))
-    assert 1 <= j <= k
-    assert index <= k - j + 1
-    assert index == (j - 1) // heads + 1
 
 
 def test_the_printed_index_is_wrong_for_the_first_singular_value() -> None:

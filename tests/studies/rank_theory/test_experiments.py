@@ -14,15 +14,10 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import embedding_ranks, weight_ranks
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.rank_theory import (
-    AttentionWeights,
-    ChebyshevEmbedding,
-    ResidualMlpEmbedding,
-    ranks_by_model,
-    spectra_by_patch,
-    vocabulary_plane,
-)
+from tsfm_lens.studies.rank_theory.compression import AttentionWeights
+from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum, slope_of, slope_of_rms
+from tsfm_lens.studies.rank_theory.of_models import ranks_by_model, spectra_by_patch, vocabulary_plane
 from tsfm_lens.testing import assert_close, rounding
 
 SLACK = rounding("float64", 1.0, depth=1000)
@@ -138,16 +133,6 @@ def test_curves_of_chebyshev_embeddings_are_the_embeddings() -> None:
     assert (found["value"].values[0], found["value"].values[-1]) == (-15, 15)
 
 
-def test_every_experiment_repeats_with_its_seed_and_says_its_sizes() -> None:
-    one, same, other = (
-        rank_theory.spectra_by_heads(width=8, n_tokens=9, heads=(2,), draws=2, seed=s) for s in (1, 1, 2)
-    )
-    xr.testing.assert_identical(one, same)
-    assert not one.equals(other)
-    assert one.attrs["source"].endswith("(S0-J3)")
-    assert {"width", "n_tokens", "decay", "epsilon", "seed", "title"} <= set(one.attrs)
-
-
 def planted_vocabulary(lens: Lens, sizes: tuple[float, float]) -> np.ndarray:
     """An ellipse through the tokens in a plane of the stream; (token, 2) where they lie."""
     table = lens.model.shared.weight
@@ -245,20 +230,3 @@ def test_ranks_of_several_models_are_the_means_of_each() -> None:
         ranks_by_model([lenses[0], lenses[0]])
     with pytest.raises(InputError, match="there is no model"):
         ranks_by_model([])
-
-
-@pytest.mark.parametrize("rank", [1, 3, 8])
-def test_a_planted_embedding_of_prescribed_rank_is_found(rank: int) -> None:
-    """A vocabulary made of Chebyshev polynomials has their number as its rank, and every series at most that."""
-    lens = fresh("t5")
-    table = lens.model.shared.weight
-    values = np.linspace(-15, 15, len(table))
-    planted = ChebyshevEmbedding.random(lens.d_model, rank).embed(values[None])
-    with torch.no_grad():
-        table.copy_(torch.tensor(planted.T))
-    found = embedding_ranks(lens.run(lens.adapter.example(1, 40), 6, num_samples=2), epsilon=1e-5)
-    ranks = found["epsilon_rank"].sel(epsilon=1e-5).to_series()
-    assert ranks["vocabulary"] == rank
-    assert ranks["own series"] == ranks["random ids"] == rank
-    dense = np.linalg.svd(table.detach().double().numpy(), compute_uv=False)
-    assert_close(found["singular_value"].sel(family="vocabulary").dropna("mode"), dense[: lens.d_model], depth=100)

@@ -12,16 +12,13 @@ import pytest
 import xarray as xr
 from typer.testing import CliRunner, Result
 
-from tsfm_lens import load, registry, viz
+from tsfm_lens import load, viz
 from tsfm_lens.cli import app
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.registry import find
 from tsfm_lens.report.build import panels_of
-from tsfm_lens.results import Results
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.rank_theory import figures, figures_bounds, figures_models, ranks_by_model
-from tsfm_lens.studies.rank_theory import figures_models as rank_models
+from tsfm_lens.studies.rank_theory import figures, figures_bounds, figures_models
+from tsfm_lens.studies.rank_theory.of_models import ranks_by_model
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.printing import COLUMNS
 
@@ -44,11 +41,6 @@ def named(fig: Any, start: str) -> list[Any]:
     return [trace for trace in fig.data if (trace.name or "").startswith(start)]
 
 
-def test_every_chapter_of_the_theory_has_its_experiment() -> None:
-    kinds = {kind for kind, each in registry.measurements().items() if each.theme == "Theory"}
-    assert kinds == {f"theory_{kind}" for kind in SMALL}
-
-
 def test_errors_by_rank_are_root_mean_squares_under_their_bounds(results: dict[str, xr.Dataset]) -> None:
     ds = results["compression_rank"]
     fig = figures.compression_rank_lines(ds)
@@ -59,52 +51,6 @@ def test_errors_by_rank_are_root_mean_squares_under_their_bounds(results: dict[s
     (line,) = named(fig, "slope 1")
     assert_close(line.y[1] / line.y[0], line.x[1] / line.x[0], depth=50)
     assert len(named(fig, "bound")) == 2
-
-
-def test_errors_by_width_show_every_draw_and_the_fit(results: dict[str, xr.Dataset]) -> None:
-    ds = results["compression_width"]
-    fig = figures.compression_width_lines(ds)
-    low, high = (float(ds[name].sel(weights="orthogonal")) for name in ("slope_low", "slope_high"))
-    (line,) = named(fig, "orthogonal")
-    assert f"({low:.2f} to {high:.2f})" in line.name
-    assert list(line.x) == [8, 16]
-    faint = [trace for trace in fig.data if trace.mode == "markers"]
-    assert sum(len(trace.x) for trace in faint) == ds["error"].size
-    (line,) = named(fig, "slope 1/2")
-    assert_close(line.y[1] / line.y[0], np.sqrt(2), depth=50)
-
-
-def test_sketching_errors_stand_over_heads_and_on_the_spectrum(results: dict[str, xr.Dataset]) -> None:
-    ds = results["sketching"]
-    fig = figures.sketching_lines(ds)
-    for name in ("sparse", "dense"):
-        (line,) = named(fig, f"{name} sketch")
-        assert_close(line.y, ds["distance"].sel(sketch=name).mean("draw").values, depth=10)
-    uprights = [shape.x0 for shape in fig.layout.shapes]
-    assert_close(np.array(uprights), ds["effective_index"].sel(sketch="sparse").mean("draw").values, depth=10)
-    np.testing.assert_array_equal(named(fig, "best of as many rows")[0].y, ds["floor"])
-
-
-def test_spectra_by_heads_are_medians_and_name_their_ranks(results: dict[str, xr.Dataset]) -> None:
-    ds = results["head_spectra"]
-    fig = figures.head_spectra_lines(ds)
-    lines = named(fig, "4 heads")
-    assert len(lines) == 2
-    for line, name in zip(lines, ds["input"].values, strict=True):
-        middle = ds["singular_value"].sel(input=name, heads=4).median("draw").values
-        known = np.isfinite(line.y)
-        np.testing.assert_array_equal(line.y[known], middle[known])
-        assert (middle[~known] < 1e-16).all()
-    assert f"rank {int(ds['input_rank'])}" in fig.layout.meta["subtitle"]
-    assert len(named(fig, "input")) == 2
-
-
-def test_chebyshev_curves_are_the_first_two_coordinates(results: dict[str, xr.Dataset]) -> None:
-    ds = results["chebyshev"]
-    curves = [trace for trace in figures.chebyshev_curves(ds).data if trace.mode == "lines"]
-    assert len(curves) == 4
-    for curve, rank in zip(curves, ds["rank"].values, strict=True):
-        np.testing.assert_array_equal([curve.x, curve.y], ds["coordinate"].sel(rank=rank))
 
 
 def test_bounds_lie_over_what_they_bound(results: dict[str, xr.Dataset]) -> None:
@@ -123,92 +69,6 @@ def test_bounds_lie_over_what_they_bound(results: dict[str, xr.Dataset]) -> None
     fig = figures_bounds.sketch_bound_dots(results["sketch_bounds"])
     assert_close(named(fig, "one for each")[0].x, results["sketch_bounds"]["own_error"].mean("draw").values, depth=10)
     assert list(named(fig, "at most")[0].x) == list(results["sketch_bounds"]["own_bound"].values)
-
-
-RANDOM = ("random, patch 1", "random, patch 8")
-
-
-def plane(*, text: bool = False) -> xr.Dataset:
-    """Five tokens on a parabola through their values."""
-    values = np.arange(-2.0, 3.0)
-    return xr.Dataset(
-        {
-            "coordinate": (("token", "direction"), np.stack([values, values**2], axis=1)),
-            "value": ("token", np.full(5, np.nan) if text else values),
-            "share": ("direction", [0.5, 0.25]),
-            "neighbour_ratio": ((), 0.125),
-        },
-        coords={"token": range(10, 15), "direction": [1, 2]},
-        attrs={"kind": "vocabulary_plane", "title": "plane", "model": "made"},
-    )
-
-
-def patches() -> xr.Dataset:
-    """A model of patch 4, and random embeddings of patches 1 and 8; what is below 0.01 of the model is rounding."""
-    values = np.array([[4, 2, 1, 1e-3], [2, 1, 0, 0], [1, 1, 1, 0.5]])
-    return xr.Dataset(
-        {
-            "singular_value": (("embedding", "mode"), values),
-            "epsilon_rank": (("epsilon", "embedding"), [[3, 2, 4]]),
-            "full": ("embedding", [4, 4, 4]),
-            "rounding_floor": ("embedding", [0.01, 0.0, 0.0]),
-        },
-        coords={
-            "embedding": ["made", *RANDOM],
-            "patch": ("embedding", [4, 1, 8]),
-            "width": ("embedding", [4, 4, 4]),
-            "origin": ("embedding", ["model", "random", "random"]),
-            "epsilon": [0.1],
-        },
-        attrs={"kind": "spectra_by_patch", "title": "patches", "model": "made"},
-    )
-
-
-def models() -> xr.Dataset:
-    """Two sizes of one architecture and another as wide as the first: ranks 10, 12 and 20, of heads 5, 6 and 7."""
-    rank, head = np.array([[10.0, 12, 20]]), np.array([[5.0, 6, 7]])
-    spread = {
-        f"{name}{end}": (("epsilon", "model"), values + by)
-        for name, values in (("rank", rank), ("head_rank", head))
-        for end, by in (("", 0), ("_low", -1), ("_high", 2))
-    }
-    return xr.Dataset(
-        spread,
-        coords={
-            "epsilon": [0.1],
-            "model": ["small", "large", "other"],
-            "width": ("model", [32, 64, 32]),
-            "heads": ("model", [2, 4, 2]),
-            "architecture": ("model", ["one", "one", "two"]),
-            "reads": ("model", ["series", "series", "text"]),
-        },
-        attrs={"kind": "ranks_by_model", "title": "models", "model": "small, large, other"},
-    )
-
-
-def test_spectra_of_longer_patches_are_darker() -> None:
-    fig = figures_models.patch_spectra(patches())
-    assert [line.name for line in fig.data] == ["random, patch 1", "made, patch 4", "random, patch 8"]
-    short, made, long = fig.data
-    assert (short.line.dash, made.line.dash, long.line.dash) == ("dot", "solid", "dot")
-    # two directions are no curve
-    assert (short.mode, long.mode) == ("lines+markers", "lines")
-    np.testing.assert_array_equal(made.y, [1, 0.5, 0.25, np.nan])
-    assert short.line.color != long.line.color
-    assert rank_models.read_patches(patches()) == [
-        "At ε = 0.1 embedded noise uses so many directions: made 3 of 4 (patch 4), random, patch 1 2 of 4 and random, "
-        "patch 8 4 of 4."
-    ]
-
-
-def test_a_result_of_several_models_says_what_makes_it() -> None:
-    measurement = find("ranks_by_model")
-    assert (
-        measurement.origin
-        == "made of several models: `studies.rank_theory.ranks_by_model` makes it, `tsfm-lens figure` draws it"
-    )
-    with pytest.raises(InputError, match="made of several models"):
-        Results(None).compute("ranks_by_model")  # type: ignore[arg-type]
 
 
 RUNNER = CliRunner()
@@ -243,55 +103,17 @@ def test_a_figure_of_several_models_takes_them_all(bolt: str, tmp_path: Path) ->
     assert (tmp_path / "model_rank_dots-tiny-bolt.json").exists()
 
 
-def test_bins_are_coloured_by_their_values_and_joined() -> None:
-    fig = figures_models.vocabulary_dots(plane())
-    line, dots = fig.data
-    for trace in (line, dots):
-        np.testing.assert_array_equal([trace.x, trace.y], [np.arange(-2, 3), np.arange(-2, 3) ** 2])
-    np.testing.assert_array_equal(dots.marker.color, np.arange(-2, 3))
-    assert "(50 %" in fig.layout.xaxis.title.text
-    (cloud,) = figures_models.vocabulary_dots(plane(text=True)).data
-    assert (line.mode, cloud.mode) == ("lines", "markers")
-    assert rank_models.read_plane(plane())[0].startswith("Along two directions lie 75 %")
-
-
-def test_models_stand_at_their_widths_within_contours_of_one_ratio() -> None:
-    fig = figures_models.model_rank_dots(models())
-    dots = {trace.name: trace for trace in fig.data if trace.mode == "markers"}
-    assert {name: trace.y[0] for name, trace in dots.items()} == {"small": 10, "large": 12, "other": 20}
-    # two of one width stand apart around it
-    assert dots["small"].x[0] < 32 < dots["other"].x[0]
-    assert_close(dots["small"].x[0] * dots["other"].x[0], 32.0**2, depth=10)
-    assert (dots["small"].error_y.array[0], dots["small"].error_y.arrayminus[0]) == (2, 1)
-    lines = [trace for trace in fig.data if trace.mode == "lines"]
-    assert [(list(each.x), list(each.y)) for each in lines if len(each.x) == 2] == [([32, 64], [10, 12])]
-    assert all(np.ptp(each.y / each.x) < 1e-9 for each in lines if len(each.x) > 2)
-    # two of one architecture at one place are not joined
-    alike = figures_models.model_rank_dots(models().assign_coords(width=("model", [32, 32, 64])))
-    assert not [trace for trace in alike.data if trace.mode == "lines" and len(trace.x) == 2]
-    by_heads = figures_models.model_rank_dots(models(), against="heads", epsilon=0.1)
-    assert [trace.y[0] for trace in by_heads.data if trace.mode == "markers"] == [10, 12, 20, 5, 6, 7]
-    for options in ({"against": "depth"}, {"epsilon": 0.3}):
-        with pytest.raises(UnknownNameError, match=next(iter(options))):
-            figures_models.model_rank_dots(models(), **options)
-    assert "large 12 of 64 directions, 6 a head with 4 heads" in rank_models.read_models(models())[0]
-
-
-PLANTED = {"plane": plane, "plane of text": lambda: plane(text=True), "patches": patches, "models": models}
-
-
 @pytest.fixture(scope="module")
 def results() -> dict[str, xr.Dataset]:
-    return {kind: make() for kind, make in (SMALL | PLANTED).items()}
+    return {kind: make() for kind, make in SMALL.items()}
 
 
-@pytest.mark.parametrize("kind", SMALL | PLANTED)
+@pytest.mark.parametrize("kind", SMALL)
 def test_every_chapter_is_drawn_tabulated_read_and_fits_a_column(kind: str, results: dict[str, xr.Dataset]) -> None:
     ds = results[kind]
     for plate in panels_of({ds.attrs["kind"]: ds})[ds.attrs["kind"]]:
         assert len(plate.table)
-        assert plate.sentences or kind == "models"
+        assert plate.sentences
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
-        if kind in SMALL:
-            assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
-            assert all(np.isfinite(column).any() for column in plate.table.select_dtypes("number").values.T)
+        assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
+        assert all(np.isfinite(column).any() for column in plate.table.select_dtypes("number").values.T)

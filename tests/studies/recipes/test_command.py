@@ -15,7 +15,7 @@ import typer
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.studies.recipes import train
-from tsfm_lens.studies.recipes.corpus import arrays_of, load_corpus, real_rows
+from tsfm_lens.studies.recipes.corpus import arrays_of, load_corpus
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer, main
 from tsfm_lens.training.command import run_command
@@ -197,18 +197,3 @@ def test_arrays_that_are_no_series_are_named(
         load_corpus({"harmonics": 2}, seed=0, cache=tmp_path / "corpora", real=path)
     assert "drawing" not in capsys.readouterr().err
     assert not (tmp_path / "corpora").exists()
-
-
-def test_gaps_and_whole_numbers_are_series(tmp_path: Path) -> None:
-    path = tmp_path / "real.npz"
-    np.savez(path, **{"training/a": np.array([1.0, np.nan, 3.0]), "training/b": np.arange(5)})
-    rows = real_rows(path)
-    np.testing.assert_array_equal(rows[0, -3:], [1, np.nan, 3])
-    np.testing.assert_array_equal(rows[-1, -5:], np.arange(5))
-
-
-def test_a_folder_that_cannot_be_made_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OSError, match="Not a directory"):
-        load_corpus({"harmonics": 2}, seed=0, cache=tmp_path / "file" / "corpora")
-    assert "drawing" not in capsys.readouterr().err

@@ -12,15 +12,11 @@ import typer
 import xarray as xr
 from typer.testing import CliRunner
 
-from tsfm_lens import probes, registry, viz
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
-from tsfm_lens.registry import find
-from tsfm_lens.studies import recipes
-from tsfm_lens.studies.recipes import figures
+from tsfm_lens import probes
+from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model, main
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
-from tsfm_lens.testing import assert_close
 from tsfm_lens.training import read_log
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import LOG
@@ -32,16 +28,6 @@ SMALL: dict[str, Any] = {"motif": 4, "repeats": 3}
 def trained(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> TrainingHistory:
     Trainer(token_recipe, tmp_path / "run", corpus).run(quiet=True)
     return TrainingHistory(tmp_path / "run")
-
-
-def test_checkpoints_are_those_of_the_run(trained: TrainingHistory, corpus: Corpus, tmp_path: Path) -> None:
-    assert (min(trained), max(trained)) == (0, trained.recipe.steps)
-    again = Trainer(trained.recipe, tmp_path / "again", corpus)
-    again.run(until=3, quiet=True)
-    kept = trained[3].adapter.model.state_dict()
-    assert all(np.array_equal(kept[name], weight) for name, weight in again.model.state_dict().items())
-    before = initial_model(trained.recipe).adapter.model.state_dict()
-    assert all(np.array_equal(before[name], weight) for name, weight in trained[0].adapter.model.state_dict().items())
 
 
 def test_scores_are_those_of_each_checkpoint_alone(trained: TrainingHistory) -> None:
@@ -68,43 +54,6 @@ def test_models_of_quantiles_are_scored_by_motifs(patch_recipe: TrainingRecipe, 
     assert float(of_last["copying"]) == pytest.approx(1 - float(alone["relative_copy_error"].mean()))
     assert data.sizes["training_step"] == len(history)
     assert not {"copy_score", "loss"} & set(data)
-
-
-def planted_history(last: float = 0.8) -> xr.Dataset:
-    """Copying 0, 0.1, ``last`` at steps 0, 10, 100; only head 1 of layer 1 rises above an even spread, at step 100."""
-    grid = ("training_step", "layer", "head")
-    values = np.full((3, 2, 2), 0.05)
-    values[2, 1, 1] = 0.6
-    parts = dict.fromkeys(("prefix_matching", "copy_score", "entropy_share"), (grid, values))
-    parts |= {"prefix_matching_low": (grid, values - 0.01), "prefix_matching_high": (grid, values + 0.01)}
-    parts |= {"prefix_matching_stands_out": (grid, values > 0.5)}
-    of_step = {"prefix_floor": np.full(3, 0.05), "copying": np.array([0.0, 0.1, last])}
-    data = xr.Dataset(parts | {name: ("training_step", known) for name, known in of_step.items()})
-    data = data.assign_coords(training_step=[0, 10, 100], layer=["0", "1"], head=[0, 1])
-    return data.assign_attrs(kind="training_history", model="toy")
-
-
-def test_the_figure_has_a_line_per_head_and_step_0_at_its_left_end() -> None:
-    fig = viz.training_history(planted_history())
-    lines = [trace for trace in fig.data if trace.name == "layer 1" and trace.mode == "lines+markers"]
-    assert len(lines) == 3 * 2
-    assert list(lines[1].y) == [0.05, 0.05, 0.6]
-    assert 0 < lines[1].x[0] < 10
-    assert list(lines[1].x[1:]) == [10, 100]
-    assert (fig.layout.xaxis.ticktext[0], fig.layout.xaxis.tickvals[0]) == ("0", lines[1].x[0])
-    assert [trace.y[0] for trace in fig.data if trace.name == "even attention"] == [0.05]
-
-
-def test_the_reading_says_when_copying_came_and_which_heads_surely_look() -> None:
-    (plate,) = find("training_history").draw_panels(planted_history())
-    assert plate.sentences == [
-        "At step 100 the model copies 80 % of the motif's tokens.",
-        "Half of that is reached between steps 10 and 100.",
-        "1 of 4 heads gives more attention to what followed the last match than an even spread would, beyond the "
-        "noise.",
-    ]
-    (never,) = find("training_history").draw_panels(planted_history(last=-0.1))
-    assert not any("Half" in sentence for sentence in never.sentences)
 
 
 def test_what_is_no_run_is_refused(trained: TrainingHistory, tmp_path: Path) -> None:
@@ -154,48 +103,3 @@ def test_losses_of_another_measure_are_left_out(patch_recipe: TrainingRecipe, co
     history = TrainingHistory(tmp_path)
     assert list(history.losses) == [step for step in steps if step <= 4]
     assert max(steps) == 8
-
-
-NAMES = ("attention", "spectra", "vocabulary")
-
-
-@pytest.fixture(scope="module")
-def records() -> dict[str, xr.Dataset]:
-    return {name: recipes.low_rank_record(name) for name in NAMES}
-
-
-def test_every_chapter_has_its_record(records: dict[str, xr.Dataset]) -> None:
-    kinds = {kind for kind, each in registry.measurements().items() if each.theme == "Training"}
-    assert kinds >= {record.attrs["kind"] for record in records.values()}
-    with pytest.raises(UnknownNameError, match="vocabulary"):
-        recipes.low_rank_record("vocabularies")
-
-
-@pytest.mark.parametrize("score", ["mase", "wql", "log_perplexity"])
-def test_arms_stand_at_their_size_and_their_rise(score: str, records: dict[str, xr.Dataset]) -> None:
-    ds = records["attention"]
-    times = 1 if score == "log_perplexity" else 100
-    dots = [trace for trace in figures.low_rank_skill(ds, score=score).data if trace.mode == "markers"]
-    arms = ds["arm"].values.tolist()
-    assert [trace.name for trace in dots] == [*arms, *arms]
-    for trace, arm in zip(dots[: len(arms)], arms, strict=True):
-        one = ds.sel(arm=arm)
-        stored, rise = 100 * one["stored_ratio"], times * one[f"{score}_rise_estimate"]
-        assert_close([trace.x[0], trace.y[0]], [stored, rise], depth=4)
-        if arm != "dense":
-            assert_close(trace.error_y.array[0] + trace.y[0], times * one[f"{score}_rise_high"], depth=8)
-            assert trace.marker.symbol[0].endswith("-open") != bool(one[f"{score}_rise_stands_out"])
-    with pytest.raises(UnknownNameError, match="mase"):
-        figures.low_rank_skill(ds, score="mas")
-
-
-def test_lines_are_the_ranks_and_the_spectra_at_the_end(records: dict[str, xr.Dataset]) -> None:
-    ds = records["vocabulary"]
-    first = ds["moved_rank"].isel(training_step=-1, layer=0).mean("seed")
-    lines = [trace for trace in figures.vocabulary_ranks(ds).data if (trace.name or "").startswith("ε")]
-    shown = [np.asarray(trace.y, dtype=float) for trace in lines[ds.sizes["epsilon"] : 2 * ds.sizes["epsilon"]]]
-    assert_close(np.stack(shown), first.transpose("epsilon", "vocabulary").values, depth=4)
-    spectra = records["spectra"]
-    lines = figures.training_spectra(spectra).data
-    expected = spectra["singular_value"].isel(layer=0, training_step=-1).mean("seed").values
-    assert_close(lines[spectra.sizes["training_step"] - 1].y, expected, depth=8, dtype=np.float32)

@@ -17,7 +17,6 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 from recipe_runs import assert_same_weights, resumed, run
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
 from tsfm_lens.studies.recipes.export import export
-from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
 from tsfm_lens.studies.recipes.models import build_model, widened
 from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe, recipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
@@ -47,16 +46,6 @@ def muon_leg(recipe: TrainingRecipe) -> TrainingRecipe:
     """The recipe with a second leg of four steps by Muon."""
     again = Phase(at=4, learning_rate=1e-2, decay=0, optimizer="Muon")
     return recipe.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
-
-
-def test_only_the_matrices_of_layers_turn_to_muon(tiny: TrainingRecipe) -> None:
-    model = build_model(tiny)
-    held = {id(weight) for weight in layer_matrices(model)}
-    names = {name for name, weight in model.named_parameters() if id(weight) in held}
-    assert names
-    assert not [name for name in names if "shared" in name or "bias" in name or "norm" in name]
-    left = {name for name, weight in model.named_parameters() if weight.ndim == 2} - names
-    assert all("shared" in name or "relative_attention_bias" in name or "embed" in name for name in left), left
 
 
 def test_a_step_of_muon_is_nearly_orthogonal(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
@@ -109,28 +98,6 @@ def test_a_mean_without_its_checkpoint_is_refused(token_recipe: TrainingRecipe, 
         run.run(quiet=True)
 
 
-def test_a_run_can_be_ended_early_by_its_last_leg() -> None:
-    plan = BOLT_NANO.ending(3_000, 500)
-    assert (plan.steps, plan.decay) == (3_500, 500)
-    assert plan.rate(2_999) == BOLT_NANO.rate(2_999)
-    assert plan.rate(3_499) == pytest.approx(0.01 * BOLT_NANO.learning_rate)
-    assert plan.stage(2_999) == BOLT_NANO.stage(2_999)
-    assert plan.stage(3_000).mix == BOLT_NANO.stage(39_999).mix
-    assert not plan.restarts
-    later = BOLT_NANO.ending(50_000, 500)
-    assert later.rate(39_999) == BOLT_NANO.rate(39_999)
-    assert later.rate(49_999) == pytest.approx(BOLT_NANO.restarts[0].learning_rate)
-    assert later.rate(50_499) == pytest.approx(0.01 * BOLT_NANO.restarts[0].learning_rate)
-    assert later.stage(50_000).log_floor == BOLT_NANO.stage(59_999).log_floor
-    assert later.stage(50_000).context == BOLT_NANO.stage(59_999).context
-    assert len(later.restarts) == 1
-    third = BOLT_NANO.restarts[1]
-    last = BOLT_NANO.ending(70_000, 500)
-    assert last.restarts == (BOLT_NANO.restarts[0], third.model_copy(update={"decay": 500}))
-    assert last.rate(69_999) == pytest.approx(third.learning_rate)
-    assert last.rate(70_499) == pytest.approx(0.01 * third.learning_rate)
-
-
 def test_stages_and_restarts_come_in_order() -> None:
     made = BOLT_NANO.model_dump()
     for part, words in (("stages", "stages start at .*expected 0 first"), ("restarts", "restarts at .*expected each")):
@@ -140,19 +107,6 @@ def test_stages_and_restarts_come_in_order() -> None:
     with pytest.raises(ValidationError, match="attention is factorised"):
         TrainingRecipe(**made | {"restarts": wider, "attention_rank": {"rank": 2}})
     assert TrainingRecipe(**made) == BOLT_NANO
-
-
-def test_a_second_leg_starts_from_a_checkpoint(tiny: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    plan = tiny.model_copy(update={"steps": 8, "restarts": (Phase(at=4, learning_rate=1e-3, decay=4),)})
-    first = run(plan, tmp_path / "first", corpus, until=4)
-    export(first.model, tmp_path / "checkpoint")
-    second = Trainer(plan, tmp_path / "second", corpus, device="cpu")
-    second.go_on_from(tmp_path / "checkpoint")
-    assert second.step == 4
-    assert_same_weights(first, second)
-    assert second.run(quiet=True)
-    kept = sorted(path.stem for path in (tmp_path / "second" / HISTORY).iterdir())
-    assert (kept[0], kept[-1]) == ("step-000004", "step-000008")
 
 
 def test_a_command_that_cannot_go_on_draws_no_series(token_recipe: TrainingRecipe, tmp_path: Path) -> None:
@@ -278,19 +232,6 @@ def growing(plan: TrainingRecipe) -> TrainingRecipe:
     """The recipe with a wider second leg from step 4 to 8."""
     again = Phase(at=4, learning_rate=1e-2, decay=4, optimizer="Muon", config=WIDER)
     return plan.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
-
-
-def test_a_run_widens_where_the_recipe_says(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    plan = growing(token_recipe)
-    run(plan, tmp_path / "whole", corpus)
-    kept = {
-        step: load_file(tmp_path / "whole" / HISTORY / f"step-00000{step}.safetensors")["shared.weight"].shape[1]
-        for step in (4, 8)
-    }
-    assert kept == {4: 16, 8: 24}
-    history = TrainingHistory(tmp_path / "whole")
-    assert [history[step].adapter.model.config.d_model for step in (4, 5, 8)] == [16, 24, 24]
-    assert initial_model(plan).adapter.model.config.d_model == 24
 
 
 def test_a_wider_leg_starts_from_a_narrow_one(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -15,36 +14,26 @@ from transformers import T5Config, T5ForConditionalGeneration
 
 from recipe_runs import resumed, run
 from tsfm_lens import load
-from tsfm_lens.compress import Compressed, LowRankLinear, matrices, product, sizes, truncate
-from tsfm_lens.compress.layers import replace_layer
+from tsfm_lens.compress import Compressed, LowRankLinear, matrices, sizes
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.models import Lens
 from tsfm_lens.ranks import epsilon_rank
-from tsfm_lens.studies.rank_theory import ChebyshevEmbedding
+from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 from tsfm_lens.studies.recipes import levels
 from tsfm_lens.studies.recipes.export import as_pipeline, export
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
-from tsfm_lens.studies.recipes.lowrank import (
-    ATTENTION,
-    DENSE,
-    SEEDS,
-    VOCABULARIES,
-    RecipeRun,
-    attention_record,
-    held_out,
-    records,
-    runs,
-    trained,
-)
+from tsfm_lens.studies.recipes.lowrank import DENSE, RecipeRun, attention_record, held_out, records, trained
 from tsfm_lens.studies.recipes.models import attention_ranks, build_model, ordinal_embedding, score_by_levels, spread
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
-from tsfm_lens.studies.structured import Reach, level_blocks, reaching_scores, token_blocks
+from tsfm_lens.studies.structured.forms import token_blocks
+from tsfm_lens.studies.structured.matrices import level_blocks
+from tsfm_lens.studies.structured.tiles import Reach, reaching_scores
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
-D, HEADS, D_HEAD = 16, 2, 4
+D, D_HEAD = 16, 4
 
 
 def with_rank(recipe: TrainingRecipe, **options: Any) -> TrainingRecipe:
@@ -95,41 +84,10 @@ def test_only_attentions_differ_from_the_dense_model_and_keep_their_norm(tiny: T
         assert_close(layer.up.norm().item(), layer.down.norm().item(), depth=D, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("sketch", ["by head", "shared"])
-def test_factors_compute_what_their_products_do(token_recipe: TrainingRecipe, sketch: str) -> None:
-    low = build_model(with_rank(token_recipe, rank=2, sketch=sketch))
-    dense = build_model(token_recipe)
-    for path in {matrix.path for matrix in matrices(opened(dense)).values()}:
-        with torch.no_grad():
-            dense.get_submodule(path).weight.copy_(product(low.get_submodule(path).factors))
-    assert_close(logits(low), logits(dense), depth=1000)
-
-
-def test_factors_of_the_size_of_a_head_can_be_any_matrix(token_recipe: TrainingRecipe) -> None:
-    dense = build_model(token_recipe)
-    twin = copy.deepcopy(dense)
-    for matrix in matrices(opened(dense)).values():
-        weight = twin.get_submodule(matrix.path).weight
-        factors = truncate(weight, D_HEAD, heads=matrix.heads, of=matrix.of)
-        replace_layer(twin, matrix.path, LowRankLinear(factors))
-    assert_close(logits(twin), logits(dense), depth=1000)
-
-
 def test_full_rank_leaves_the_dense_model(token_recipe: TrainingRecipe) -> None:
     dense, full = build_model(token_recipe), build_model(with_rank(token_recipe, rank=D_HEAD))
     assert not any(isinstance(module, Compressed) for module in full.modules())
     assert all(torch.equal(weight, full.state_dict()[name]) for name, weight in dense.state_dict().items())
-
-
-def test_heads_have_their_own_ranks_and_a_shared_sketch_one(token_recipe: TrainingRecipe) -> None:
-    def entries(recipe: TrainingRecipe) -> list[int]:
-        return [module.entries for module in build_model(recipe).modules() if isinstance(module, LowRankLinear)]
-
-    assert set(entries(with_rank(token_recipe, rank=2))) == {HEADS * 2 * (D_HEAD + D)}
-    assert set(entries(with_rank(token_recipe, rank=3, sketch="shared"))) == {3 * (D + HEADS * D_HEAD)}
-    low = build_model(with_rank(token_recipe, rank=1, sketch="shared"))
-    layer = low.encoder.block[0].layer[0].SelfAttention.q
-    assert rank_of(layer.weight) == 1
 
 
 def test_ranks_rise_by_the_schedule_and_end_at_the_size_of_a_head(token_recipe: TrainingRecipe) -> None:
@@ -220,15 +178,6 @@ def test_what_a_model_cannot_have_is_refused_before_anything_is_written(
 def test_a_model_without_tokens_has_no_vocabulary_to_fix(patch_recipe: TrainingRecipe) -> None:
     with pytest.raises(InputError, match="reads no tokens"):
         build_model(patch_recipe.model_copy(update={"vocabulary_rank": 2}))
-
-
-def test_arms_of_one_seed_come_first_and_differ_in_rank_alone() -> None:
-    every = runs(vocabulary_seeds=2)
-    assert len({arm.folder for arm in every}) == len(every) == SEEDS * len(ATTENTION) + 2 * len(VOCABULARIES)
-    assert {arm.seed for arm in every[: len(ATTENTION) + len(VOCABULARIES)]} == {0}
-    for arm in every:
-        plain = {"name": DENSE, "attention_rank": None, "vocabulary_rank": None}
-        assert arm.recipe.model_copy(update=plain) == every[0].recipe.model_copy(update={"seed": arm.seed})
 
 
 @pytest.fixture(scope="module")

@@ -19,11 +19,6 @@ from tsfm_lens.training.series_source import SeriesSource, draw_weights, tsmixup
 NEXT_ORDER = 0.15
 
 
-def test_bank_has_the_33_kernels_of_the_paper() -> None:
-    assert len(families.kernel_bank(64)) == 33
-    assert len(families.PERIODS) == 21
-
-
 def test_periodic_kernels_return_to_one_after_their_period() -> None:
     whole, halved = families.kernel_bank(800), families.kernel_bank(40, period_scale=0.5)
     for index, period in enumerate(families.PERIODS):
@@ -45,12 +40,6 @@ def test_other_kernels_have_their_closed_form() -> None:
     expected += [0.0, 0.0, 1.0]
     np.testing.assert_allclose(bank[:, 3, 8], expected)
     np.testing.assert_allclose(bank[9:11, 3, 3], [0.1, 1.0])
-
-
-def test_kernels_are_joined_left_to_right() -> None:
-    bank = families.kernel_bank(6)
-    joined = families.compose(bank, np.array([3, 22, 29]), np.array([False, True, False]))
-    assert_close(joined, (bank[3] + bank[22]) * bank[29], depth=100)
 
 
 def test_draws_have_the_covariance_of_their_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,20 +76,6 @@ def test_logistic_rows_obey_one_rate_each() -> None:
     rates = series[:, 1:] / (series[:, :-1] * (1 - series[:, :-1]))
     assert_close(rates, np.broadcast_to(rates[:, :1], rates.shape), depth=10000)
     assert ((rates > 3.5) & (rates < 4.0)).all()
-
-
-@pytest.mark.parametrize("name", ["motif_rough", "motif_smooth"])
-def test_motifs_repeat_exactly_at_least_twice(name: str) -> None:
-    length = 96
-    for row in families.FAMILIES[name](np.random.default_rng(1), 40, length):
-        periods = [lag for lag in range(2, length // 2) if np.allclose(row[lag:], row[:-lag])]
-        assert periods
-
-
-def test_a_tiled_row_is_its_shape_modulo_the_period() -> None:
-    shapes = np.arange(10.0).reshape(2, 5)
-    tiled = families.tile(shapes, np.array([3, 5]), np.array([2, 0]), 7)
-    np.testing.assert_array_equal(tiled, [[2, 0, 1, 2, 0, 1, 2], [5, 6, 7, 8, 9, 5, 6]])
 
 
 def test_seasonal_walk_differences_are_white(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,14 +194,6 @@ def test_no_training_series_are_told_where_to_come_from(tmp_path: Path) -> None:
     np.savez(tmp_path / "empty.npz", other=np.zeros(3))
     with pytest.raises(CheckpointError, match="no array training"):
         corpora.real_rows(tmp_path / "empty.npz")
-
-
-def test_a_corpus_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = corpora.load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
-    monkeypatch.setattr("tsfm_lens.studies.recipes.corpus.build_corpus", None)
-    again = corpora.load_corpus({"harmonics": 4}, seed=0, cache=tmp_path)
-    np.testing.assert_array_equal(first.values, again.values)
-    assert first.rows == again.rows == {"harmonics": (0, 4)}
 
 
 def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkeypatch: pytest.MonkeyPatch) -> None:

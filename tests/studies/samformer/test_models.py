@@ -10,11 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.studies.samformer import (
-    MODELS,
+from tsfm_lens.studies.samformer.models import (
     ChannelTransformer,
     LinearForecaster,
-    LinearToy,
     RevIN,
     TSMixer,
     least_squares,
@@ -23,6 +21,7 @@ from tsfm_lens.studies.samformer import (
     sigma_reparametrised,
     spectral_norm,
 )
+from tsfm_lens.studies.samformer.tasks import LinearToy
 from tsfm_lens.testing import assert_close
 
 L, H, D, WIDTH = 24, 7, 5, 4
@@ -91,18 +90,6 @@ def test_the_transformer_is_its_formula(options: dict[str, Any]) -> None:
     model, x = moved(ChannelTransformer(L, H, D, width=WIDTH, **options)), windows()
     expected = np.stack([reference(model, array(one)) for one in x])
     assert_close(model(x), expected, depth=400, magnitude=30.0)
-
-
-@pytest.mark.parametrize("options", [KINDS["samformer"], KINDS["identity"]], ids=["samformer", "identity"])
-def test_channels_may_change_places(options: dict[str, Any]) -> None:
-    """Forecasts of exchanged channels are exchanged forecasts, where RevIN's γ and β are exchanged with them."""
-    model, x, order = moved(ChannelTransformer(L, H, D, **options)), windows(), torch.tensor([3, 0, 4, 1, 2])
-    before = model(x)[:, order]
-    with torch.no_grad():
-        assert isinstance(model.embed, RevIN)
-        for part in model.embed.parameters():
-            part.copy_(part[order].clone())
-    assert_close(model(x[:, order]), before, depth=400, magnitude=30.0)
 
 
 def test_what_is_frozen_gets_no_gradient_and_a_number_of_weights_is_that_of_the_formula() -> None:
@@ -198,7 +185,6 @@ def test_the_closed_form_with_revin_is_where_the_gradient_vanishes() -> None:
 
 
 def test_the_oracle_reaches_the_loss_that_is_expected_of_it() -> None:
-    """Small sizes; the expectation holds within the spread over validation numbers."""
     toy = LinearToy(length=30, horizon=12, channels=3, training=300, validation=3000)
     model = LinearForecaster(30, 12).fit(toy.batches())
     with torch.no_grad():
@@ -210,7 +196,6 @@ def test_the_oracle_reaches_the_loss_that_is_expected_of_it() -> None:
 
 
 def test_tsmixer_is_its_description() -> None:
-    """One block in evaluation mode in numpy: a linear map over time, two over channels, each on its norm."""
     for norm in ("batch", "layer"):
         model, x = moved(TSMixer(L, H, D, blocks=1, hidden=6, norm=norm, normalise=False)), windows()
         block: Any = model.blocks[0]
@@ -235,15 +220,6 @@ def test_tsmixer_is_its_description() -> None:
         hidden = np.maximum(linear(block.up, normed(block.norms[1], stream).transpose(0, 2, 1)), 0)
         stream = stream + linear(block.down, hidden).transpose(0, 2, 1)
         assert_close(model(x), linear(model.readout, stream), depth=500, magnitude=30.0)
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_every_model_by_its_name_takes_windows_and_a_gradient(name: str) -> None:
-    model = make_model(name, L, H, D)
-    out = model(windows().float())
-    assert out.shape == (6, D, H)
-    out.square().mean().backward()
-    assert all(weight.grad is not None for weight in model.parameters() if weight.requires_grad)
 
 
 def zero_layer() -> nn.Linear:

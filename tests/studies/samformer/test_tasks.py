@@ -13,16 +13,9 @@ import pytest
 import torch
 
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.studies.samformer import (
-    SPLITS,
-    BenchmarkTask,
-    LinearToy,
-    ToyTask,
-    benchmark,
-    cosine_by_epoch,
-    errors_of,
-    make_model,
-)
+from tsfm_lens.studies.samformer import benchmark
+from tsfm_lens.studies.samformer.models import make_model
+from tsfm_lens.studies.samformer.tasks import BenchmarkTask, LinearToy, ToyTask, cosine_by_epoch, errors_of
 from tsfm_lens.testing import assert_close
 
 SMALL = LinearToy(length=16, horizon=5, channels=3, training=70, validation=20)
@@ -71,13 +64,6 @@ def test_a_benchmark_is_parted_and_standardised_as_written() -> None:
         for row, at in enumerate((start, ends[place + 1] - 30)):
             assert_close(x[row], standard[:, at : at + 24], depth=10)
             assert_close(y[row], standard[:, at + 24 : at + 30], depth=10)
-
-
-def test_months_of_the_ett_split_are_of_thirty_days() -> None:
-    assert SPLITS["ett-hourly"] == (8640, 2880, 2880)
-    assert SPLITS["ett-15min"] == tuple(4 * rows for rows in (8640, 2880, 2880))
-    made = benchmark(waves(17_420, 2), length=512, horizon=96, split="ett-hourly")
-    assert [len(part) for part in (made.training, made.validation, made.test)] == [8033, 2785, 2785]
 
 
 @pytest.mark.parametrize("zipped", [False, True])

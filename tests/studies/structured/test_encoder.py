@@ -9,29 +9,21 @@ import numpy as np
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor
 
 import tsfm_lens
-from tsfm_lens.data import as_series, bundled
+from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
-from tsfm_lens.hooks import EditPattern
 from tsfm_lens.studies import experiments, structured
-from tsfm_lens.studies.structured import (
-    BilinearLevels,
-    BilinearTrain,
+from tsfm_lens.studies.structured.forms import BilinearLevels, BilinearTrain, ScoringForm, Standard, TokenLevels
+from tsfm_lens.studies.structured.models import (
     Encoder,
-    ForecasterAdapter,
     InContextRegressor,
     PatchForecaster,
-    ScoringForm,
-    Standard,
-    StepAdapter,
     StepForecaster,
-    TokenLevels,
-    as_lens,
     make_forecaster,
-    redraw,
 )
+from tsfm_lens.studies.structured.training import redraw
+from tsfm_lens.studies.structured.wiring import ForecasterAdapter, StepAdapter, as_lens
 from tsfm_lens.testing import assert_close, check_wiring
 from tsfm_lens.testing.suite import check_lens
 
@@ -74,24 +66,6 @@ def test_every_oracle_holds(name: str) -> None:
     assert all(result.passed for result in results), [result for result in results if not result.passed]
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_pattern_put_in_by_hand_makes_the_output(name: str) -> None:
-    """With the pattern of a head made even over what it may see, z is the mean of those values."""
-    lens = as_lens(forecaster(name))
-    series = bundled("co2").tail(64)
-
-    def even(pattern: Tensor) -> Tensor:
-        seen = (pattern > 0).to(pattern)
-        return seen / seen.sum(-1, keepdim=True)
-
-    with lens.edit(EditPattern("0.attn.1", even)):
-        _, acts = lens.run_with_cache(series)
-    pattern, v = acts["blocks.0.attn.hook_pattern"][:, 1], acts["blocks.0.attn.hook_v"][:, :, 1]
-    allowed = (acts["blocks.0.attn.hook_attn_scores"][:, 1] > float("-inf")).to(v)
-    assert_close(pattern, allowed / allowed.sum(-1, keepdim=True), depth=20)
-    assert_close(acts["blocks.0.attn.hook_z"][:, :, 1], pattern @ v, depth=64)
-
-
 def test_a_table_with_another_number_of_score_features_is_refused() -> None:
     class Wrong(ForecasterAdapter):
         def __init__(self, native: PatchForecaster) -> None:
@@ -102,34 +76,6 @@ def test_a_table_with_another_number_of_score_features_is_refused() -> None:
 
     with pytest.raises(WiringError, match=r"attn: q: the weight .*n_heads=2, d_head=6"):
         check_wiring(Wrong, forecaster("bilinear train"), quiet=True)
-
-
-@pytest.mark.parametrize("form", [Standard(), TokenLevels((4, 2)), BilinearTrain(), BilinearLevels((2, 1))])
-def test_regression_learns(form: ScoringForm) -> None:
-    """A few steps on one batch lower its loss for every form: gradients reach what they should."""
-    torch.manual_seed(0)
-    model = InContextRegressor(2, 5, Encoder(WIDTH, 1, HEADS, form), WIDTH)
-    x, w = torch.randn(16, 5, 2), torch.randn(16, 2, 1)
-    y = (x @ w)[..., 0]
-    losses = []
-    for _ in range(40):
-        model.zero_grad()
-        loss = (model(x, y) - y).square().mean()
-        loss.backward()
-        losses.append(float(loss.detach()))
-        with torch.no_grad():
-            for part in model.parameters():
-                part -= 0.01 * part.grad.sign()
-    assert losses[-1] < 0.7 * losses[0]
-    assert all(part.grad is not None and part.grad.any() for part in model.encoder.parameters())
-
-
-def test_a_forecast_is_in_the_units_of_the_data() -> None:
-    model = forecaster("token levels")
-    context = bundled("co2").tail(64).values[0]
-    lens = as_lens(model)
-    plain, moved = (lens.forecast(values, 7).quantiles for values in (context, 10 * context + 3))
-    assert_close(moved, 10 * plain + 3, depth=400, dtype=torch.float32)
 
 
 def test_what_does_not_fit_is_refused_by_name() -> None:
@@ -175,7 +121,6 @@ def test_every_oracle_holds_for_forecasters_of_steps(name: str) -> None:
 
 
 def test_a_forecaster_opens_like_any_other_model() -> None:
-    """``load`` finds its wiring, and what it opens is what the other way to a lens gives."""
     torch.manual_seed(0)
     encoder = structured.Encoder(8, 2, 2, structured.TokenLevels((2, 2)), causal=False)
     model = PatchForecaster(encoder, 8, patch=4, context_length=32, prediction_length=5).eval()
@@ -192,21 +137,11 @@ def test_a_forecaster_opens_like_any_other_model() -> None:
 
 
 def test_the_probe_of_scoring_functions_finds_full_rank_where_the_form_has_it() -> None:
-    """The rank of what a head scores with: that of the width for a tensor train, of a head for standard attention."""
     ranks = {
         name: structured.scoring_structure(tsfm_lens.load(step_model(name)), draws=3, sweeps=1)["epsilon_rank"].values
         for name in ("attention", "bilinear-btt")
     }
     assert ranks["attention"].max() == 4 < ranks["bilinear-btt"].min()
-
-
-def test_forecasts_move_with_the_units_of_each_channel() -> None:
-    model = step_model("bilinear-btt")
-    x = torch.randn(2, CHANNELS, T)
-    scale, shift = torch.tensor([2.0, 5.0, 0.5])[:, None], torch.tensor([0.0, -3.0, 7.0])[:, None]
-    with torch.no_grad():
-        # but for the epsilon beside the variance
-        assert_close(model(x * scale + shift), model(x) * scale + shift, depth=2**13)
 
 
 def test_a_run_on_a_file_is_of_the_named_scoring_function(tmp_path: Path) -> None:

@@ -15,11 +15,10 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies import experiments
-from tsfm_lens.studies.experiments.grids import form_of
 from tsfm_lens.studies.experiments.running import rate_of
-from tsfm_lens.studies.samformer import cosine_by_epoch
-from tsfm_lens.studies.structured import (
-    REGRESSORS,
+from tsfm_lens.studies.samformer.tasks import cosine_by_epoch
+from tsfm_lens.studies.structured.forms import REGRESSORS
+from tsfm_lens.studies.structured.training import (
     InContextTask,
     Prompts,
     errors_by_pairs,
@@ -144,7 +143,6 @@ def test_a_run_is_the_plain_loop_of_its_parts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("tokens", ["single", "pairs"])
 @pytest.mark.parametrize("name", ["attention", "bilinear-btt"])
 def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(name: str, tokens: str) -> None:
-    """By gradients: of y earlier ones, of x earlier ones and its own, and each of them."""
     model = make_regressor(name, Prompts(3), width=8, layers=1, heads=2, tokens=tokens)
     with torch.no_grad():
         for weight in model.parameters():
@@ -186,17 +184,6 @@ def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(tmp_path
     assert float(one["validation_last"]) == kept["by_pairs"][-1]
     assert data["oracle"].values.tolist() == oracle_errors(6, 12).tolist()
     assert data.attrs["tokens"] == "pairs"
-
-
-def test_score_ranks_are_those_of_the_dense_matrices() -> None:
-    for name, made in experiments.in_context_arms().items():
-        form = form_of(made.model)
-        found = int(torch.linalg.matrix_rank(form.double().dense().detach()))
-        assert found == form.generic_rank, name
-        model = experiments.prepare(made)[0].model
-        attention = model.encoder.blocks[0].attn  # type: ignore[union-attr, index]
-        per_head = sum(part.numel() for side in (attention.q, attention.k) for part in side.parameters())
-        assert form.n_parameters * attention.n_heads == per_head, name
 
 
 def test_wrong_settings_are_refused_by_name() -> None:

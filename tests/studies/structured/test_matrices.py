@@ -92,23 +92,6 @@ def test_the_rank_of_levels_saturates_from_the_finest_up(ranks: tuple[int, ...])
     assert np.linalg.matrix_rank(matrix.dense().detach().numpy()) == matrix.generic_rank <= matrix.rank_bound
 
 
-def test_sizes_of_the_table() -> None:
-    """Square matrices of width D: 2 D Σ r, 2 s D^(3/2) and rank D."""
-    assert structured.MultiLevelLowRank(64, 64, (4, 2, 1)).n_parameters == 2 * 64 * 7
-    train = structured.BlockTensorTrain(64, 64)
-    assert (train.n_parameters, train.generic_rank) == (2 * 64 * 8, 64)
-    assert (structured.LowRank(64, 64, 5).n_parameters, structured.LowRank(64, 64, 5).generic_rank) == (2 * 64 * 5, 5)
-
-
-@pytest.mark.parametrize(("a", "b", "c", "s"), [(2, 3, 4, 1), (3, 2, 5, 2), (4, 4, 4, 3)])
-def test_permutations_are_those_of_the_definition(a: int, b: int, c: int, s: int) -> None:
-    vector = np.arange(a * b)
-    assert (vector[structured.left_permutation(a, b).numpy()] == vector.reshape(b, a).T.ravel()).all()
-    inner, order = np.arange(c * b * s), structured.right_permutation(b, c, s).numpy()
-    assert (inner[order] == np.swapaxes(inner.reshape(c, b, s), 0, 1).ravel()).all()
-    assert (np.sort(order) == inner).all()
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_contraction_holds_every_family(name: str) -> None:
     matrix = drawn(name)
@@ -126,15 +109,6 @@ def test_a_contraction_weighs_its_levels() -> None:
     whole.alphas.copy_(torch.tensor([2.0, -1.0, 0.0]))
     parts = [torch.block_diag(*(x @ y.mT)) for x, y in zip(matrix.left, matrix.right, strict=True)]
     assert_close(whole.dense(), 2 * parts[0] - parts[1], depth=60)
-
-
-@pytest.mark.parametrize("blocks", [1, 2, 8])
-def test_levels_hold_low_rank_blocks(blocks: int) -> None:
-    matrix = structured.LowRankBlockDiagonal(16, 8, 1, blocks).double()
-    levels = structured.as_levels(matrix)
-    assert_close(levels.dense(), matrix.dense(), depth=20)
-    assert levels.blocks[-1] == blocks
-    assert levels.n_parameters == matrix.n_parameters
 
 
 def test_a_train_of_the_highest_rank_is_any_matrix_and_a_lower_one_the_nearest() -> None:
@@ -173,32 +147,16 @@ def test_a_train_holds_low_rank_and_kronecker_products() -> None:
         (lambda: structured.BlockTensorTrain(12, 12, 1, (5, 2)), r"5 · 2 is 10, expected 12; .*\(3, 4\)"),
         (lambda: structured.BlockTensorTrain(16, 16, 5), "5, more than the width of 4"),
         (lambda: structured.BlockTensorTrain(13, 16), "13 is a prime.*14"),
-        (
-            lambda: structured.as_levels(structured.LowRankBlockDiagonal(12, 12, 1, 3)),
-            "3 blocks are no .*nearest is 2",
-        ),
+        (lambda: structured.as_levels(structured.LowRankBlockDiagonal(12, 12, 1, 3)), "3 blocks are no .*nearest is 2"),
         (lambda: structured.nearest_tensor_train(torch.ones(4), 1), r"shape \(4,\)"),
         (lambda: structured.MultiLevelLowRank(8, 8, ()), "leave nothing|0 levels"),
+        (lambda: structured.parameter_groups(nn.Linear(2, 2), 0.0, 4), "rate of 0"),
+        (lambda: structured.parameter_groups(nn.Linear(2, 2), 1.0, 0), "base_width is 0"),
     ],
 )
 def test_sizes_that_do_not_fit_are_refused_by_name(make: Callable[[], object], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make()
-
-
-def test_factors_are_as_near_to_a_square_as_can_be() -> None:
-    assert [structured.balanced_factors(width) for width in (1, 2, 3, 4, 256, 512, 48)] == [
-        (1, 1), (1, 2), (1, 3), (2, 2), (16, 16), (16, 32), (6, 8),
-    ]  # fmt: skip
-
-
-FORMS: dict[str, structured.ScoringForm] = {
-    "standard": structured.Standard(scale="mup"),
-    "token levels": structured.TokenLevels((4, 4), scale="mup"),
-    "bilinear levels": structured.BilinearLevels((4, 2, 2), scale="mup"),
-    "bilinear train": structured.BilinearTrain(scale="mup"),
-    "bilinear train, keys": structured.BilinearTrain(rank=2, order="keys"),
-}
 
 
 def model_of(form: structured.ScoringForm, width: int) -> structured.InContextRegressor:
@@ -213,7 +171,6 @@ def rates(model: nn.Module, rate: float, base: int) -> dict[str, float]:
 
 @pytest.mark.parametrize("width", [16, 64])
 def test_rates_are_those_of_the_table(width: int) -> None:
-    """η D_1 / (D_2 / p_l); η D_1 / (c s) and η D_1 / d; standard elsewhere."""
     found = rates(model_of(structured.BilinearLevels((4, 2, 2), order="both"), width), 1e-3, 32)
     for level in range(3):
         assert_close(found[f"encoder.blocks.0.attn.q.factors.{level}"], 1e-3 * 32 / (width / 2**level), depth=4)
@@ -226,17 +183,8 @@ def test_rates_are_those_of_the_table(width: int) -> None:
     assert found["embed.read_in.weight"] == found["embed.positions"] == found["encoder.norm.weight"] == 1e-3
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_every_parameter_has_one_rate(name: str) -> None:
-    model = model_of(FORMS[name], 16)
-    groups = structured.parameter_groups(model, 1e-3, 16)
-    listed = [id(part) for group in groups for part in group["params"]]
-    assert sorted(listed) == sorted(id(part) for part in model.parameters())
-
-
 @pytest.mark.parametrize(("d_out", "d_in"), [(64, 64), (256, 64), (64, 256), (16, 512)])
 def test_first_weights_have_the_spectral_norm_of_the_theory(d_out: int, d_in: int) -> None:
-    """‖W‖₂ stays between one and three times √(d_out / d_in), whatever the sizes."""
     draw = torch.randn(d_out, d_in, generator=torch.Generator().manual_seed(0))
     draw *= structured.first_deviation(d_out, d_in)
     assert 1 <= float(torch.linalg.matrix_norm(draw, 2)) / (d_out / d_in) ** 0.5 <= 3
@@ -251,10 +199,6 @@ LAYERS = {
 
 @pytest.mark.parametrize("name", LAYERS)
 def test_a_step_moves_features_as_much_at_every_width(name: str) -> None:
-    """One step of Adam, which is the sign of the gradient, with the rates of the table and without.
-
-    An update that is aligned with its input moves a feature by rate · fan-in · |x|.
-    """
     moved: dict[bool, list[float]] = {True: [], False: []}
     for width in (64, 256, 1024):
         for scaled, out in moved.items():
@@ -280,11 +224,3 @@ def test_factors_are_capped_at_their_first_size() -> None:
     capped = structured.rms_capped(100 * weight, 8, 32)
     assert_close(capped.square().mean().sqrt(), 8**0.5 / 32, depth=300)
     assert torch.equal(structured.rms_capped(1e-3 * weight, 8, 32), 1e-3 * weight)
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InputError, match="rate of 0"):
-        structured.parameter_groups(nn.Linear(2, 2), 0.0, 4)
-    with pytest.raises(InputError, match="base_width is 0"):
-        structured.parameter_groups(nn.Linear(2, 2), 1.0, 0)
-    assert structured.fan_in_of(nn.LayerNorm(4), "weight") is None

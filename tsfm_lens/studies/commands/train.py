@@ -30,8 +30,8 @@ def train(
     """
     import torch
 
-    from tsfm_lens.studies.experiments import read_train_config
     from tsfm_lens.studies.experiments import train as train_run
+    from tsfm_lens.studies.experiments.config import read_train_config
 
     if threads is not None:
         torch.set_num_threads(threads)

@@ -19,7 +19,7 @@ from tsfm_lens.places import replacing
 from tsfm_lens.studies.experiments import grids
 from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, of_seeds, run_arms
-from tsfm_lens.studies.samformer import oracle_loss
+from tsfm_lens.studies.samformer.models import oracle_loss
 from tsfm_lens.training.command import HELP, run_command
 
 app = typer.Typer(no_args_is_help=True, help=__doc__, context_settings=HELP)
@@ -66,7 +66,11 @@ def benchmarks(
                 names = ", ".join(title.split(" ", 2)[2] for title in arms)
                 raise InputError(f"arms {', '.join(arm)}; there are {names}")
             configs |= subset
-    _train(configs, seeds, out, "benchmarks", threads, {"names": ", ".join(grids.RHO)}, _with_ends)
+
+    def measured(runs: list[Arm], out: Path) -> xr.Dataset:
+        return xr.merge([gathered(runs, out), ends(runs, out)], combine_attrs="override")
+
+    _train(configs, seeds, out, "benchmarks", threads, {"names": ", ".join(grids.RHO)}, measured)
 
 
 @app.command()
@@ -89,10 +93,6 @@ def _name_and_file(entry: str) -> tuple[str, str]:
     if not file:
         raise InputError(f"{entry!r}; expected the name of a benchmark and its file, as in ETTh1=ETTh1.csv")
     return name, file
-
-
-def _with_ends(runs: list[Arm], out: Path) -> xr.Dataset:
-    return xr.merge([gathered(runs, out), ends(runs, out)], combine_attrs="override")
 
 
 @app.command()

@@ -9,8 +9,9 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from tsfm_lens.data.checked import Strict, complaints, read_fields
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.samformer import MODELS, SPLITS
-from tsfm_lens.studies.structured import REGRESSORS
+from tsfm_lens.studies.samformer.models import MODELS
+from tsfm_lens.studies.samformer.tasks import SPLITS
+from tsfm_lens.studies.structured.forms import REGRESSORS
 
 __all__ = ["TrainConfig", "read_train_config"]
 
@@ -18,12 +19,7 @@ Beta = Annotated[float, Field(ge=0, lt=1)]
 
 
 class ModelFields(Strict):
-    """Model to train.
-
-    Attributes:
-        name, options: of ``samformer.MODELS``, such as "samformer", or, for prompts and files, of
-            ``structured.REGRESSORS``; and further arguments of its class, such as ``width``.
-    """
+    """Model to train."""
 
     name: str
     options: dict[str, Any] = Field(default_factory=dict)
@@ -68,10 +64,7 @@ class FileData(Strict):
 
 
 class InContextData(Strict):
-    """Prompts of linear regression in context, see ``structured.Prompts``, drawn anew for every step.
-
-    An evaluation comes every ``epoch`` steps, of ``held_out`` prompts.
-    """
+    """Prompts of linear regression in context, see ``structured.Prompts``, drawn anew for every step."""
 
     kind: Literal["in-context"]
     inputs: int = Field(default=16, ge=1)
@@ -82,18 +75,7 @@ class InContextData(Strict):
 
 
 class OptimizerFields(Strict):
-    """Optimiser of a run.
-
-    Attributes:
-        learning_rate: at the start.
-        rho: radius of sharpness-aware minimisation; 0 for none.
-        schedule: "cosine", falling by epoch to 1e-6 at the last one, or "constant".
-        clip: largest norm of a gradient; None for any.
-        warm_up: steps over which the rate rises from 0.
-        base_width: width at which the rate was tuned; models of structured scores are then drawn, and their matrices
-            given rates, as the maximal update parametrisation asks, see ``structured.parameter_groups``. 0 leaves
-            weights and rates as they are.
-    """
+    """Optimiser of a run."""
 
     name: Literal["adam", "adamw", "sgd"] = "adam"
     learning_rate: float = Field(default=1e-3, gt=0)
@@ -116,13 +98,7 @@ class OptimizerFields(Strict):
 
 
 class PlanFields(Strict):
-    """Length of a run.
-
-    Attributes:
-        epochs, batch: at most, and windows in a batch.
-        patience: epochs in a row without a lower validation error after which the run ends, with the best weights; None
-            for never.
-    """
+    """Length of a run."""
 
     epochs: int = Field(default=300, ge=1)
     batch: int = Field(default=32, ge=1)
@@ -130,13 +106,7 @@ class PlanFields(Strict):
 
 
 class WatchFields(Strict):
-    """Measures to record during training.
-
-    Attributes:
-        every, windows: epochs between two measurements, and training windows to measure on.
-        snapshots: whether to save the patterns themselves at every measurement.
-        products: the most products with the Hessian.
-    """
+    """Measures to record during training."""
 
     every: int = Field(default=1, ge=1)
     measures: tuple[Literal["sharpness", "gradient_noise", "attention"], ...] = ("attention",)

@@ -11,7 +11,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.registry import ReportPanel, frame, measurement
+from tsfm_lens.registry import ReportPanel, frame
 from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.noise import mean_of_seeds
@@ -20,14 +20,7 @@ from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
 from tsfm_lens.viz.words import num
 
-__all__ = [
-    "in_context_errors",
-    "learning_rates",
-    "losses_by_cost",
-    "run_curves",
-    "run_errors",
-    "run_errors_over",
-]
+__all__ = ["in_context_errors", "learning_rates", "losses_by_cost", "run_curves", "run_errors", "run_errors_over"]
 
 _ROW = 24  # pixels of an arm
 _SYMBOLS, _MARKS = ("square", "diamond", "cross", "triangle-up"), 8  # of arms beyond the colours; marks on a line
@@ -36,6 +29,9 @@ _SYMBOLS, _MARKS = ("square", "diamond", "cross", "triangle-up"), 8  # of arms b
 DECLARED = Declarations(
     Path(__file__).with_name("measurements.yaml"), theme="Training", source="after structured attention"
 )
+
+
+LAB_RUNS = DECLARED.measurement("lab_runs", subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])))
 
 
 def read_runs(ds: xr.Dataset) -> list[str]:
@@ -113,31 +109,12 @@ def read_losses(ds: xr.Dataset) -> list[str]:
     return sentences
 
 
-LAB_RUNS = measurement(
-    "lab_runs",
-    theme="Training",
-    summary="errors of training runs by arm and seed, epoch by epoch",
-    title="Validation error over training",
-    description="Arms differ in model or optimiser alone; runs of one seed see the same batches.",
-    source="after SAMformer, figures 1, 2, 5, 8, 13, 14 and 15 (S1-F1)",
-    paper=(
-        *("S1-F1", "S1-F15", "S1-F3", "S1-T1", "S1-T6", "S1-T9", "S1-T10"),
-        *("S1-F5", "S1-F6", "S1-F7", "S1-F8", "S1-F13", "S1-F14", "S2-ETT"),
-    ),
-    maker="made by grids of trainings: `python -m tsfm_lens.studies.experiments` makes it, "
-    "`tsfm_lens.studies.experiments` ships one",
-    subject=lambda ds: str(ds.attrs.get("about", ds.attrs["title"])),
-)
-
-
 @LAB_RUNS.figure("Validation error of every arm and seed by epoch.", variables=("curve",))
 def run_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the validation error by epoch, a colour for each arm.
 
     Returns:
-        Thin lines are seeds, thick ones their geometric mean as far as all seeds go, with marks on them where arms
-        share a colour. The dotted line is the expected error of the least-squares oracle where ``attrs["oracle"]`` has
-        it.
+        Thin lines are seeds, thick ones their geometric mean; the dotted line is the least-squares oracle's error.
 
     Example:
         >>> fig = figures.run_curves(experiments.record("toy"))
@@ -237,27 +214,26 @@ def _without(name: str, over: str, value: float) -> str:
 
 
 def _dots(
-    panel: Panel, place: float, errors: np.ndarray, arm: str, colour: str, *, across: bool = False, **look: Any
+    panel: Panel,
+    place: float,
+    errors: np.ndarray,
+    arm: str,
+    colour: str,
+    *,
+    across: bool = False,
+    size: int = 8,
+    digits: int = 4,
+    **look: Any,
 ) -> None:
     """Draw every seed, and their mean with its interval, one above the other or along the axis."""
-    count, mean, places = len(errors), float(errors.mean()), np.full(len(errors), place)
-    number = "%{x:.4g}" if across else "%{y:.4g}"
+    noise, number = mean_of_seeds(errors), f"%{{{'x' if across else 'y'}:.{digits}g}}"
     pale: Look = {"colour": mixed(colour, 0.45), "size": 4, "symbol": look.get("symbol"), "group": arm}
-    x, y = (errors, places) if across else (places, errors)
+    seeds, middle = (errors, np.full(len(errors), place)), (noise.estimate, [place])
+    x, y = seeds if across else seeds[::-1]
     panel.dots(x, y, "", f"{arm}<br>one seed: {number}", **pale)
-    noise = mean_of_seeds(errors)
-    words = f"{arm}<br>mean of {count} seeds: {number}"
-    middle, row = ([mean], [place]) if across else ([place], [mean])
-    panel.dots(middle, row, arm, words, colour=colour, size=8, noise=noise, across=across, **look)
-
-
-def _seeds_at(panel: Panel, x: Any, errors: np.ndarray, title: str, colour: str, digits: int) -> None:
-    """Draw every seed above one place, and their mean with its interval."""
-    pale, noise, number = mixed(colour, 0.45), mean_of_seeds(errors), f"%{{y:.{digits}g}}"
-    places = np.full(len(errors), x[0])
-    panel.dots(places, errors, "", f"{title}<br>one seed: {number}", colour=pale, size=4, group=title)
-    hover = f"{title}<br>mean of {len(errors)} seeds: {number}"
-    panel.dots(x, noise.estimate, title, hover, colour=colour, size=9, noise=noise)
+    at, height = middle if across else middle[::-1]
+    words = f"{arm}<br>mean of {len(errors)} seeds: {number}"
+    panel.dots(at, height, arm, words, colour=colour, size=size, noise=noise, across=across, **look)
 
 
 def _symbol(place: int) -> str | None:
@@ -271,14 +247,13 @@ def _seeds(errors: np.ndarray) -> str:
     return f"{few} to {many} seeds" if few < many else f"{many} seeds"
 
 
-@DECLARED.figure("in_context_runs", needs=("by_pairs", "oracle"), sentences=read_in_context)
+@DECLARED.figure("in_context_runs", read_in_context)
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the error after the last pair by the scores' rank or the model's width, and by the number of pairs.
 
     Returns:
         Left the mean over seeds with its 95 % interval, and every seed as a small point, over the rank of a head's
-        scores by the inputs, or over the width where there are several; right the means over the number of pairs, at
-        the largest width. Dotted: the expected error of least squares.
+        scores or the width; right the means by pairs at the largest width. Dotted: least squares.
 
     Example:
         >>> fig = figures.in_context_errors(experiments.record("in_context"))
@@ -302,7 +277,7 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
             means = [finite[row][:, -1].mean() for row in rows]
             last.line([at[row] * shift[row] for row in rows], means, "", "", colour=mixed(colour, 0.6), width=1.2)
         for row in rows:
-            _seeds_at(last, [float(at[row] * shift[row])], finite[row][:, -1], title, colour, 3)
+            _dots(last, float(at[row] * shift[row]), finite[row][:, -1], title, colour, size=9, digits=3)
         if rows:
             hover = f"{title}<br>after %{{x}} pairs: %{{y:.3g}}"
             by_pairs.line(pairs, finite[rows[-1]].mean(0), title, hover, colour=colour, width=1.8, dots=4)
@@ -326,13 +301,12 @@ def _beside(ratio: np.ndarray) -> np.ndarray:
     return out
 
 
-@DECLARED.figure("transfer_runs", needs=("mse",), sentences=read_rates)
+@DECLARED.figure("transfer_runs", read_rates)
 def learning_rates(ds: xr.Dataset) -> go.Figure:
     """Draw the error at the end by learning rate, a colour for each width, a panel for each parametrisation.
 
     Returns:
-        Thin lines are seeds, thick ones their mean; a diamond marks the rate of the lowest mean of a width. Rates at
-        which a run came to no finite error have no point.
+        Thin lines are seeds, thick ones their mean; a diamond marks the rate of the lowest mean of a width.
 
     Example:
         >>> fig = figures.learning_rates(experiments.record("transfer"))
@@ -365,7 +339,7 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
     return figure.dress("Learning rates across widths", remark, "diamonds: the best rate of a width")
 
 
-@DECLARED.figure("level_training", needs=("loss",), sentences=read_losses)
+@DECLARED.figure("level_training", read_losses)
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     """Draw the loss on held-out series by the multiply-adds of the scores, a colour for each arm.
 
@@ -382,7 +356,7 @@ def losses_by_cost(ds: xr.Dataset) -> go.Figure:
     losses, share = array(ds, "loss", "arm", "seed"), np.asarray(ds["score_share"].values, float)
     for place, (arm, of_seeds) in enumerate(zip(names(ds, "arm"), losses, strict=True)):
         finite = of_seeds[np.isfinite(of_seeds)]
-        _seeds_at(panel, share[[place]], finite, arm, CATEGORICAL[place % len(CATEGORICAL)], 4)
+        _dots(panel, float(share[place]), finite, arm, CATEGORICAL[place % len(CATEGORICAL)], size=9)
     panel.x("multiply-adds of the encoder's scores / those of standard attention", rangemode="tozero")
     panel.y("cross-entropy in nats a step")
     count = int(np.isfinite(losses).sum(axis=1).max())

@@ -17,16 +17,15 @@ from safetensors.torch import load_file
 from tsfm_lens.errors import CheckpointError, InputError, unknown_name
 from tsfm_lens.studies.experiments.config import FileData, TrainConfig
 from tsfm_lens.studies.experiments.running import RESULT, WEIGHTS, attention_of, losses_of, task_of, train
-from tsfm_lens.studies.samformer import BenchmarkTask
+from tsfm_lens.studies.samformer.tasks import BenchmarkTask
 from tsfm_lens.training import attention_measures, read_log, read_watch, sharpness
 from tsfm_lens.training.state import LOG, STATE
 
+__all__ = ["Arm", "end_norms", "ends", "gathered", "of_seeds", "record", "record_names", "run_arms"]
+
 WATCH = "watch.jsonl"
-WATCHED = (
-    *("sharpness", "sharpness_residual", "lowest_curvature"),
-    *("entropy", "nuclear_norm", "diagonal_mass", "numerical_rank"),
-)
 MEANS, BY_WINDOW = ("entropy", "numerical_rank"), ("nuclear_norm", "diagonal_mass")
+WATCHED = ("sharpness", "sharpness_residual", "lowest_curvature", *MEANS, *BY_WINDOW)
 _END_DIMS: Mapping[str, tuple[str, ...]] = {
     "sharpness": (),
     "sharpness_residual": (),
@@ -139,32 +138,30 @@ def _stack(cells: Cells, shape: tuple[int, int], dtype: Any = float) -> np.ndarr
 def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     """Collect the errors of finished runs by arm and seed, and their validation errors by epoch.
 
-    Runs below ``out`` that have not ended are left out.
-
     Returns:
         Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``, ``validation_mae`` and, of files,
         ``test_mse`` and ``test_mae``, NaN where a run has not ended; ``epochs``, ``best_epoch``, ``seconds``,
-        ``parameters``; and ``curve`` (arm, seed, epoch), the validation error after every epoch from 0 on. Where all
-        are on files, ``horizon`` and ``rho`` of each arm are coordinates. Runs with a watch
-        also have its measures, over ``look`` (``look_step`` is its optimiser step): ``sharpness`` with its
-        residual, and ``entropy``, ``nuclear_norm``, ``diagonal_mass``, ``numerical_rank`` of the attention,
-        means over heads; and ``pattern`` (arm, look, query, key) of the first input and seed where it was kept. Of
-        prompts ``validation_last`` and, over ``pairs``, ``by_pairs``, the error after so many pairs.
+        ``parameters``; and ``curve`` (arm, seed, epoch). Of files ``horizon`` and ``rho`` of each arm are coordinates.
+        Runs with a watch have its measures over ``look`` (``look_step`` is its optimiser step), means over heads, and
+        ``pattern`` (arm, snapshot, query, key) of the first input and seed. Of prompts ``validation_last`` and, over
+        ``pairs``, ``by_pairs``, the error after so many pairs.
 
     Raises:
         InputError: no run has ended.
 
     Example:
-        >>> sizes = {"length": 8, "horizon": 2, "channels": 2, "training": 32, "validation": 32}
-        >>> runs = list(experiments.of_seeds(experiments.toy_arms(epochs=1, **sizes), range(1)))
-        >>> _ = experiments.run_arms(runs, folder / "gathered", quiet=True)
-        >>> dict(experiments.gathered(runs, folder / "gathered")["curve"].sizes)
-        {'arm': 4, 'seed': 1, 'epoch': 2}
+        >>> experiments.record("toy")["validation_mse"].dims
+        ('arm', 'seed')
     """
     names, seeds, runs = _ended(arms, out)
     shape = (len(names), len(seeds))
     results = {at: json.loads((folder / RESULT).read_text(encoding="utf-8")) for at, (_, folder) in runs.items()}
-    rows = {at: _row(result) for at, result in results.items()}
+    rows = {}
+    for at, result in results.items():
+        errors = ((part, name) for part in ("validation", "test") for name in result.get(part, {}))
+        rows[at] = {f"{part}_{name}": result[part][name] for part, name in errors}
+        facts = {name: result[name] for name in ("epochs", "best_epoch", "seconds", "parameters")}
+        rows[at] |= {name: np.nan if value is None else value for name, value in facts.items()}
     curves = {at: [line["mse"] for line in read_log(folder / LOG) if "mse" in line] for at, (_, folder) in runs.items()}
     columns = {
         column: (("arm", "seed"), _stack({at: row[column] for at, row in rows.items() if column in row}, shape))
@@ -188,12 +185,6 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     return data.assign(_watch_columns(watches, shape)) if watches else data
 
 
-def _row(result: Mapping[str, Any]) -> dict[str, float]:
-    row = {f"{part}_{name}": value for part in ("validation", "test") for name, value in result.get(part, {}).items()}
-    row |= {name: np.nan if result[name] is None else result[name] for name in ("epochs", "best_epoch", "seconds")}
-    return row | {"parameters": result["parameters"]}
-
-
 def _watch_columns(watches: Mapping[tuple[int, int], xr.Dataset], shape: tuple[int, int]) -> dict[str, Any]:
     """Collect the measures of watches, over looks."""
     longest = max(watches.values(), key=lambda watch: watch.sizes["step"])
@@ -209,15 +200,16 @@ def _watch_columns(watches: Mapping[tuple[int, int], xr.Dataset], shape: tuple[i
         if np.isfinite(values).any():
             out[name] = (("arm", "seed", "look"), values)
     out["look_step"] = ("look", longest["step"].values)
-    first = {at[0]: watch for at, watch in watches.items() if at[1] == 0 and "pattern" in watch}
-    patterns = {row: watch["pattern"].isel(input=0, layer=0, head=0).values for row, watch in first.items()}
+    patterns = {
+        at: watch["pattern"].isel(input=0, layer=0, head=0).values
+        for at, watch in watches.items()
+        if at[1] == 0 and "pattern" in watch
+    }
     if patterns:
+        # those of the size of the first one
         sizes = next(iter(patterns.values())).shape
-        stacked = np.full((shape[0], *sizes), np.nan, dtype=np.float32)
-        for row, pattern in patterns.items():
-            if pattern.shape == sizes:
-                stacked[row] = pattern
-        out["pattern"] = (("arm", "snapshot", "query", "key"), stacked)
+        alike = {at: pattern for at, pattern in patterns.items() if pattern.shape == sizes}
+        out["pattern"] = (("arm", "snapshot", "query", "key"), _stack(alike, (shape[0], 1), np.float32)[:, 0])
     return out
 
 
@@ -239,16 +231,8 @@ def ends(arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: i
         InputError: no run has ended, or one is of no benchmark.
 
     Example:
-        >>> waves = folder / "waves.csv"
-        >>> rows = np.sin(np.arange(200)[:, None] / np.array([3.0, 7.0]))
-        >>> np.savetxt(waves, rows, delimiter=",", header="a,b", comments="")
-        >>> data = {"kind": "file", "file": waves, "length": 8, "horizon": 2}
-        >>> fields = {"model": {"name": "samformer"}, "data": data, "plan": {"epochs": 1}}
-        >>> config = experiments.TrainConfig.model_validate(fields)
-        >>> runs = list(experiments.of_seeds({"waves 2 SAMformer": config}, range(1)))
-        >>> _ = experiments.run_arms(runs, folder / "ends", quiet=True)
-        >>> dict(experiments.ends(runs, folder / "ends", windows=4)["end_pattern"].sizes)
-        {'arm': 1, 'seed': 1, 'query': 2, 'key': 2}
+        >>> experiments.record("benchmarks")["end_pattern"].dims
+        ('arm', 'seed', 'query', 'key')
     """
     names, seeds, runs = _ended(arms, out)
     measures = {at: _of_run(*run, windows, products) for at, run in runs.items()}
@@ -287,8 +271,6 @@ def _even_indices(count: int, some: int) -> torch.Tensor:
 
 def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
     """Return nuclear norms of arms with attention between channels, for :func:`tsfm_lens.viz.nuclear_norms`.
-
-    All seeds and windows, of results with ``end_nuclear_norm``, such as those of :func:`record` ("benchmarks").
 
     Returns:
         Dataset of kind "attention_norms" over (run, layer, head, input); a run is an arm.

@@ -13,7 +13,12 @@ import yaml
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.studies.experiments.config import InContextData, ModelFields, TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, gathered
-from tsfm_lens.studies.structured import BlockTensorTrain, LowRank, MultiLevelLowRank, StructuredMatrix, oracle_errors
+from tsfm_lens.studies.structured.matrices import BlockTensorTrain, LowRank, MultiLevelLowRank, StructuredMatrix
+from tsfm_lens.studies.structured.training import oracle_errors
+
+__all__ = ["ENCODER_ARMS", "IN_CONTEXT_ARMS", "TRANSFER_ARMS", "WIDTH_ARMS"]
+__all__ += ["benchmark_arms", "encoder_arms", "in_context_arms", "in_context_results", "rho_arms", "toy_arms"]
+__all__ += ["transfer_arms", "transfer_results"]
 
 Fields = Mapping[str, Mapping[str, Any]]
 """By name of a configuration: ``model``, its ``options``, and what differs of the ``optimizer``."""
@@ -98,8 +103,6 @@ def benchmark_arms(
 def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float], **plan: Any) -> dict[str, TrainConfig]:
     """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
 
-    The arguments are those of :func:`benchmark_arms`.
-
     Example:
         >>> list(experiments.rho_arms("ETTh1.csv", "ETTh1", 96, [0.0, 0.5]))
         ['ETTh1 96 rho 0', 'ETTh1 96 rho 0.5']
@@ -157,10 +160,6 @@ def in_context_arms(
 ) -> dict[str, TrainConfig]:
     """Return the configurations of regression in context by arm and width.
 
-    AdamW with betas 0.9 and 0.95 and no weight decay, as in the published code; batches of 32, a warm-up of 100 steps,
-    and a rate that falls as a half cosine. MLPs have twice the width. Weights are drawn, and rates given, by μP: as
-    torch draws them, scores begin near zero, and some seeds stay there for long.
-
     Args:
         arms: scoring function, and options of the model.
         inputs: d of the prompts, which have 2 · d points.
@@ -168,8 +167,7 @@ def in_context_arms(
         layers: of each; the paper has 6.
         epochs: of 250 steps.
         learning_rate: after the warm-up.
-        tokens: "pairs", or "single" as in the paper, with which runs of this length end by whether they leave a plateau
-            in time, see :class:`tsfm_lens.studies.structured.InContextRegressor`.
+        tokens: "pairs", or "single" as in the paper, see :class:`tsfm_lens.studies.structured.InContextRegressor`.
         data: fields of the prompts that differ.
 
     Example:
@@ -237,11 +235,6 @@ def form_of(fields: ModelFields) -> StructuredMatrix:
     return LowRank(width, width, sum(fields.options.get("ranks", [width // heads])))
 
 
-def _configs_of(data: xr.Dataset, arms: Sequence[Arm]) -> list[TrainConfig]:
-    by_name = {arm.name: arm.config for arm in arms}
-    return [by_name[str(name)] for name in data["arm"].values]
-
-
 def _facts(config: TrainConfig) -> dict[str, Any]:
     prompts = config.data
     assert isinstance(prompts, InContextData)
@@ -251,8 +244,6 @@ def _facts(config: TrainConfig) -> dict[str, Any]:
 
 def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
     """Collect the results of runs in context below a folder, with those of the oracle.
-
-    All are of one number of inputs and points; those that have not ended are left out.
 
     Returns:
         Dataset of kind "in_context_runs": that of :func:`tsfm_lens.studies.experiments.gathered`, with ``oracle``
@@ -268,7 +259,8 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         'in_context_runs'
     """
     data = gathered(arms, out)
-    configs = _configs_of(data, arms)
+    by_name = {arm.name: arm.config for arm in arms}
+    configs = [by_name[str(name)] for name in data["arm"].values]
     facts, first = _facts(configs[0]), configs[0]
     inputs = facts["inputs"]
     forms = [form_of(config.model) for config in configs]
@@ -301,15 +293,12 @@ def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         InputError: no run has ended.
 
     Example:
-        >>> arms = {"μP": experiments.TRANSFER_ARMS["μP"]}
-        >>> configs = experiments.transfer_arms(arms, widths=(8, 16), rates=(1e-3,), inputs=2, steps=4, held_out=8)
-        >>> runs = list(experiments.of_seeds(configs, range(1)))
-        >>> _ = experiments.run_arms(runs, folder / "transfer", quiet=True)
-        >>> dict(experiments.transfer_results(runs, folder / "transfer")["mse"].sizes)
-        {'parametrisation': 1, 'width': 2, 'rate': 1, 'seed': 1}
+        >>> experiments.record("transfer")["mse"].dims
+        ('parametrisation', 'width', 'rate', 'seed')
     """
     data = gathered(arms, out)
-    configs = _configs_of(data, arms)
+    by_name = {arm.name: arm.config for arm in arms}
+    configs = [by_name[str(name)] for name in data["arm"].values]
     titles = [str(name).rsplit(", D = ", 1)[0] for name in data["arm"].values]
     places = {
         "parametrisation": titles,

@@ -16,24 +16,12 @@ from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import load
 from tsfm_lens.places import replacing
 from tsfm_lens.studies.experiments.config import FileData, InContextData, OptimizerFields, TrainConfig
-from tsfm_lens.studies.samformer import (
-    BenchmarkTask,
-    ForecastTask,
-    LinearToy,
-    ToyTask,
-    benchmark,
-    cosine_by_epoch,
-    make_model,
-)
-from tsfm_lens.studies.structured import (
-    REGRESSORS,
-    InContextTask,
-    Prompts,
-    make_forecaster,
-    make_regressor,
-    parameter_groups,
-    redraw,
-)
+from tsfm_lens.studies.samformer import benchmark
+from tsfm_lens.studies.samformer.models import make_model
+from tsfm_lens.studies.samformer.tasks import BenchmarkTask, ForecastTask, LinearToy, ToyTask, cosine_by_epoch
+from tsfm_lens.studies.structured.forms import REGRESSORS
+from tsfm_lens.studies.structured.models import make_forecaster
+from tsfm_lens.studies.structured.training import InContextTask, Prompts, make_regressor, parameter_groups, redraw
 from tsfm_lens.training import SAM, Plan, Training, Watch
 from tsfm_lens.training.state import STATE
 
@@ -49,7 +37,9 @@ def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
     """Return the task of a configuration, a drawn model and its data; InputError where they do not fit."""
     data = config.data
     options = {"batch": config.plan.batch, "seed": config.seed}
-    settings = {"optimizer": _settings(config.optimizer), "plan": config.plan.model_dump(), "seed": config.seed}
+    # later fields only where set, so that older runs go on
+    of_optimizer = {key: value for key, value in config.optimizer.model_dump().items() if value or key not in LATER}
+    settings = {"optimizer": of_optimizer, "plan": config.plan.model_dump(), "seed": config.seed}
     if isinstance(data, InContextData):
         prompts = Prompts(data.inputs, data.points, data.curriculum)
         regressor = _model(config, make_regressor, prompts)
@@ -66,11 +56,6 @@ def task_of(config: TrainConfig) -> ForecastTask | InContextTask:
     return ToyTask(model, LinearToy(**fields, seed=data.problem_seed), **options, settings=settings)
 
 
-def _settings(fields: OptimizerFields) -> dict[str, Any]:
-    """Return the optimiser's settings for a run's identity; later fields only where set, so that older runs go on."""
-    return {key: value for key, value in fields.model_dump().items() if value or key not in LATER}
-
-
 def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
     try:
         model = make(config.model.name, *sizes, seed=config.seed, **config.model.options)
@@ -82,13 +67,12 @@ def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
     return model.to(device)
 
 
-def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
-    """Return the optimiser of a model's trainable weights."""
+def _optimizer(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
     parameters: list[Any] = [weight for weight in model.parameters() if weight.requires_grad]
     if fields.base_width:
         groups = parameter_groups(model, fields.learning_rate, fields.base_width)
         parameters = [{**group, "share": group["lr"] / fields.learning_rate} for group in groups]
-    kind = getattr(torch.optim, {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD"}[fields.name])
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}[fields.name]
     extra: dict[str, Any] = {name: value for name in ("momentum", "betas") if (value := getattr(fields, name))}
     base = kind(parameters, lr=fields.learning_rate, weight_decay=fields.weight_decay, **extra)
     return SAM(base, fields.rho) if fields.rho else base
@@ -131,7 +115,7 @@ def prepare(
         patience=config.plan.patience,
         clip=fields.clip,
     )
-    run = Training(task, optimizer_of(task.model, fields), plan, out, rate=rate_of(config, epoch))
+    run = Training(task, _optimizer(task.model, fields), plan, out, rate=rate_of(config, epoch))
     watch = _watch(config, task, run.out) if isinstance(task, ForecastTask) else None
     if watch is not None:
         run.callbacks.append(watch)

@@ -39,19 +39,7 @@ _CONSTANT = ("marks ", "tells the step")
 
 @dataclass(frozen=True, eq=False)
 class ExplanationCase:
-    """Forecast of a planted model, or of an untrained twin of it.
-
-    Attributes:
-        mechanism, architecture, seed: of the planted model; number: of the series.
-        twin: whether the weights were drawn anew.
-        run: of one item.
-        parts: its segments.
-        components: candidates for routes: every head and MLP but backups, which wait until another head is gone.
-        true_parts: (segment, step) 1 where the rule reads any of the segment's values for the step, 0 where not. NaN
-            where it reads them only to decide whether a gate is open.
-        true_components: (component,) whether the component is of the mechanism and passes values on. Parts that mark
-            positions or tell the step write the same for every series.
-    """
+    """Forecast of a planted model, or of an untrained twin of it."""
 
     mechanism: str
     architecture: str
@@ -174,7 +162,9 @@ def measured(
     """
     if level not in _LEVELS:
         raise InputError(f"level={level!r} is not known, choose 'inputs' or 'routes'")
-    score = _scorer(method, level) if isinstance(method, str) else method
+    if isinstance(method, str) and (level, method) not in SHIPPED:
+        raise unknown_name("method", method, [each for of, each in SHIPPED if of == level])
+    score = SHIPPED[level, method] if isinstance(method, str) else method
     label = str(name or (method if isinstance(method, str) else getattr(method, "__name__", "a method")))
     rows: list[dict[str, Any]] = []
     for case in cases(**cases_of):
@@ -203,11 +193,9 @@ def _marks(case: ExplanationCase, level: Level, scores: np.ndarray, label: str) 
             f"{'(segment, step), or one a segment' if level == 'inputs' else 'one a component'}"
         )
     by_step = scores.reshape(len(scores), -1) * np.ones((1, labels.shape[1]))
-    rows = []
-    for step in range(labels.shape[1]):
-        counts = np.isfinite(labels[:, step])
-        rows.append(marks(by_step[counts, step], labels[counts, step] > 0))
-    table = pd.DataFrame(rows)
+    counts = np.isfinite(labels)
+    steps = zip(by_step.T, labels.T, counts.T, strict=True)
+    table = pd.DataFrame([marks(of_step[here], true[here] > 0) for of_step, true, here in steps])
     return {str(name): float(table[name].mean()) for name in table}
 
 
@@ -223,11 +211,9 @@ def leaderboard(rows: pd.DataFrame) -> pd.DataFrame:
         line["untrained"] = _over_models(twin, "auroc")[0] if len(twin) else np.nan
         line |= {str(mechanism): _over_models(of, "auroc")[0] for mechanism, of in own.groupby("mechanism")}
         lines.append(line)
-    order = {level: number for number, level in enumerate(_LEVELS)}
-    table = pd.DataFrame(lines)
-    return table.sort_values(
-        ["level", "auroc"], key=lambda column: column.map(order) if column.name == "level" else -column, kind="stable"
-    ).reset_index(drop=True)
+    # levels in the order of their names
+    table = pd.DataFrame(lines).sort_values(["level", "auroc"], ascending=[True, False], kind="stable")
+    return table.reset_index(drop=True)
 
 
 def _over_models(rows: pd.DataFrame, column: str) -> tuple[float, float, float]:
@@ -248,15 +234,11 @@ def _attribution(case: ExplanationCase, method: str) -> np.ndarray:
     return np.abs(values.values[..., int(np.argmin(np.abs(values["quantile"].values - 0.5)))])
 
 
-def _route_sizes(case: ExplanationCase) -> np.ndarray:
-    """Compute the mean absolute effect through a component, all segments together."""
+def _routes(case: ExplanationCase, exact: bool) -> np.ndarray:
+    """Measure the mean absolute effect through a component, all segments together, or estimate it to first order."""
     routes = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
-    return np.asarray(routes["size"].sum("segment").values)
-
-
-def _route_estimates(case: ExplanationCase) -> np.ndarray:
-    """Estimate the effect through a component to first order."""
-    routes = input_routes(case.run, parts=case.parts, reference=REFERENCE, components=case.components)
+    if exact:
+        return np.asarray(routes["size"].sum("segment").values)
     if "estimate" not in routes:
         raise InputError("no gradients")
     return np.abs(routes["estimate"].transpose("component", "segment", "step").values).mean(-1).sum(-1)
@@ -283,27 +265,16 @@ def _random(case: ExplanationCase, level: Level) -> np.ndarray:
     return np.random.default_rng([case.seed, case.number, len(case.mechanism)]).random(size)
 
 
-def _newest(case: ExplanationCase) -> np.ndarray:
-    """Score the later segments as the more important, as every reader would guess."""
-    return np.array([part.stop for part in case.parts], dtype=float)
-
-
 SHIPPED: Mapping[tuple[str, str], Scorer] = {
     **{("inputs", name): partial(_attribution, method=name) for name in METHODS},
-    ("inputs", "newest first"): _newest,
+    ("inputs", "newest first"): lambda case: np.array([part.stop for part in case.parts], dtype=float),
     ("inputs", "random"): partial(_random, level="inputs"),
-    ("routes", "routes, exact"): _route_sizes,
-    ("routes", "routes, first order"): _route_estimates,
+    ("routes", "routes, exact"): partial(_routes, exact=True),
+    ("routes", "routes, first order"): partial(_routes, exact=False),
     ("routes", "attention, its peak"): _peak_attention,
     ("routes", "random"): partial(_random, level="routes"),
 }
 """Every method that ships, by level and name."""
-
-
-def _scorer(name: str, level: str) -> Scorer:
-    if (level, name) not in SHIPPED:
-        raise unknown_name("method", name, [each for of, each in SHIPPED if of == level])
-    return SHIPPED[level, name]
 
 
 # --- the page ---------------------------------------------------------------------------------------------------
@@ -321,16 +292,13 @@ def tables(rows: pd.DataFrame) -> str:
         heads = ["method", "AUROC", "worst rank of a true one", "of", "cannot explain", "untrained: AUROC", *mechanisms]
         lines = [heads]
         for _, line in of_level.iterrows():
-            marks = [_number(line.get(each, np.nan)) for each in mechanisms]
+            numbers = [line["untrained"], *(line.get(each, np.nan) for each in mechanisms)]
             auroc = f"{line['auroc']:.2f} ({line['low']:.2f}–{line['high']:.2f})"
             of = [f"{line['worst_rank']:.1f}", f"{line['of']:.1f}", f"{100 * line['refused'] / line['cases']:.0f} %"]
-            lines.append([str(line["method"]), auroc, *of, _number(line["untrained"]), *marks])
+            marks = [f"{number:.2f}" if np.isfinite(number) else "" for number in numbers]
+            lines.append([str(line["method"]), auroc, *of, *marks])
         parts += [f"## {title}", markdown(lines)]
     return "\n\n".join(parts) + "\n"
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if np.isfinite(value) else ""
 
 
 def main(

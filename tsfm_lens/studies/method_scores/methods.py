@@ -29,13 +29,7 @@ PARTS, EDGES, INPUTS, REPAIRED, PAIRS = "parts", "edges", "inputs", "repaired", 
 
 @dataclass(frozen=True)
 class Ranking:
-    """Scores and claims of a method.
-
-    Attributes:
-        names: its candidates.
-        scores: (candidate,), more means more important; NaN where it says nothing.
-        claims: (candidate,) whether it names the candidate; None if it never claims anything.
-    """
+    """Scores and claims of a method."""
 
     names: tuple[str, ...]
     scores: Scores
@@ -44,14 +38,7 @@ class Ranking:
 
 @dataclass(frozen=True)
 class Method:
-    """Way to name what a forecast comes from.
-
-    Attributes:
-        name: in the table.
-        level: of its candidates: "parts", "edges", "inputs", "repaired" or "pairs".
-        rank: from a case to scores and claims.
-        applies: whether a model allows it.
-    """
+    """Way to name what a forecast comes from."""
 
     name: str
     level: str
@@ -104,6 +91,19 @@ def of_heads(data: xr.Dataset, scores: xr.DataArray, claims: xr.DataArray | None
     names = tuple(str(Component(stack, layer, kind, head)) for layer, head in grid)
     flat = scores.transpose("layer", "head").values.astype(float).reshape(-1)
     return Ranking(names, flat, None if claims is None else claims.transpose("layer", "head").values.reshape(-1))
+
+
+def by(
+    probe: Callable[[EvaluationCase], xr.Dataset], scores: str, claims: str = "", **at: str
+) -> Callable[[EvaluationCase], Ranking]:
+    """Score heads by a variable of a result, of which less is more after a minus, and claim them by another."""
+
+    def rank(case: EvaluationCase) -> Ranking:
+        data = probe(case)
+        values = data[scores.removeprefix("-")]
+        return of_heads(data, -values if scores.startswith("-") else values, data[claims] if claims else None, **at)
+
+    return rank
 
 
 # --- what happens when a component is changed ---------------------------------------------------------------
@@ -225,10 +225,7 @@ method("circuit, edges, patched", applies=differentiable)(partial(_circuit, rank
 # --- what heads look at, and what their weights are like --------------------------------------------------------
 
 
-@method("sharp heads")
-def _sharp(case: EvaluationCase) -> Ranking:
-    data = probes.head_entropy(case.clean)
-    return of_heads(data, -data["entropy"], data["sharp"])
+method("sharp heads")(by(lambda case: probes.head_entropy(case.clean), "-entropy", "sharp"))
 
 
 def _motif(case: EvaluationCase) -> int | None:
@@ -246,51 +243,33 @@ def _repeated_tokens(case: EvaluationCase) -> xr.Dataset:
     return data.assign_attrs(stack=case.lens.wiring.output_stack.name)
 
 
-@method("induction: repeated tokens, prefix", applies=reads_tokens)
-def _prefix(case: EvaluationCase) -> Ranking:
-    return of_heads(_repeated_tokens(case), _repeated_tokens(case)["prefix_matching"])
-
-
-@method("induction: repeated tokens, copy", applies=reads_tokens)
-def _copy(case: EvaluationCase) -> Ranking:
-    data = _repeated_tokens(case)
-    return of_heads(data, data["copy_score"], data["induction"])
-
-
-@method("induction: repeated motifs")
-def _motifs(case: EvaluationCase) -> Ranking:
+def _repeated_motifs(case: EvaluationCase) -> xr.Dataset:
     motif = _motif(case)
     # a motif of one token has no next token to find
     options: dict[str, Any] = {"n_series": 8, "motif": motif if motif and motif > 1 else None}
     data = probes.repeated_motif(case.lens, **options, num_samples=1 if case.lens.emits == "token" else None)
-    one = data.sel(target="after_last")
-    return of_heads(data, one["advantage"], one["advantage_stands_out"])
+    return data.sel(target="after_last")
 
 
 @lru_cache(maxsize=1)
 def _parroting(case: EvaluationCase) -> xr.Dataset:
     row, kind, _ = pick_attention(case.lens, None, None)
-    return probes.head_parroting(case.clean).assign_attrs(stack=row.name, attention=kind)
+    data = probes.head_parroting(case.clean).assign_attrs(stack=row.name, attention=kind)
+    lost = data["copy_error_change_stands_out"] & (data["copy_error_change_estimate"] > 0)
+    return data.assign(copy_lost=lost)
 
 
-@method("parroting: attention at the lag")
-def _lag(case: EvaluationCase) -> Ranking:
-    data = _parroting(case)
-    return of_heads(data, data["mass_estimate"], data["mass_stands_out"])
+def _concentration(case: EvaluationCase) -> xr.Dataset:
+    data = probes.kernel_regression(case.clean.select(0))[["missing"]].mean("query")
+    return data.assign_attrs(stack=case.lens.wiring.output_stack.name)
 
 
-@method("parroting: copy lost without the head")
-def _parrot(case: EvaluationCase) -> Ranking:
-    data = _parroting(case)
-    above = data["copy_error_change_estimate"]
-    return of_heads(data, above, data["copy_error_change_stands_out"] & (above > 0))
-
-
-@method("kernel regression: concentration", applies=has_cross)
-def _kernel(case: EvaluationCase) -> Ranking:
-    data = probes.kernel_regression(case.clean.select(0))
-    stack = case.lens.wiring.output_stack.name
-    return of_heads(data, -data["missing"].mean("query"), stack=stack, attention="cross_attn")
+method("induction: repeated tokens, prefix", applies=reads_tokens)(by(_repeated_tokens, "prefix_matching"))
+method("induction: repeated tokens, copy", applies=reads_tokens)(by(_repeated_tokens, "copy_score", "induction"))
+method("induction: repeated motifs")(by(_repeated_motifs, "advantage", "advantage_stands_out"))
+method("parroting: attention at the lag")(by(_parroting, "mass_estimate", "mass_stands_out"))
+method("parroting: copy lost without the head")(by(_parroting, "copy_error_change_estimate", "copy_lost"))
+method("kernel regression: concentration", applies=has_cross)(by(_concentration, "-missing", attention="cross_attn"))
 
 
 def _stable_rank(case: EvaluationCase, product: str) -> Ranking:

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from tsfm_lens.errors import InputError
@@ -35,15 +34,7 @@ PLANTED, UNTRAINED = "planted", "untrained"
 
 @dataclass(frozen=True)
 class ScoreTables:
-    """ScoreTables of methods, as tidy tables.
-
-    Attributes:
-        methods: one row per model, condition and method: "candidates", "true", "scope" (share of the true parts that
-            are candidates at all), "auroc", "precision" (at the true size), "worst_rank", "mean_rank" of the true ones,
-            "claimed", "claim_precision", "claim_recall".
-        decoys: one row per decoy and method that could name it: "fooled" if the method ranks it among as many top
-            candidates as are true, "claimed" if the method claims it.
-    """
+    """ScoreTables of methods, as tidy tables."""
 
     methods: pd.DataFrame
     decoys: pd.DataFrame
@@ -97,14 +88,11 @@ def _about(rows: pd.DataFrame) -> str:
         counts = [str(group.loc[group["condition"] == each, "seed"].nunique()) for each in conditions]
         noisy = group[group["weight_noise"] > 0]
         errors = [f"{each['error'].max():.1e}" if len(each) else "" for each in (_planted_rows(group), noisy)]
-        levels = sorted(noisy["weight_noise"].unique())
-        table.append([str(mechanism), str(architecture), *counts, errors[0], _range(levels), errors[1]])
+        ends = noisy["weight_noise"].agg(["min", "max"]).dropna()
+        levels = "–".join(dict.fromkeys(f"{100 * level:g} %" for level in ends))
+        table.append([str(mechanism), str(architecture), *counts, errors[0], levels, errors[1]])
     words = "Parametrisations by condition; errors are in mean absolute values of the context."
     return f"## Models\n\n{words}\n\n{markdown(table)}"
-
-
-def _range(values: list[float]) -> str:
-    return "–".join(dict.fromkeys(f"{100 * each:g} %" for each in (*values[:1], *values[-1:])))
 
 
 def _planted_rows(rows: pd.DataFrame) -> pd.DataFrame:
@@ -156,7 +144,9 @@ def _decoys(decoys: pd.DataFrame) -> str:
     kinds = [kind for kind in DECOYS.values() if kind in set(rows["decoy"])]
     table = [["method", *kinds]]
     for name, group in _methods(rows):
-        table.append([name, *(_decoy_shares(group[group["decoy"] == kind]) for kind in kinds)])
+        by_kind = [group[group["decoy"] == kind] for kind in kinds]
+        shares = [[_share(own["fooled"]), _share(own["claimed"])] for own in by_kind]
+        table.append([name, *(" / ".join(filter(None, pair)) for pair in shares)])
     words = "Share of decoys that a method ranks among as many parts as are true, and, behind a stroke, that it claims."
     return f"{words}\n\n{markdown(table)}"
 
@@ -169,13 +159,6 @@ def _kind(does: str) -> str:
     raise InputError(f"a decoy {does!r} is of no known kind; its words belong into DECOYS")
 
 
-def _decoy_shares(rows: pd.DataFrame) -> str:
-    if not len(rows):
-        return ""
-    claims = rows["claimed"].dropna()
-    return _share(rows["fooled"]) + (f" / {_share(claims)}" if len(claims) else "")
-
-
 def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
     """Group rows by method, in the order in which methods are declared, others behind them."""
     methods = dict.fromkeys(rows["method"])
@@ -183,13 +166,9 @@ def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:
     return ((name, rows[rows["method"] == name]) for name in names)
 
 
-def _numbers(values: pd.Series) -> np.ndarray:
-    return np.asarray(values.dropna().to_numpy(dtype=float))
-
-
 def _interval(values: pd.Series) -> str:
     """Format mean and 95 % interval over parametrisations, both within 0 and 1; "" of none."""
-    numbers = _numbers(values)
+    numbers = values.dropna().to_numpy(dtype=float)
     if not len(numbers):
         return ""
     mean, low, high = (float(each) for each in mean_interval(numbers))
@@ -199,13 +178,11 @@ def _interval(values: pd.Series) -> str:
 
 
 def _share(values: pd.Series) -> str:
-    numbers = _numbers(values)
-    return f"{100 * numbers.mean():.0f} %" if len(numbers) else ""
+    return _mean(100 * values.astype(float), "{:.0f} %")
 
 
-def _mean(values: pd.Series) -> str:
-    numbers = _numbers(values)
-    return f"{numbers.mean():.1f}" if len(numbers) else ""
+def _mean(values: pd.Series, form: str = "{:.1f}") -> str:
+    return form.format(values.mean()) if values.notna().any() else ""
 
 
 def markdown(table: list[list[str]]) -> str:

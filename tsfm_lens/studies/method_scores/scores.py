@@ -101,16 +101,7 @@ def _largest(on: EvaluationCase, difference: Scores) -> Scores:
 
 @dataclass(frozen=True)
 class Condition:
-    """Condition of planting, and of the series that the model is run on.
-
-    Attributes:
-        name: in the table.
-        rotate: see :func:`tsfm_lens.zoo.planted.plant`.
-        weight_noises: levels of noise on the weights. Each model gets the first that it bears, see
-            :func:`tsfm_lens.studies.method_scores.scores.as_noisy_as_it_bears`; those that bear none are left out.
-        noise: of observed values, in standard deviations of their series.
-        twin: whether the methods look at an untrained twin instead.
-    """
+    """Condition of planting, and of the series that the model is run on."""
 
     name: str
     rotate: bool = True
@@ -211,14 +202,12 @@ def _decoys(card: Card, method: Method, result: Ranking) -> list[dict[str, objec
     places = dict(zip(result.names, ranks(result.scores), strict=True))
     claims = dict(zip(result.names, result.claims, strict=True)) if result.claims is not None else {}
 
-    def outcome(name: str) -> tuple[bool, bool | None]:
-        return bool(places[name] <= len(true)), bool(claims[name]) if claims else None
-
-    return [
-        dict(zip(DECOY, (method.name, part.component, part.does, *outcome(part.component)), strict=True))
-        for part in card.parts
-        if part.role == "decoy" and part.component in places
-    ]
+    rows: list[dict[str, object]] = []
+    for part in card.parts:
+        if part.role == "decoy" and (name := part.component) in places:
+            fooled, claimed = bool(places[name] <= len(true)), bool(claims[name]) if claims else None
+            rows.append(dict(zip(DECOY, (method.name, name, part.does, fooled, claimed), strict=True)))
+    return rows
 
 
 def campaign(
@@ -310,11 +299,11 @@ def renewed(before: ScoreTables, now: ScoreTables | None) -> ScoreTables:
     keys = ["mechanism", "architecture", "condition"]
     models = set(now.methods[keys].itertuples(index=False, name=None))
 
-    def others(table: pd.DataFrame) -> pd.DataFrame:
+    others = []
+    for table in (before.methods, before.decoys):
         rows = table[keys].itertuples(index=False, name=None)
-        return table[np.array([row not in models for row in rows], dtype=bool)]
-
-    both = _concat([ScoreTables(others(before.methods), others(before.decoys)), now])
+        others.append(table[np.array([row not in models for row in rows], dtype=bool)])
+    both = _concat([ScoreTables(*others), now])
     order: dict[str, Any] = {"by": keys[:2], "kind": "stable", "ignore_index": True}
     return ScoreTables(both.methods.sort_values(**order), both.decoys.sort_values(**order))
 

@@ -27,15 +27,7 @@ LONGEST = 96
 
 @dataclass(frozen=True, eq=False)
 class EvaluationCase:
-    """Model, its card, and a contrast of two runs.
-
-    Attributes:
-        lens: the model.
-        card: its mechanism, parts and edges.
-        clean: series that the mechanism forecasts.
-        corrupted: the same values in another order, so that the model's scale stays the same; of a covariate its known
-            future.
-    """
+    """Model, its card, and a contrast of two runs."""
 
     lens: Lens
     card: Card

@@ -31,17 +31,7 @@ def measure(*ids: str, **options: Any) -> Callable[[F], F]:
 
 @dataclass(frozen=True)
 class Context:
-    """Input of a measure: the run or model, seeds, and a callback for its progress.
-
-    Attributes:
-        optional_run: the run that it is measured on; None where counts are enough.
-        stand_in: whether the series are chaotic windows made here.
-        n_sequences: of the repeated-random-tokens test.
-        seed: of those sequences, and the first of those of forecasts.
-        seeds: of forecasts, where a model draws; draws of an experiment of no model, 0 for as many as it has.
-        clusters: the series that each window is from; each window its own if none.
-        progress: called with a label, the number done, the total, and None for the time left.
-    """
+    """Input of a measure: the run or model, seeds, and a callback for its progress."""
 
     optional_run: Run | None = None
     stand_in: bool = False
@@ -106,11 +96,7 @@ class Context:
         return median(values, self.series_of(values.shape[-1]))
 
     def settings(self, *, over_seeds: bool = False) -> dict[str, str]:
-        """Describe series and forecasts, in the words of the items' settings.
-
-        Args:
-            over_seeds: whether the measure depends on draws of the model, so that it is taken with every seed.
-        """
+        """Describe series and forecasts, in the words of the items' settings."""
         batch, adapter = self.run.batch, self.model.adapter
         ids = ", ".join(batch.ids[:4]) + (" …" if len(batch) > 4 else "")
         words = {
@@ -144,16 +130,7 @@ class Context:
 
 @dataclass
 class MeasuredValues:
-    """Result of a measure, by key of the item's values or by quantity.
-
-    Attributes:
-        values: numbers; others beside the item's.
-        settings: by name, in the items' words.
-        units: of quantities that the paper does not print.
-        intervals: lower and upper end, of quantities that have one.
-        claims: verdicts; others beside the item's.
-        notes: remarks needed to read a difference, beside the item's own.
-    """
+    """Result of a measure, by key of the item's values or by quantity."""
 
     values: dict[str, float] = field(default_factory=dict)
     settings: dict[str, str] = field(default_factory=dict)

@@ -15,18 +15,7 @@ HOLDS = "claim: 1 holds, 0 does not, none is undecided"
 
 @dataclass(frozen=True)
 class Evaluated:
-    """Description of one model (table 2) and its evaluation (table 3) in the paper.
-
-    Attributes:
-        model: checkpoint.
-        title: in its tables.
-        layers, heads: layers of the stack that is read out, and heads in each.
-        context: steps shown to the model.
-        patch: steps per token.
-        tokens: tokenisation of a series.
-        loss: of its training.
-        samples: sample paths; None for a model of quantiles.
-    """
+    """Description of one model (table 2) and its evaluation (table 3) in the paper."""
 
     model: str
     title: str
@@ -41,15 +30,7 @@ class Evaluated:
 
 @dataclass(frozen=True)
 class Value:
-    """One number, or one claim that a test can check.
-
-    Attributes:
-        key: its name in a measure.
-        quantity: its name, a claim in the paper's words.
-        paper: the number as printed; 1 for a claim.
-        where: where the paper prints it.
-        unit: "" for a pure number, HOLDS for a claim.
-    """
+    """One number, or one claim that a test can check."""
 
     key: str
     quantity: str
@@ -60,23 +41,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Item:
-    """Numbers of one table or figure.
-
-    Attributes:
-        id: as in ``tsfm-lens reproduce ID``.
-        title: of the measurement.
-        source: the paper that prints it.
-        values: printed numbers and claims.
-        model: the checkpoint; "" where the numbers follow from counts alone.
-        models: default models of the measure, one or several, each in turn; ``model`` is then empty and ``others`` are
-            the paper's.
-        others: further checkpoints that the numbers are about.
-        settings: the paper's, by name.
-        sweep: whether they are errors over the whole benchmark under ablations, for which a sweep is run.
-        theory: whether it is an experiment or a statement of no model, which takes a seed and a number of draws.
-        note: remark needed to read a difference.
-        also: further ids under which the same numbers are known.
-    """
+    """Numbers of one table or figure."""
 
     id: str
     title: str

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,16 +15,9 @@ CellName = TypeVar("CellName", bound=Hashable)
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of two means over seeds.
-
-    Attributes:
-        difference: the first mean less the second.
-        deviations: that in standard deviations of the second; NaN where it has none.
-        welch, pooled: two-sided p-values of the t-tests without and with equal variances assumed.
-    """
+    """Comparison of two means over seeds."""
 
     difference: float
-    deviations: float
     welch: float
     pooled: float
 
@@ -33,21 +25,7 @@ class Comparison:
 def compare(
     first: tuple[float, float], second: tuple[float, float], *, n: int = 5, n_second: int | None = None
 ) -> Comparison:
-    """Compare two means with their sample deviations over seeds, by Welch's and by Student's pooled t-test.
-
-    The paper does not say which of the two it took (S1-TT); its bold numbers are those of the pooled one. With both
-    deviations 0 no test is possible: p is then 0 if the means differ, and 1 if they do not.
-
-    Args:
-        first, second: mean and standard deviation.
-        n, n_second: seeds of each; the same number if the last is None.
-
-    Source:
-        SAMformer, appendix B.2, table 7.
-
-    Raises:
-        InputError: fewer than two seeds, or a deviation that is negative or missing.
-    """
+    """Compare two means with their sample deviations over seeds, by Welch's and by Student's pooled t-test."""
     other = n if n_second is None else n_second
     if min(n, other) < 2 or not (first[1] >= 0 and second[1] >= 0):
         raise InputError(
@@ -55,24 +33,16 @@ def compare(
             "deviations of at least 0"
         )
     difference = first[0] - second[0]
-    deviations = difference / second[1] if second[1] > 0 else math.nan
     if first[1] == second[1] == 0:
-        p = 0.0 if difference else 1.0
-        return Comparison(difference, deviations, p, p)
+        return Comparison(difference, *(2 * [0.0 if difference else 1.0]))
     welch, pooled = (
         float(stats.ttest_ind_from_stats(*first, n, *second, other, equal_var=equal).pvalue) for equal in (False, True)
     )
-    return Comparison(difference, deviations, welch, pooled)
+    return Comparison(difference, welch, pooled)
 
 
 def improvement(ours: Mapping[CellName, float], theirs: Mapping[CellName, float]) -> float:
-    """Compute the improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the cells that both have.
-
-    The paper does not define it; this formula gives its numbers (S1-IMP, E1-7).
-
-    Raises:
-        InputError: there is no common cell, or theirs sum to 0.
-    """
+    """Compute the improvement in per cent, 100 · (1 − Σ ours / Σ theirs), over the cells that both have."""
     both = [cell for cell in ours if cell in theirs]
     total = sum(theirs[cell] for cell in both)
     if not both or total == 0:

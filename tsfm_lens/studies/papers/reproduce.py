@@ -18,7 +18,7 @@ from tsfm_lens.studies.papers import measures  # noqa: F401  registers every mea
 from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
 from tsfm_lens.studies.papers.items import BY_ID, HOLDS, Item
 from tsfm_lens.studies.papers.sweeps import Where, sweep_item
-from tsfm_lens.studies.papers.verdicts import AS_NUMBER, Tested, Verdict
+from tsfm_lens.studies.papers.verdicts import AS_NUMBER, Tested
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
 from tsfm_lens.sweep.run.sweeping import Progress
 from tsfm_lens.zoo import checkpoint_names
@@ -29,11 +29,7 @@ _FLOWS: tuple[tuple[str, Flow, float], ...] = (("lorenz", lorenz, 0.03), ("roess
 
 
 def item_of(name: str) -> Item:
-    """Return the table or figure of an id; capitals do not matter.
-
-    Raises:
-        UnknownNameError: there is none.
-    """
+    """Return the table or figure of an id; capitals do not matter."""
     if name.upper() not in BY_ID:
         raise unknown_name("reported value", name.upper(), BY_ID, hint="`tsfm-lens reproduce --list` shows all.")
     return BY_ID[name.upper()]
@@ -155,16 +151,7 @@ def _with_unique_names(contexts: Iterable[Context], names: list[str]) -> Iterato
 
 
 def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.Dataset:
-    """Put the paper's numbers beside measured ones; see :func:`reproduce`.
-
-    Args:
-        item: the table or figure.
-        result: values by the item's own keys or quantities, others beside them, and settings.
-        lens: the model that was measured, if any.
-
-    Raises:
-        InputError: none of the item's quantities was measured.
-    """
+    """Put the paper's numbers beside measured ones; see :func:`reproduce`."""
     if not {*item.words, *item.words.values()} & {*result.values, *result.claims}:
         raise InputError(f"{item.id} reports no number for this model; it is about {item.model or 'other models'}")
     return _beside(item, result, () if lens is None else (lens.model_id,), {} if lens is None else lens.provenance())
@@ -172,7 +159,10 @@ def compare(item: Item, result: MeasuredValues, lens: Lens | None = None) -> xr.
 
 def _beside(item: Item, result: MeasuredValues, models: Sequence[str], attrs: Mapping[str, Any]) -> xr.Dataset:
     """Put the paper's numbers beside measured ones, of models by name."""
-    other = _other_models(item, models)
+    theirs, other = tuple(dict.fromkeys(filter(None, (*item.model.split(", "), *item.others)))), ""
+    if theirs and (others := set(models) - set(theirs)):
+        kind = "embedded model: mechanics only" if others & {*checkpoint_names()} else "not the paper's model"
+        other = f"{kind}; the paper's values are for {', '.join(theirs)}"
     paper = {**item.settings, "model": item.model or ", ".join(item.others)}
     here = {**({"model": ", ".join(models)} if other else {}), **result.settings}
     differ = {key: value for key, value in here.items() if value != paper.get(key)}
@@ -191,16 +181,6 @@ def _beside(item: Item, result: MeasuredValues, models: Sequence[str], attrs: Ma
     return data
 
 
-def _other_models(item: Item, models: Sequence[str]) -> str:
-    """Describe models that are not the paper's; "" if there are none."""
-    theirs = tuple(dict.fromkeys(name for name in (*item.model.split(", "), *item.others) if name))
-    others = {name for name in models if name not in theirs}
-    if not theirs or not others:
-        return ""
-    kind = "embedded model: mechanics only" if others & {*checkpoint_names()} else "not the paper's model"
-    return f"{kind}; the paper's values are for {', '.join(theirs)}"
-
-
 _COORDS = ("quantity", "unit", "where", "part_of", "margin")
 _EMPTY: dict[str, Any] = {
     **dict.fromkeys(("ours", "paper", "estimate", "low", "high", "p"), np.nan),
@@ -217,7 +197,13 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
         value = printed.get(name)
         paper = {} if value is None else {"paper": float(value.paper), "where": value.where}
         if name in result.claims:
-            rows += _claim_rows(name, result.claims[name], paper)
+            verdict = result.claims[name]
+            if len(verdict.parts) == 1 and not verdict.parts[0].words:
+                rows.append(_part_row(name, verdict.parts[0], **paper))
+                continue
+            row = {"quantity": name, "ours": AS_NUMBER.get(verdict.outcome, np.nan), "verdict": verdict.outcome}
+            rows.append({**row, "why": verdict.why, "unit": HOLDS, **paper})
+            rows += [_part_row(f"{name}: {part.words}", part, part_of=name) for part in verdict.parts]
             continue
         number = float(result.values[name])
         low, high = result.intervals.get(name, (np.nan, np.nan))
@@ -232,15 +218,6 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
     return data.assign(difference=data["ours"] - data["paper"])
 
 
-def _claim_rows(words: str, verdict: Verdict, paper: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the row of a claim and those of its parts; one part without words of its own gives one row."""
-    if len(verdict.parts) == 1 and not verdict.parts[0].words:
-        return [_part_row(words, verdict.parts[0], **paper)]
-    ours = AS_NUMBER.get(verdict.outcome, np.nan)
-    whole = {"quantity": words, "ours": ours, "verdict": verdict.outcome, "why": verdict.why, "unit": HOLDS, **paper}
-    return [whole, *(_part_row(f"{words}: {part.words}", part, part_of=words) for part in verdict.parts)]
-
-
 def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
     span = part.interval
     numbers = {} if span is None else {"estimate": span.estimate, "low": span.low, "high": span.high}
@@ -249,14 +226,7 @@ def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
 
 
 def _run_of(
-    item: Item,
-    lens: Lens,
-    data: Any,
-    *,
-    windows: int | None,
-    horizon: int | None,
-    num_samples: int | None,
-    seed: int,
+    item: Item, lens: Lens, data: Any, *, windows: int | None, horizon: int | None, num_samples: int | None, seed: int
 ) -> tuple[Run, tuple[str, ...]]:
     """Run the windows that an item is measured on; return the series that each window is from, too."""
     if windows is not None and windows < 1:
@@ -279,19 +249,7 @@ def _run_of(
 
 
 def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBatch, tuple[str, ...]]:
-    """Cut the last windows of each series, whose held-out ends follow one another.
-
-    Args:
-        batch: the series.
-        count: windows of each.
-        horizon: steps that are held out at the end of each window.
-
-    Returns:
-        The windows, and the item that each is from.
-
-    Raises:
-        InputError: a series is too short for them.
-    """
+    """Cut the last windows of each series, whose held-out ends follow one another."""
     if count == 1:
         return batch, batch.groups
     shortest = min(range(len(batch)), key=batch.lengths.__getitem__)
@@ -311,16 +269,7 @@ def last_windows(batch: SeriesBatch, count: int, horizon: int) -> tuple[SeriesBa
 
 
 def chaotic_windows(count: int, length: int, seed: int = 0) -> SeriesBatch:
-    """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in turn.
-
-    They stand in for the paper's chaotic systems, of which they are two. Starts are drawn at random and run onto the
-    attractor first.
-
-    Args:
-        count: windows.
-        length: steps of each.
-        seed: of the starts.
-    """
+    """Simulate windows of the first coordinate of Lorenz and Roessler trajectories, in turn."""
     starts = np.random.default_rng(seed).normal(size=(count, 3)) + np.array([1.0, 1.0, 5.0])
     values: dict[int, np.ndarray] = {}
     for turn, (_, flow, dt) in enumerate(_FLOWS):

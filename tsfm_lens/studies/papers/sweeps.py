@@ -22,16 +22,7 @@ from tsfm_lens.sweep.run.sweeping import Progress, run_sweep
 
 @dataclass(frozen=True)
 class Where:
-    """Benchmark, store and engine of a sweep.
-
-    Attributes:
-        store: folder; the item's id with .store if None.
-        benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
-        configs: names of its configurations, or patterns of names.
-        engine, workers: see :func:`tsfm_lens.sweep.run.sweeping.run_sweep`.
-        progress: see :data:`tsfm_lens.sweep.run.sweeping.Progress`.
-        reading: how files of series are read, as options of ``tsfm_lens.data.read_series``.
-    """
+    """Benchmark, store and engine of a sweep."""
 
     store: str | Path | None = None
     benchmark: str | Path | None = None
@@ -45,21 +36,7 @@ class Where:
 def sweep_item(
     item: Item, models: Sequence[str], data: Any, where: Where, **options: Any
 ) -> tuple[MeasuredValues, list[str], dict[str, Any]]:
-    """Run the sweep behind a table or figure, and read what it reports.
-
-    Args:
-        item, models, data, where: see :func:`sweep_config`.
-        options: windows, horizon, num_samples and seed, see there.
-
-    Returns:
-        The result, the models that ran, and attributes of the result: store, versions.
-
-    Raises:
-        InputError: models or data cannot be used for this item, or the benchmark is not there.
-        CheckpointError: a checkpoint is not there.
-        SweepFailedError: some cells could not be computed; the others are kept.
-        KeyboardInterrupt: it was interrupted; the same call goes on.
-    """
+    """Run the sweep behind a table or figure, and read what it reports."""
     if data is not None and (where.benchmark is not None or tuple(where.configs) != ("*",)):
         raise InputError("give series or a folder and configurations of GIFT-Eval, not both")
     config, subjects = sweep_config(item, models, data, where, **options)
@@ -100,20 +77,7 @@ def sweep_config(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> tuple[SweepConfig, Sequence[Subject]]:
-    """Configure the sweep behind a table or figure, and list the models that it runs.
-
-    Models that are not the paper's are opened to learn their sizes.
-
-    Args:
-        item: the table or figure.
-        models: checkpoints, folders or hub ids; the paper's own if there are none.
-        data: bundled series or files instead of the benchmark.
-        where: benchmark, store and engine.
-        windows: of each configuration or series; all of the benchmark, one of each series, if None.
-        horizon: forecast steps of series; the shortest of the models' own if None.
-        num_samples: sample paths of sampling models; those of table 3 if None.
-        seed: of windows, forecasts and replicates.
-    """
+    """Configure the sweep behind a table or figure, and list the models that it runs."""
     design, where = DESIGNS[item.id], where or Where()
     sources = list(dict.fromkeys(models)) or item.model.split(", ")
     if design.single and len(sources) > 1:
@@ -135,12 +99,7 @@ def sweep_config(
 
 
 def subject_of(source: str) -> Subject:
-    """Return a model by name; the paper's own need not be opened.
-
-    Raises:
-        InputError: it is none of time series.
-        CheckpointError: it is not there.
-    """
+    """Return a model by name; the paper's own need not be opened."""
     if not isinstance(source, str | Path):
         raise InputError(
             f"a sweep opens its models by name, in every worker: give a checkpoint, folder or hub id, not {source!r}"

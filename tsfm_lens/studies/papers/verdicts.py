@@ -30,13 +30,7 @@ Estimated = tuple[float, float, float]
 
 @dataclass(frozen=True)
 class Interval:
-    """Quantity over windows and seeds.
-
-    Attributes:
-        estimate: mean, or median.
-        low, high: ends of the 95 % interval; NaN where there are too few clusters for one.
-        count: clusters that it is over.
-    """
+    """Quantity over windows and seeds."""
 
     estimate: float
     low: float
@@ -46,13 +40,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class ClaimPart:
-    """One part of a claim, as margins by which it is true.
-
-    Attributes:
-        words: the part, in the paper's words as far as they go.
-        margins: (window,) or (seed, window), above 0 where the part is true; NaN where nothing was measured.
-        of: meaning of the margins, with their unit.
-    """
+    """One part of a claim, as margins by which it is true."""
 
     words: str
     margins: np.ndarray
@@ -61,14 +49,7 @@ class ClaimPart:
 
 @dataclass(frozen=True)
 class Resampled:
-    """ClaimPart about a quantity of all windows together, which no window has by itself.
-
-    Attributes:
-        words, of: see :class:`ClaimPart`.
-        margin: by which it is true of all windows together.
-        draws: (draw,) the margin of each bootstrap sample.
-        units: how many series, or blocks of sequences, a bootstrap sample draws; of several kinds, the fewest.
-    """
+    """ClaimPart about a quantity of all windows together, which no window has by itself."""
 
     words: str
     of: str
@@ -79,15 +60,7 @@ class Resampled:
 
 @dataclass(frozen=True)
 class Tested:
-    """One part of a claim, tested.
-
-    Attributes:
-        words, of: see :class:`ClaimPart`.
-        outcome: "holds", "does not hold" or "undecided".
-        interval: of the median margin; None of a part that needs no measurement.
-        p: after Holm over the parts of the claim.
-        why: reason of an undecided part; of others a remark.
-    """
+    """One part of a claim, tested."""
 
     words: str
     of: str
@@ -99,12 +72,7 @@ class Tested:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim: it holds if all parts do, does not if one does not, and is undecided otherwise.
-
-    Attributes:
-        parts: tested.
-        over: unit that they are tested over, in the singular.
-    """
+    """Verdict on a claim: it holds if all parts do, does not if one does not, and is undecided otherwise."""
 
     parts: tuple[Tested, ...]
     over: str = WINDOW
@@ -125,22 +93,7 @@ class Verdict:
 
 
 def judged(parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str = WINDOW) -> Verdict:
-    """Test every part of a claim on the median window.
-
-    Windows of one cluster (a series, or an item of several variates) count as one value, their median, after the mean
-    over seeds. Over clusters the test is the sign test, corrected after Holm over the parts. It assumes nothing about
-    the distribution of margins and gives no p-value below what so many clusters allow. Where there are seeds, their
-    spread widens the interval. A part is decided if its p-value is at most 5 % and its interval lies on one side of 0.
-    Without an effect at most 2.5 % of parts are decided on either side.
-
-    Args:
-        parts: of the claim.
-        clusters: (window,) label of the series that a window is from.
-        over: unit of the margins in the singular, where these are no windows.
-
-    Raises:
-        InputError: no part, or another number of margins than of windows.
-    """
+    """Test every part of a claim on the median window."""
     if not parts:
         raise InputError("a claim has no part to test: expected at least one")
     tables = [_by_cluster(part.margins, clusters, np.median) for part in parts]
@@ -149,17 +102,7 @@ def judged(parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str =
 
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:
-    """Test every part of a claim by a bootstrap.
-
-    Intervals are percentiles of the draws, expanded by the ratio of a t interval of so few units to a normal one (T.
-    Hesterberg 2015, What teachers should know about the bootstrap). P-values invert the intervals at 0, after Holm.
-
-    Args:
-        parts: of the claim.
-
-    Raises:
-        InputError: no part.
-    """
+    """Test every part of a claim by a bootstrap."""
     if not parts:
         raise InputError("a claim has no part to test: expected at least one")
     tests = [percentiles(part) for part in parts]
@@ -195,17 +138,13 @@ def undecided(why: str, of: str) -> Verdict:
     return Verdict((Tested("", of, UNDECIDED, why=why),))
 
 
-def exactly(words: str, *, true: bool, of: str) -> Verdict:
-    """Build the verdict on a claim that follows from weights or counts, without anything to draw."""
-    return Verdict((Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn"),))
+def exactly(words: str, true: bool | np.bool_, of: str) -> Tested:
+    """Build a part of a claim that follows from weights or counts, without anything to draw."""
+    return Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn")
 
 
 def larger(more: Estimated, less: Estimated, of: str, words: str = "") -> Verdict:
-    """Test that one of two quantities is larger, both given as (estimate, low, high).
-
-    The interval of the difference is made from both (MOVER), as if they were independent: too wide where the same
-    series stand behind both.
-    """
+    """Test that one of two quantities is larger, both given as (estimate, low, high)."""
     difference = more[0] - less[0]
     low = difference - math.hypot(more[0] - more[1], less[2] - less[0])
     high = difference + math.hypot(more[2] - more[0], less[0] - less[1])
@@ -221,15 +160,7 @@ def fewest(parts: int = 1) -> int:
 
 
 def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """Average over windows and seeds, with the t interval over clusters, widened by what seeds differ by.
-
-    Args:
-        values: (window,) or (seed, window); a window that lacks a value for any seed is left out.
-        clusters: (window,) label of the series that a window is from.
-
-    Raises:
-        InputError: another number of values than of windows.
-    """
+    """Average over windows and seeds, with the t interval over clusters, widened by what seeds differ by."""
     table = _by_cluster(values, clusters, np.mean)
     count = table.shape[1]
     mean = float(table.mean()) if count else np.nan
@@ -240,11 +171,7 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
 
 
 def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """Compute the median over windows, after the mean over seeds, with the sign-test interval widened by seeds.
-
-    Args:
-        values, clusters: see :func:`interval`.
-    """
+    """Compute the median over windows, after the mean over seeds, with the sign-test interval widened by seeds."""
     return _median(_by_cluster(values, clusters, np.median))
 
 

@@ -1,147 +1,15 @@
 """Theory as code: ranks, embeddings, constructions and bounds on attention, in numpy and float64, without any model."""
 
-from tsfm_lens.studies.rank_theory.channel_attention import (
-    channel_attention,
-    nuclear_norm,
-    nuclear_norm_bound,
-    optimal_readout,
-    readout_exists,
-    revin_linear,
-    revin_offset,
-    trace_bounds,
-)
-from tsfm_lens.studies.rank_theory.compression import (
-    SCALINGS,
-    AttentionWeights,
-    attention,
-    column_softmax,
-    compressed,
-    compression_bound,
-    compression_errors,
-    compression_rate,
-    incompressible,
-    least_value_error,
-    logits,
-    orthonormal,
-    projector,
-    residual_layer,
-)
-from tsfm_lens.studies.rank_theory.constructions import (
-    HeadSketch,
-    corollary_index,
-    effective_index,
-    flow_floor,
-    growing,
-    head_sketch,
-    one_layer_bound,
-    sketching_distance,
-    sparse_sketch,
-)
-from tsfm_lens.studies.rank_theory.embeddings import (
-    ACTIVATIONS,
-    ChebyshevEmbedding,
-    Embedding,
-    GatedEmbedding,
-    PatchEmbedding,
-    QuantisedEmbedding,
-    ResidualMlpEmbedding,
-    analytic_bound,
-    chebyshev_bound,
-    differentiable_bound,
-    gated_bound,
-    mlp_count,
-    patches,
-    quasimatrix_spectrum,
-)
-from tsfm_lens.studies.rank_theory.experiments import (
-    chebyshev_curves,
-    compression_by_rank,
-    compression_by_width,
-    sketching_by_heads,
-    spectra_by_heads,
-)
-from tsfm_lens.studies.rank_theory.experiments_bounds import (
-    compression_bounds,
-    embedding_bounds,
-    growth_bounds,
-    sketch_bounds,
-)
-from tsfm_lens.studies.rank_theory.of_models import ranks_by_model, spectra_by_patch, vocabulary_plane
-from tsfm_lens.studies.rank_theory.structure import (
-    StructureSizes,
-    block_diagonal_error,
-    block_share,
-    fit_levels,
-    levels_error,
-    low_rank_error,
-    structure_sizes,
-    tensor_train_error,
-)
+# ruff: noqa: F403
+import inspect
 
-__all__ = [
-    "ranks_by_model",
-    "spectra_by_patch",
-    "vocabulary_plane",
-    "ACTIVATIONS",
-    "AttentionWeights",
-    "ChebyshevEmbedding",
-    "Embedding",
-    "GatedEmbedding",
-    "HeadSketch",
-    "PatchEmbedding",
-    "QuantisedEmbedding",
-    "ResidualMlpEmbedding",
-    "SCALINGS",
-    "StructureSizes",
-    "analytic_bound",
-    "attention",
-    "block_diagonal_error",
-    "block_share",
-    "channel_attention",
-    "chebyshev_bound",
-    "chebyshev_curves",
-    "column_softmax",
-    "compressed",
-    "compression_bound",
-    "compression_bounds",
-    "compression_by_rank",
-    "compression_by_width",
-    "compression_errors",
-    "compression_rate",
-    "corollary_index",
-    "differentiable_bound",
-    "effective_index",
-    "embedding_bounds",
-    "fit_levels",
-    "flow_floor",
-    "gated_bound",
-    "growing",
-    "growth_bounds",
-    "head_sketch",
-    "incompressible",
-    "least_value_error",
-    "levels_error",
-    "logits",
-    "low_rank_error",
-    "mlp_count",
-    "nuclear_norm",
-    "nuclear_norm_bound",
-    "one_layer_bound",
-    "optimal_readout",
-    "orthonormal",
-    "patches",
-    "projector",
-    "quasimatrix_spectrum",
-    "readout_exists",
-    "residual_layer",
-    "revin_linear",
-    "revin_offset",
-    "sketch_bounds",
-    "sketching_by_heads",
-    "sketching_distance",
-    "sparse_sketch",
-    "spectra_by_heads",
-    "structure_sizes",
-    "tensor_train_error",
-    "trace_bounds",
-]
+from tsfm_lens.studies.rank_theory.channel_attention import *
+from tsfm_lens.studies.rank_theory.compression import *
+from tsfm_lens.studies.rank_theory.constructions import *
+from tsfm_lens.studies.rank_theory.embeddings import *
+from tsfm_lens.studies.rank_theory.experiments import *
+from tsfm_lens.studies.rank_theory.experiments_bounds import *
+from tsfm_lens.studies.rank_theory.of_models import *
+from tsfm_lens.studies.rank_theory.structure import *
+
+__all__ = sorted(name for name, each in dict(globals()).items() if name[0] != "_" and not inspect.ismodule(each))

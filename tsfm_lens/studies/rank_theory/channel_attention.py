@@ -6,16 +6,8 @@ import numpy as np
 
 from tsfm_lens.errors import InputError
 
-__all__ = [
-    "channel_attention",
-    "nuclear_norm",
-    "nuclear_norm_bound",
-    "optimal_readout",
-    "readout_exists",
-    "revin_linear",
-    "revin_offset",
-    "trace_bounds",
-]
+__all__ = ["channel_attention", "nuclear_norm", "nuclear_norm_bound", "optimal_readout", "readout_exists"]
+__all__ += ["revin_linear", "revin_offset", "trace_bounds"]
 
 
 def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -73,9 +65,6 @@ def optimal_readout(tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
 def nuclear_norm(matrix: np.ndarray) -> float:
     """Sum the singular values.
 
-    Of a row-stochastic (D, D) matrix it is at least 1; it is D for the identity, and √D times the length of a row
-    where all rows are alike (S1-NUC).
-
     Example:
         >>> rank_theory.nuclear_norm(np.eye(7))
         7.0
@@ -85,9 +74,6 @@ def nuclear_norm(matrix: np.ndarray) -> float:
 
 def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> float:
     """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ, X (channel, time): ‖W_Q W_Kᵀ‖₂ ‖X‖²_F.
-
-    So a small spectral norm of W_Q W_Kᵀ, as σReparam makes it, brings the scores near to a low rank. Equal where
-    W_Q W_Kᵀ is a multiple of the identity.
 
     Source:
         SAMformer, proposition 5 (S1-P5).
@@ -124,9 +110,6 @@ def revin_linear(
     Source:
         SAMformer, equations 10 and 11 (S1-P9).
 
-    Raises:
-        InputError: a γ is 0, for which RevIN has no inverse.
-
     Example:
         >>> rank_theory.revin_linear(np.array([[1.0, 3.0]]), np.array([[0.0], [1.0]])).round(6).tolist()
         [[3.0]]
@@ -142,8 +125,6 @@ def revin_offset(
     eps: float = 1e-5,
 ) -> np.ndarray:
     """Compute ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), RevIN's addition to a linear map, (channel, step).
-
-    Nothing where the columns of W sum to 1; arguments are those of :func:`revin_linear`.
 
     Source:
         SAMformer, equation 11 (S1-P9).

@@ -14,6 +14,10 @@ import numpy as np
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.ranks import positive_and_falling
 
+__all__ = ["AttentionWeights", "SCALINGS"]
+__all__ += ["attention", "column_softmax", "compressed", "compression_bound", "compression_errors", "compression_rate"]
+__all__ += ["incompressible", "least_value_error", "logits", "orthonormal", "projector", "residual_layer"]
+
 SCALINGS = ("theorem", "unit", "normalised")
 """How large random weights of width d are: entries of query and key with variance 1/√d and of value with variance 1, by
 which the norms of W_QᵀW_K and W_V grow as √d, as theorem 3 allows; all with variance 1; all with variance 1/d."""
@@ -35,32 +39,24 @@ class AttentionWeights:
     value: np.ndarray
 
     def __post_init__(self) -> None:
+        shapes = {}
         for name in ("query", "key", "value"):
             matrix = np.asarray(getattr(self, name), dtype=np.float64)
             if matrix.ndim != 3 or not matrix.size or not np.isfinite(matrix).all():
                 raise InputError(f"{name} has shape {matrix.shape}, expected a finite array (head, d_head, d)")
             object.__setattr__(self, name, matrix)
-        shapes = {name: getattr(self, name).shape for name in ("query", "key", "value")}
+            shapes[name] = matrix.shape
         if len(set(shapes.values())) > 1:
             raise InputError(f"the matrices have shapes {shapes}, expected one and the same")
 
     @classmethod
     def stacked(cls, query: np.ndarray, key: np.ndarray, value: np.ndarray, heads: int = 1) -> AttentionWeights:
-        """Make weights of three matrices (d, d) whose rows belong to one head after another.
-
-        Raises:
-            InputError: the rows cannot be shared out over so many heads.
-        """
+        """Make weights of three matrices (d, d) whose rows belong to one head after another."""
         return cls(*(_by_head(np.asarray(matrix), heads) for matrix in (query, key, value)))
 
     @classmethod
     def random(cls, width: int, heads: int = 1, *, scaling: str = "theorem", seed: int = 0) -> AttentionWeights:
-        """Draw weights of Gaussian entries of a width d, which the heads divide, by one of :data:`SCALINGS`.
-
-        Raises:
-            InputError: the width cannot be shared out over so many heads.
-            UnknownNameError: no such scaling.
-        """
+        """Draw weights of Gaussian entries of a width d, which the heads divide, by one of :data:`SCALINGS`."""
         if scaling not in SCALINGS:
             raise unknown_name("scaling", scaling, SCALINGS)
         inner, outer = {"theorem": (-0.25, 0.0), "unit": (0.0, 0.0), "normalised": (-0.5, -0.5)}[scaling]
@@ -86,7 +82,9 @@ class AttentionWeights:
     @property
     def score_norms(self) -> np.ndarray:
         """Spectral norm of W_QᵀW_K of each head, (head,)."""
-        return np.array([_product_norm(q, k) for q, k in zip(self.query, self.key, strict=True)])
+        # through triangular factors no larger than a head
+        one, other = (np.linalg.qr(np.swapaxes(part, 1, 2), mode="r") for part in (self.query, self.key))
+        return np.asarray(np.linalg.norm(one @ np.swapaxes(other, 1, 2), 2, axis=(1, 2)))
 
     @property
     def value_norms(self) -> np.ndarray:
@@ -238,13 +236,8 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
 def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> AttentionWeights:
     """Return the layer for a vocabulary Ξ (d, N) whose three matrices, all heads together, have at most a rank d̃.
 
-    Its output on any input is that of the layer itself on the projected input, Att(U; W̃) = Att(PU; W): exact algebra.
-
     Source:
         Flow of ranks, theorem 5 (S0-TH3, S0-TH5): W̃ = W P.
-
-    Raises:
-        InputError: see :func:`projector`.
 
     Example:
         >>> tokens, weights = np.outer([1.0, 2.0], [1.0, -1.0, 3.0]), rank_theory.AttentionWeights.random(2)
@@ -258,14 +251,8 @@ def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> 
 def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]) -> np.ndarray:
     """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,).
 
-    Computed as the layer on the projected vocabulary, which has so few coordinates that a rank costs 4 N² d̃
-    operations and never more memory than a few matrices of the vocabulary's size.
-
     Source:
         Flow of ranks, appendix J.1 (S0-J1a).
-
-    Raises:
-        InputError: see :func:`projector`.
 
     Example:
         >>> tokens = np.outer([1.0, 2.0], [1.0, -1.0, 3.0])
@@ -277,12 +264,11 @@ def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks:
     directions, singular, right = np.linalg.svd(matrix, full_matrices=False)
     coordinates, inner = singular[:, None] * right, weights.times(directions)
     whole = attention(coordinates, inner)
-
-    def error(rank: int) -> float:
+    errors = []
+    for rank in ranks:
         truncated = AttentionWeights(*(part[..., :rank] for part in (inner.query, inner.key, inner.value)))
-        return float(np.linalg.norm(whole - attention(coordinates[:rank], truncated)))
-
-    return np.array([error(rank) for rank in ranks])
+        errors.append(np.linalg.norm(whole - attention(coordinates[:rank], truncated)))
+    return np.array(errors)
 
 
 def compression_bound(
@@ -295,9 +281,6 @@ def compression_bound(
 
     Source:
         Flow of ranks, theorem 5, with the factor √L that its proof loses: an input that repeats one token has it.
-
-    Raises:
-        InputError: see :func:`projector`.
 
     Example:
         >>> tokens, weights = np.diag([1.0, 0.1]), rank_theory.AttentionWeights.random(2)
@@ -317,9 +300,6 @@ def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray
 
     Source:
         Flow of ranks, equation 3. It holds on average over generic inputs; :func:`compression_bound` for all.
-
-    Raises:
-        InputError: see :func:`projector`.
 
     Example:
         >>> rank_theory.compression_rate(np.diag([1.0, 0.5, 0.25, 0.0]), [1, 2, 3, 4]).tolist()
@@ -363,8 +343,6 @@ def incompressible(
 def least_value_error(tokens: np.ndarray, weights: AttentionWeights, rank: int) -> float:
     """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside one head's own scores.
 
-    That of the best approximation of W_V U G of this rank, which some value matrix reaches if U G has full row rank.
-
     Source:
         Eckart and Young 1936.
 
@@ -387,12 +365,6 @@ def _by_head(matrix: np.ndarray, heads: int) -> np.ndarray:
     if matrix.ndim != 2 or heads < 1 or len(matrix) % heads:
         raise InputError(f"a matrix of shape {matrix.shape} cannot be shared out over {heads} heads by rows")
     return matrix.reshape(heads, len(matrix) // heads, matrix.shape[1])
-
-
-def _product_norm(left: np.ndarray, right: np.ndarray) -> float:
-    """Compute the spectral norm of leftᵀ right, through triangular factors no larger than a head."""
-    one, other = (np.asarray(np.linalg.qr(side.T, mode="r")) for side in (left, right))
-    return float(np.linalg.norm(one @ other.T, 2))
 
 
 def _tokens(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:

@@ -11,13 +11,15 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.ranks import positive_and_falling
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights, attention
 
+__all__ = ["HeadSketch"]
+__all__ += ["corollary_index", "effective_index", "flow_floor", "growing", "head_sketch", "one_layer_bound"]
+__all__ += ["sketching_distance", "sparse_sketch"]
+
 _E2 = float(np.exp(2.0))
 
 
 def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
     """Bound σ_k(U + attention(U)) of singular values (d,), the largest at most 1: (1 + e²h) σ_⌊(k−1)/(h+1)⌋+1, (d,).
-
-    Weights are as in `flow_bound`.
 
     Source:
         Flow of ranks, corollary 1 (S0-C1), with the index that its proof gives and the constant of equation 26.
@@ -61,8 +63,6 @@ def growing(
 ) -> tuple[np.ndarray, AttentionWeights]:
     """Make an input U (d, L) of given singular values and a layer in which rank grows as fast as the bound.
 
-    Up to a constant: head i moves the d_h − 1 leading directions of the input to its directions of block i.
-
     Args:
         singular_values, heads, n_tokens: (d,) from the largest on, above 0; h, a divisor of d; and L, at least d.
         depth: D; the softmax is made so sharp that the proof's ε = √D σ_d/(5h) is kept.
@@ -71,7 +71,7 @@ def growing(
         Flow of ranks, second statement of theorem 4 (S0-TH4), whose proof writes N for D.
 
     Raises:
-        InputError: no so many heads fit, or as in :func:`incompressible`.
+        InputError: no so many heads fit.
 
     Example:
         >>> tokens, weights = rank_theory.growing(np.array([1.0, 0.5, 0.1, 0.01]), 2, 4)
@@ -101,8 +101,6 @@ def growing(
 def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
     """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing` with D layers, (d,): by equation 6, else 0.
 
-    The largest over i. The largest singular value is taken as 1.
-
     Source:
         Flow of ranks, equation 6 (S0-TH4): (σ_(i−1)d_h+⌈k/i⌉ + σ_⌈k/i⌉/√D) / 4 for i ≤ h with ⌈k/i⌉ < d_h.
 
@@ -112,14 +110,12 @@ def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
     """
     values = positive_and_falling(singular_values, len(singular_values))
     values = values / values[0]
-    size = len(values) // heads
-    floor = np.zeros(len(values))
-    for k in range(1, len(values) + 1):
-        for head in range(1, heads + 1):
-            place = -(-k // head)
-            if place < size:
-                bound = values[(head - 1) * size + place - 1] + values[place - 1] / np.sqrt(depth)
-                floor[k - 1] = max(floor[k - 1], bound / 4)
+    size, floor = len(values) // heads, np.zeros(len(values))
+    for head in range(heads):
+        place = -(-np.arange(1, len(values) + 1) // (head + 1)) - 1
+        k = np.flatnonzero(place < size - 1)
+        bounds = (values[head * size + place[k]] + values[place[k]] / np.sqrt(depth)) / 4
+        floor[k] = np.maximum(floor[k], bounds)
     return floor
 
 
@@ -166,8 +162,6 @@ def effective_index(singular_values: np.ndarray, distance: float) -> int:
 
 def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.ndarray:
     """Draw W₂ of heads that divide the width: rank · heads rows with width / heads Gaussian entries, else zeros.
-
-    Places are random. However many heads, it has rank · width entries that are not zero.
 
     Source:
         Flow of ranks, appendix J.2, which says so of the matrix and means each row.
@@ -273,31 +267,14 @@ def head_sketch(
     alpha = np.sqrt(size) * np.log(np.sqrt(2) * n_tokens**2 / epsilon) / gap
     both = np.tile(np.sqrt(alpha) * directions / diagonal, (heads, 1, 1))
     weights = AttentionWeights(both, both, np.eye(width).reshape(heads, size, width))
-    right = tuple(
-        np.stack(parts) for parts in zip(*(_right(diagonal, heads, rank, i) for i in range(heads)), strict=True)
-    )
-    left = np.sqrt(alpha) * np.stack([_left(directions, diagonal, heads, rank, i) for i in range(heads)])
-    top = np.vstack([np.eye(rank), np.zeros((size - rank, rank))])
-    reduced = AttentionWeights(left @ right[0], left @ right[1], top @ right[2])
-    return HeadSketch(tokens, weights, reduced, (right[0], right[1], right[2]), values, rank)
-
-
-def _left(directions: np.ndarray, diagonal: np.ndarray, heads: int, rank: int, head: int) -> np.ndarray:
-    """Return the left factor of query and key, (d_h, d̃ + 1): the head's leading directions, the next head's first."""
-    size = len(diagonal) // heads
-    own = slice(head * size, head * size + rank)
-    following = directions[:, (head + 1) % heads * size]
-    return np.column_stack([directions[:, own] / diagonal[own], following])
-
-
-def _right(diagonal: np.ndarray, heads: int, rank: int, head: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the right factors of query, key and value."""
-    width = len(diagonal)
-    own = head * (width // heads) + np.arange(rank)
-    value = np.zeros((rank, width))
-    value[range(rank), own] = 1
-    query_row, key_row = np.zeros(width), 1 / diagonal
-    outside = rank if head == 0 else 0
-    query_row[outside] = 1 / diagonal[outside]
-    key_row[own] = 0
-    return np.vstack([value, query_row]), np.vstack([value, key_row]), value
+    head, row = np.arange(heads)[:, None], np.arange(rank)
+    leading, outside = size * head + row, np.where(head[:, 0] == 0, rank, 0)
+    value, query = np.zeros((heads, rank, width)), np.zeros((heads, 1, width))
+    key = np.tile(1 / diagonal, (heads, 1, 1))
+    value[head, row, leading], query[head[:, 0], 0, outside], key[head, 0, leading] = 1, 1 / diagonal[outside], 0
+    right = np.hstack([value, query]), np.hstack([value, key]), value
+    # of query and key: the head's leading directions and the first of the next head
+    following = directions[:, (head[:, 0] + 1) % heads * size].T[..., None]
+    left = np.sqrt(alpha) * np.dstack([np.moveaxis(directions[:, leading] / diagonal[leading], 1, 0), following])
+    reduced = AttentionWeights(left @ right[0], left @ right[1], np.eye(size, rank) @ value)
+    return HeadSketch(tokens, weights, reduced, right, values, rank)

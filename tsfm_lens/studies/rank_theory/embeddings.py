@@ -13,6 +13,11 @@ from scipy.special import erf, expit
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.studies.rank_theory.compression import orthonormal
 
+__all__ = ["ACTIVATIONS", "ChebyshevEmbedding", "Embedding", "GatedEmbedding", "PatchEmbedding", "QuantisedEmbedding"]
+__all__ += ["ResidualMlpEmbedding"]
+__all__ += ["analytic_bound", "chebyshev_bound", "differentiable_bound", "gated_bound", "mlp_count", "patches"]
+__all__ += ["quasimatrix_spectrum"]
+
 ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
     "relu": lambda x: np.maximum(x, 0),
     "gelu": lambda x: x * (1 + erf(x / np.sqrt(2))) / 2,
@@ -49,10 +54,7 @@ def patches(series: np.ndarray, width: int) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Function of patches. Called on a series of T steps it returns the tokens as columns, (d, T / k).
-
-    The series is taken as it is: the scaling of a model is not part of the embedding.
-    """
+    """Function of patches. Called on a series of T steps it returns the tokens as columns, (d, T / k)."""
 
     @property
     def patch(self) -> int:
@@ -64,11 +66,7 @@ class Embedding:
         raise NotImplementedError
 
     def __call__(self, series: np.ndarray) -> np.ndarray:
-        """Map a series (steps,) or (1, steps) to tokens (d, L).
-
-        Raises:
-            InputError: see :func:`patches`.
-        """
+        """Map a series (steps,) or (1, steps) to tokens (d, L)."""
         return np.asarray(self.embed(patches(series, self.patch)))
 
 
@@ -245,11 +243,7 @@ class ChebyshevEmbedding(Embedding):
 
     @classmethod
     def random(cls, dimension: int, rank: int, *, largest: float = 15.0, seed: int = 0) -> ChebyshevEmbedding:
-        """Draw uniform directions; those of a lower rank and the same seed are not the first of these.
-
-        Raises:
-            InputError: the rank is not from 1 to the dimension.
-        """
+        """Draw uniform directions; those of a lower rank and the same seed are not the first of these."""
         return cls(orthonormal(dimension, rank, np.random.default_rng(seed)), largest)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
@@ -314,9 +308,6 @@ def analytic_bound(dimension: int, n_tokens: int, *, radius: float, largest: flo
 
 def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
     """Bound the k-th singular value of a gated embedding of L points of [−1, 1], (d,), if |w_i| ≤ 1 and |w_i v_i| ≤ 1.
-
-    The bound of :func:`analytic_bound` with ρ = 1 + π/(2β): within that ellipse the exponential has a positive real
-    part, so that no coordinate exceeds the square of the ellipse's half axis (ρ + 1/ρ)/2.
 
     Source:
         Flow of ranks, corollary 2 (S0-C2), with its constant written out. Its formula drops w_i from the exponent,

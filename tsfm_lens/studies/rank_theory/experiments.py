@@ -23,6 +23,8 @@ from tsfm_lens.studies.rank_theory.compression import (
 from tsfm_lens.studies.rank_theory.constructions import effective_index, sketching_distance, sparse_sketch
 from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 
+__all__ = ["chebyshev_curves", "compression_by_rank", "compression_by_width", "sketching_by_heads", "spectra_by_heads"]
+
 PAPER = "Understanding Transformers for Time Series: Rank Structure, Flow-of-ranks, and Compressibility"
 RESAMPLED = 2000
 
@@ -85,8 +87,6 @@ def compression_by_rank(
 ) -> xr.Dataset:
     """Measure the error of a layer whose matrices are cut to a rank, over the first singular value that is cut off.
 
-    Singular values of the vocabulary fall evenly on a logarithmic scale from 1 to e⁻⁵, and all of it is the input.
-
     Args:
         width, n_tokens: d, and N, which is L too.
         n_ranks: how many ranks from 1 to d − 1, evenly.
@@ -94,10 +94,9 @@ def compression_by_rank(
         draws, seed: of vocabulary and weights.
 
     Returns:
-        Dataset of kind "theory_compression_rank". Over ``scaling``, ``draw`` and ``rank``: ``error`` ‖Y − Ỹ‖_F, and
-        ``bound``, which it cannot exceed. Over ``rank``: ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1}, as
-        printed. ``slope`` (scaling, draw): of log error over log σ_{d̃+1} at ranks up to 3/4 of the width, and
-        ``slope_of_all``: at all, where it is steeper, since errors add up over ever fewer directions.
+        Dataset of kind "theory_compression_rank". ``error`` ‖Y − Ỹ‖_F and its ``bound`` (scaling, draw, rank);
+        ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1} (rank); ``slope`` (scaling, draw): of log error over log
+        σ_{d̃+1} at ranks up to 3/4 of the width, ``slope_of_all`` at all.
 
     Source:
         Flow of ranks, appendix J.1, figure 15 left (S0-J1a).
@@ -147,20 +146,18 @@ def compression_by_width(
 ) -> xr.Dataset:
     """Measure the error of a layer cut to a fixed rank, over its width, for weights that grow with it and for others.
 
-    Singular values of the vocabulary are exp(−(j − 1)/decay), the same leading ones at every width; all else is drawn
-    anew. Weights of scaling "theorem" have ‖W_V‖ grow as √d, "normalised" ones do not grow, and "orthogonal" ones are
-    as "theorem" with W_V = √d times an orthogonal matrix: the cut of W_V alone then loses exactly √d‖(I − P)UG‖.
+    "theorem" has ‖W_V‖ grow as √d, "normalised" not, and "orthogonal" is "theorem" with W_V √d times an orthogonal
+    matrix.
 
     Args:
         widths, rank: d, each above d̃.
         n_tokens: N, at least the largest width.
         draws, seed: for each width.
-        decay: of the singular values.
+        decay: of the vocabulary's singular values, exp(−(j − 1)/decay).
 
     Returns:
         Dataset of kind "theory_compression_width". ``error`` (weights, draw, width); ``value_error`` and ``residual``
-        ‖(I − P)UG‖_F (draw, width), of orthogonal weights; ``slope``, ``slope_low``, ``slope_high`` (weights): of the
-        log of the root mean square over draws over log d, with its 95 % interval over draws.
+        ‖(I − P)UG‖_F (draw, width), of orthogonal weights; ``slope`` (weights) of log RMS over log d, with its ends.
 
     Source:
         Flow of ranks, appendix J.1, figure 15 right (S0-J1b), whose √d needs ‖W_V‖ to grow as √d.
@@ -216,9 +213,6 @@ def sketching_by_heads(
 ) -> xr.Dataset:
     """Measure the part of an input that random sparse sketches miss, one of each head, by the number of heads.
 
-    Singular values of the input are exp(−(j − 1)/decay). Neither distances nor indices depend on its right singular
-    vectors, so that the number of tokens, if at least the width, plays no part.
-
     Args:
         width: d.
         rank: d̃, rows of each head's sketch.
@@ -227,11 +221,9 @@ def sketching_by_heads(
         draws, seed: of inputs and sketches.
 
     Returns:
-        Dataset of kind "theory_sketching". Over ``sketch`` ("sparse", "dense": as many rows of Gaussian entries),
-        ``draw`` and ``heads``: ``distance``, and ``effective_index``, how many singular values are at least that
-        large. ``floor`` (heads): σ_{hd̃+1}, which no sketch of so many rows goes below; ``entries`` (heads): those of
-        the sparse sketch that are not zero; ``slope`` (sketch, draw): of log effective index over log h;
-        ``singular_value`` (index).
+        Dataset of kind "theory_sketching". ``distance`` and ``effective_index`` (sketch, draw, heads) of "sparse" and
+        "dense" sketches; ``floor`` σ_{hd̃+1} and ``entries`` of the sparse sketch (heads); ``slope`` (sketch, draw): of
+        log effective index over log h; ``singular_value`` (index).
 
     Source:
         Flow of ranks, appendix J.2, figure 16 (S0-J2).
@@ -283,21 +275,16 @@ def spectra_by_heads(
 ) -> xr.Dataset:
     """Compute spectra of one attention layer's output with its input added, over its number of heads.
 
-    Weights are Gaussian of variance 1, the same for every number of heads. The input has singular values
-    exp(−(j − 1)/decay), once as they are, by which softmax is nearly even and adds one direction at most, and once
-    times √L, by which scores differ and rank grows.
-
     Args:
         width, n_tokens: d and L.
         heads: h, divisors of d.
-        decay: of the singular values; the paper gives neither it nor sizes.
+        decay: of the input's singular values exp(−(j − 1)/decay); the paper gives neither it nor sizes.
         epsilon: of the numerical rank.
-        draws, seed: of inputs and weights.
+        draws, seed: of inputs and weights, Gaussian of variance 1.
 
     Returns:
-        Dataset of kind "theory_head_spectra". Over ``input`` ("times √L", "of norm 1"), ``draw`` and ``heads``:
-        ``singular_value`` (…, index), relative to the largest, ``rank`` and ``logit_deviation``, the standard
-        deviation of scores before the softmax. ``input_singular_value`` (index), and ``input_rank``.
+        Dataset of kind "theory_head_spectra" over ``input`` ("times √L", "of norm 1"), ``draw`` and ``heads``:
+        ``singular_value`` (…, index), relative, ``rank`` and ``logit_deviation``; ``input_singular_value`` (index).
 
     Source:
         Flow of ranks, appendix J.3, figure 17 (S0-J3), in which there is no 1/√D.
@@ -352,9 +339,8 @@ def chebyshev_curves(
         seed: of the directions.
 
     Returns:
-        Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point): the first two of d; ``value`` (point);
-        ``singular_value`` (rank, index): of all coordinates, one more than the largest rank; ``found_rank`` (rank):
-        how many are above 1e-10 of the largest.
+        Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point): the first two of d; ``singular_value``
+        (rank, index); ``found_rank`` (rank): how many are above 1e-10 of the largest.
 
     Source:
         Flow of ranks, appendix I, figure 14 (S0-F14).

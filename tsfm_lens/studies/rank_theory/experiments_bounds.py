@@ -38,6 +38,8 @@ from tsfm_lens.studies.rank_theory.embeddings import (
 )
 from tsfm_lens.studies.rank_theory.experiments import children, divisors, labelled, of_spectrum
 
+__all__ = ["compression_bounds", "embedding_bounds", "growth_bounds", "sketch_bounds"]
+
 LENGTHS = (1, 4, 16, 64, 256)
 
 
@@ -122,10 +124,9 @@ def compression_bounds(
 
     Returns:
         Dataset of kind "theory_compression_bounds". ``error``, ``bound`` and ``rate`` √d σ_{d̃+1} (heads, draw, rank);
-        ``repeated_error`` and ``repeated_rate`` (length) of one token repeated; ``least_error`` (length_over, rank),
-        the smallest that any value matrix of the rank has on the incompressible input, and ``floor`` σ_{d̃+1}/4 (rank);
-        ``sharpness`` (logarithm, length_over): the smallest singular value of that input's softmax, of which the proof
-        needs 1/4, with the paper's logarithm and with ours.
+        ``repeated_error`` and ``repeated_rate`` (length) of one token repeated; ``least_error`` (length_over, rank) of
+        any value matrix on the incompressible input, ``floor`` σ_{d̃+1}/4 (rank), and ``sharpness`` (logarithm,
+        length_over), the smallest singular value of that input's softmax.
 
     Source:
         Flow of ranks, theorems 3 and 5 (S0-TH3, S0-TH5).
@@ -151,7 +152,11 @@ def compression_bounds(
             errors[row, draw] = [np.linalg.norm(whole - other) for other in outputs]
             bounds[row, draw] = compression_bound(vocabulary, weights, ranks, n_tokens)
             rates[row, draw] = compression_rate(vocabulary, ranks)
-    repeat_errors, rate = _one_token(width)
+    # a repeated second-best token, of a vocabulary as bad as any
+    steep = np.diag(np.append(1.0, np.full(width - 1, 0.1)))
+    weights = AttentionWeights.random(width).with_value(np.sqrt(width) * np.eye(width))
+    less, repeated = compressed(weights, steep, 1), (np.repeat(steep[:, 1:2], length, axis=1) for length in LENGTHS)
+    repeat_errors = [np.linalg.norm(attention(of, weights) - attention(of, less)) for of in repeated]
     over = {"d": width, "4d + 1": 4 * width + 1, "16d": 16 * width}
     singular = np.exp(-np.arange(width) / width)
     least, sharp = np.empty((len(over), width - 1)), np.empty((2, len(over)))
@@ -162,12 +167,11 @@ def compression_bounds(
             sharp[which, row] = np.linalg.svd(block, compute_uv=False)[-1]
         least[row] = [least_value_error(tokens, weights, rank) for rank in ranks]
     data = {
-        **{
-            name: (("heads", "draw", "rank"), of)
-            for name, of in (("error", errors), ("bound", bounds), ("rate", rates))
-        },
+        "error": (("heads", "draw", "rank"), errors),
+        "bound": (("heads", "draw", "rank"), bounds),
+        "rate": (("heads", "draw", "rank"), rates),
         "repeated_error": ("length", repeat_errors),
-        "repeated_rate": ("length", np.full(len(LENGTHS), rate)),
+        "repeated_rate": ("length", np.full(len(LENGTHS), compression_rate(steep, [1]))),
         "least_error": (("length_over", "rank"), least),
         "floor": ("rank", singular[1:] / 4),
         "sharpness": (("logarithm", "length_over"), sharp),
@@ -176,16 +180,6 @@ def compression_bounds(
     coords = {**places, "length_over": list(over), "logarithm": ["of 4d, as printed", "of 4 max(d, L)"]}
     what = "compression_bounds", "Errors of compression and their bounds", "theorems 3 and 5 (S0-TH3, S0-TH5)"
     return labelled(data, coords, *what, width=width, n_tokens=n_tokens, seed=seed)
-
-
-def _one_token(width: int) -> tuple[np.ndarray, float]:
-    """Compute errors of rank 1 on a repeated second-best token, and the printed rate, of a vocabulary as bad as any."""
-    vocabulary = np.diag(np.append(1.0, np.full(width - 1, 0.1)))
-    weights = AttentionWeights.random(width).with_value(np.sqrt(width) * np.eye(width))
-    less, token = compressed(weights, vocabulary, 1), vocabulary[:, 1:2]
-    inputs = (np.repeat(token, length, axis=1) for length in LENGTHS)
-    errors = [np.linalg.norm(attention(of, weights) - attention(of, less)) for of in inputs]
-    return np.array(errors), float(compression_rate(vocabulary, [1])[0])
 
 
 def growth_bounds(
@@ -202,17 +196,14 @@ def growth_bounds(
     Args:
         width: d, with twice as many tokens.
         heads: h, divisors of d.
-        gap: second singular value of the input, whose first is 1: small, so that the printed corollary fails at
-            one head.
-        decay: of all from the second on, gap · exp(−(j − 2)/decay).
+        gap, decay: singular values of the input, 1, then gap · exp(−(j − 2)/decay).
         draws, seed: of inputs and weights, which are scaled to the largest norms that the theorem allows.
 
     Returns:
         Dataset of kind "theory_growth_bounds". ``relative`` (heads, draw, index): σ_k(Z)/σ_1(Z) for the fewest layers D
-        that the theorem is about, and ``upper`` (heads, index); ``grown`` and ``lower`` (heads, index): of the
-        construction at D = 1 and its lower bound, 0 where there is none; ``alone`` (heads, draw, index): σ_k(Z)
-        at D = 1, and ``corollary`` (form, heads, index), which bounds it with the index of the proof, and does not
-        with that printed; ``depth`` (heads): D.
+        that the theorem is about, ``depth`` (heads), and ``upper`` (heads, index); ``grown`` and ``lower`` (heads,
+        index): of the construction at D = 1 and its lower bound; ``alone`` (heads, draw, index): σ_k(Z) at D = 1, and
+        ``corollary`` (form, heads, index), its bound by either index.
 
     Source:
         Flow of ranks, theorem 4 and corollary 1 (S0-TH4, S0-C1).

@@ -17,13 +17,8 @@ from tsfm_lens.viz.sheet import Panel, blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, VERMILION, mixed, number, plain
 from tsfm_lens.viz.words import listed, num
 
-__all__ = [
-    "chebyshev_curves",
-    "compression_rank_lines",
-    "compression_width_lines",
-    "head_spectra_lines",
-    "sketching_lines",
-]
+__all__ = ["chebyshev_curves", "compression_rank_lines", "compression_width_lines", "head_spectra_lines"]
+__all__ += ["sketching_lines"]
 
 LEAST = 1e-17  # of a spectrum relative to its largest: double precision ends
 ROW = 200  # pixels
@@ -95,9 +90,7 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
     return [f"Of ranks {listed(names(ds, 'rank'))} {listed(wrong) + ' are not' if wrong else 'every one is'} found."]
 
 
-@DECLARED.figure(
-    "theory_compression_rank", needs=("error", "next_singular_value", "bound", "slope"), sentences=read_compression_rank
-)
+@DECLARED.figure("theory_compression_rank", read_compression_rank)
 def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a rank, over the first singular value cut off, on logarithmic axes.
 
@@ -130,9 +123,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure(
-    "theory_compression_width", needs=("error", "slope", "slope_low", "slope_high"), sentences=read_compression_width
-)
+@DECLARED.figure("theory_compression_width", read_compression_width)
 def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the error of a layer cut to a fixed rank over its width, for weights that grow with it and for others.
 
@@ -164,9 +155,7 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure(
-    "theory_sketching", needs=("distance", "effective_index", "floor", "singular_value"), sentences=read_sketching
-)
+@DECLARED.figure("theory_sketching", read_sketching)
 def sketching_lines(ds: xr.Dataset) -> go.Figure:
     """Draw the errors of sketches of several heads, and their places on the spectrum of the input.
 
@@ -209,11 +198,7 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure(
-    "theory_head_spectra",
-    needs=("singular_value", "rank", "logit_deviation", "input_singular_value"),
-    sentences=read_head_spectra,
-)
+@DECLARED.figure("theory_head_spectra", read_head_spectra)
 def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of a layer's output by its number of heads, a panel per size of the input.
 
@@ -254,7 +239,7 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure("theory_chebyshev", needs=("coordinate", "found_rank"), sentences=read_chebyshev)
+@DECLARED.figure("theory_chebyshev", read_chebyshev)
 def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
 

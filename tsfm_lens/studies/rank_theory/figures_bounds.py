@@ -71,9 +71,7 @@ def read_sketch_bounds(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@DECLARED.figure(
-    "theory_embedding_bounds", needs=("singular_value", "bound", "count", "most"), sentences=read_embedding_bounds
-)
+@DECLARED.figure("theory_embedding_bounds", read_embedding_bounds)
 def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw spectra of embeddings of known smoothness with their bounds, and counts of residual MLPs with theirs.
 
@@ -112,11 +110,7 @@ def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure(
-    "theory_compression_bounds",
-    needs=("error", "bound", "rate", "repeated_error", "least_error", "floor"),
-    sentences=read_compression_bounds,
-)
+@DECLARED.figure("theory_compression_bounds", read_compression_bounds)
 def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw theorem 3 in three panels: errors and their bound, one token repeated, and incompressible inputs.
 
@@ -159,11 +153,7 @@ def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure(
-    "theory_growth_bounds",
-    needs=("relative", "upper", "grown", "lower", "alone", "corollary"),
-    sentences=read_growth_bounds,
-)
+@DECLARED.figure("theory_growth_bounds", read_growth_bounds)
 def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw theorem 4 and corollary 1, a row each and a column per number of heads.
 
@@ -178,12 +168,7 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
     heads, x = names(ds, "heads"), array(ds, "index", "index")
     words = [f"{count} head{'s' * (count != '1')}" for count in heads]
     figure = sheet(
-        [ROW, ROW],
-        [1] * len(heads),
-        titles=words + [""] * len(heads),
-        row_gap=30,
-        column_gap=0.06,
-        shared_xaxes="all",
+        [ROW, ROW], [1] * len(heads), titles=words + [""] * len(heads), row_gap=30, column_gap=0.06, shared_xaxes="all"
     )
     growth, lower = (array(ds, name, "heads", "index") for name in ("grown", "lower"))
     alone = array(ds, "alone", "heads", "draw", "index")
@@ -213,11 +198,7 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure(
-    "theory_sketch_bounds",
-    needs=("shared_error", "own_error", "shared_floor", "own_bound"),
-    sentences=read_sketch_bounds,
-)
+@DECLARED.figure("theory_sketch_bounds", read_sketch_bounds)
 def sketch_bound_dots(ds: xr.Dataset) -> go.Figure:
     """Draw errors with one sketch for all heads and with one for each, and their bounds by theorem 6, a row per size.
 

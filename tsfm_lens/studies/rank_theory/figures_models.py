@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,7 +11,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, frame, measurement
+from tsfm_lens.registry import ReportPanel, frame
+from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES, VOCABULARY
@@ -27,44 +29,10 @@ _RATIOS = (1.0, 0.5, 0.25, 0.125, 0.0625)  # of rank over width, whose contours 
 _DASHES, _FEW = ("solid", "dashdot", "longdashdot", "dash"), 3  # of models; modes that make no curve
 _BESIDE = 1.09  # by which models of one width or number of heads stand apart
 _AGAINST = {"width": "width d", "heads": "heads"}
-
-
-VOCABULARY_PLANE = measurement(
-    "vocabulary_plane",
-    theme="Weights alone",
-    summary="where the tokens of a vocabulary lie along its two leading directions",
-    title="Vocabulary on two directions",
-    description="Each dot is the embedding of a token, along the two directions in which the vocabulary is largest. "
-    "Bins of a value that were embedded by that value lie along a curve; tokens of text form a cloud.",
-    source="Flow of ranks, figure 2 b and c",
-    paper=("S0-F2",),
-    needs=VOCABULARY,
-)
-
-
-SPECTRA_BY_PATCH = measurement(
-    "spectra_by_patch",
-    theme="Activations",
-    summary="spectra of embedded noise by patch size, beside random residual MLPs",
-    title="Embedding by patch size",
-    description="A patch of few steps cannot be embedded in many directions: noise is embedded by the model, and by "
-    "residual MLPs of random weights whose patches are shorter and longer.",
-    source="Flow of ranks, figure 3 a",
-    paper=("S0-F3",),
-    needs=SERIES,
-)
-
-
-RANKS_BY_MODEL = measurement(
-    "ranks_by_model",
-    theme="Weights alone",
-    summary="average ranks of the queries of several models, by width and by number of heads",
-    title="Ranks of queries, model by model",
-    description="The average ε-rank of all W_Q of a model against its width, with contours of their ratio, and against "
-    "the number of its heads, beside that of single heads.",
-    source="Flow of ranks, figures 4 and 9",
-    paper=("S0-F4", "S0-F9"),
-)
+_DECLARED = Declarations(Path(__file__).with_name("measurements.yaml"))
+VOCABULARY_PLANE = _DECLARED.measurement("vocabulary_plane", needs=VOCABULARY)
+SPECTRA_BY_PATCH = _DECLARED.measurement("spectra_by_patch", needs=SERIES)
+RANKS_BY_MODEL = _DECLARED.measurement("ranks_by_model")
 
 
 @VOCABULARY_PLANE.figure(
@@ -75,9 +43,6 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         A dot per token; of a quantised model a thin line joins neighbouring values, of text dots are grey.
-
-    Source:
-        Flow of ranks, figure 2 b and c.
 
     Example:
         >>> fig = figures.vocabulary_dots(results["vocabulary_plane"])
@@ -120,9 +85,6 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
 
     Returns:
         Lines on a logarithmic axis, dotted of random residual MLPs.
-
-    Source:
-        Flow of ranks, figure 3 a.
 
     Example:
         >>> fig = figures.patch_spectra(results["spectra_by_patch"])
@@ -168,9 +130,6 @@ def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | 
     Returns:
         Dots with whiskers from the smallest matrix's rank to the largest's; a line joins the models of an architecture
         where no two have one place.
-
-    Source:
-        Flow of ranks, figures 4 a, b and 9 left and middle.
 
     Example:
         >>> fig = figures.model_rank_dots(rank_theory.ranks_by_model([lens]))

@@ -19,18 +19,17 @@ from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.registry import probe
 from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
 
+__all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
+
 
 @probe("ranks_by_model", "lenses")
 def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)) -> xr.Dataset:
     """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads.
 
-    Models are taken one after the other: a generator that opens them holds one at a time.
-
     Returns:
         Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d), ``heads`` of the first stack,
         ``architecture``, and ``reads`` ("series" or "text"). ``rank`` and ``head_rank`` (epsilon, model): means over
-        all matrices, and over all heads of all; ``rank_low``, ``rank_high``, ``head_rank_low``, ``head_rank_high``: the
-        smallest and the largest of them. NaN where rounding of the weights hides one.
+        all matrices, and over all heads of all, with ``…_low`` and ``…_high``. NaN where rounding hides one.
 
     Source:
         Flow of ranks, figures 4 a, b and 9 left and middle (S0-F4, S0-F9).
@@ -46,7 +45,7 @@ def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] =
     levels = checked_levels(epsilon)
     rows: dict[str, dict[str, np.ndarray]] = {}
     facts: list[tuple[int, int, str, str]] = []
-    last: Lens | None = None
+    attrs = {}
     for lens in lenses:
         if lens.model_id in rows:
             raise InputError(f"two models are called {lens.model_id!r}, expected names that tell them apart")
@@ -56,25 +55,16 @@ def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] =
         rows[lens.model_id] = {**_summary("rank", ranks[:, ~of_head]), **_summary("head_rank", ranks[:, of_head])}
         stack = lens.wiring.stacks[0]
         facts.append((stack.d_model, stack.n_heads, lens.wiring.architecture, "text" if lens.takes_ids else "series"))
-        last = lens
-    if last is None:
+        attrs = describe(lens, "ranks_by_model", "Ranks of queries, model by model", _FIGURES)
+    if not rows:
         raise InputError("there is no model, expected one or more")
-    widths, heads, families, reads = zip(*facts, strict=True)
-    names = list(next(iter(rows.values())))
-    data = xr.Dataset(
+    names = next(iter(rows.values()))
+    of_model = zip(("width", "heads", "architecture", "reads"), zip(*facts, strict=True), strict=True)
+    return xr.Dataset(
         {name: (("epsilon", "model"), np.stack([row[name] for row in rows.values()], axis=1)) for name in names},
-        coords={
-            "epsilon": levels,
-            "model": list(rows),
-            "width": ("model", list(widths)),
-            "heads": ("model", list(heads)),
-            "architecture": ("model", list(families)),
-            "reads": ("model", list(reads)),
-        },
+        {"epsilon": levels, "model": list(rows), **{name: ("model", list(each)) for name, each in of_model}},
+        {**attrs, "model": ", ".join(rows)},
     )
-    title, source = "Ranks of queries, model by model", "Flow of ranks, figures 4 and 9 (S0-F4, S0-F9)"
-    data.attrs = {**describe(last, "ranks_by_model", title, source), "model": ", ".join(rows)}
-    return data
 
 
 def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
@@ -82,6 +72,7 @@ def _summary(name: str, ranks: np.ndarray) -> dict[str, np.ndarray]:
     return {name: ranks.mean(1), f"{name}_low": ranks.min(1), f"{name}_high": ranks.max(1)}
 
 
+_FIGURES = "Flow of ranks, figures 4 and 9 (S0-F4, S0-F9)"
 PATCHES = (1, 4, 16, 64)
 NOISE = "white noise"
 
@@ -103,9 +94,8 @@ def spectra_by_patch(
 
     Returns:
         Dataset of kind "spectra_by_patch" over ``embedding`` (names of models, "random, patch 4", …), with coordinates
-        ``patch`` (the longest token, in steps), ``width`` (d) and ``origin`` ("model" or "random"): ``singular_value``
-        (embedding, mode), descending, NaN beyond the last, ``rounding_floor`` (embedding), relative, 0 of random ones;
-        ``epsilon_rank`` (epsilon, embedding), and ``full`` (embedding), the largest possible.
+        ``patch`` (steps), ``width`` (d) and ``origin`` ("model" or "random"): ``singular_value`` (embedding, mode), NaN
+        beyond the last, ``rounding_floor``, relative, ``epsilon_rank`` (epsilon, embedding), and ``full``, the largest.
 
     Source:
         Flow of ranks, figure 3 a, theorem 2 (S0-F3).
@@ -132,15 +122,18 @@ def spectra_by_patch(
         values = one["singular_value"].values
         floor = float(one["rounding_floor"])
         width = int(one.attrs.get("d_model", lens.wiring.stacks[0].d_model))
-        entries.append((lens.model_id, longest_token(each), width, "model", values[np.isfinite(values)], floor))
+        spans = each.encoded.spans[lens.wiring.stacks[0].name]
+        longest = max(stop - start for start, stop in zip(spans.start, spans.stop, strict=True))
+        entries.append((lens.model_id, longest, width, "model", values[np.isfinite(values)], floor))
     width = entries[0][2]
     for patch in patches:
         columns = np.random.default_rng(seed).normal(size=(patch, 2 * width))
         tokens = ResidualMlpEmbedding.random(width, patch, seed=seed).embed(columns)
         values = np.linalg.svd(tokens, compute_uv=False)
         entries.append((f"random, patch {patch}", patch, width, "random", values, 0.0))
-    names, sizes, widths, origins, spectra, floors = zip(*entries, strict=True)
+    names, *of_embedding, spectra, floors = zip(*entries, strict=True)
     modes = max(map(len, spectra))
+    facts = zip(("patch", "width", "origin"), of_embedding, strict=True)
     data = xr.Dataset(
         {
             "singular_value": (
@@ -156,9 +149,7 @@ def spectra_by_patch(
         },
         coords={
             "embedding": list(names),
-            "patch": ("embedding", list(sizes)),
-            "width": ("embedding", list(widths)),
-            "origin": ("embedding", list(origins)),
+            **{name: ("embedding", list(each)) for name, each in facts},
             "epsilon": levels,
         },
     )
@@ -168,12 +159,6 @@ def spectra_by_patch(
     return data
 
 
-def longest_token(run: Run) -> int:
-    """Return the steps that the longest token of the first stack covers."""
-    spans = run.encoded.spans[run.lens.wiring.stacks[0].name]
-    return max(stop - start for start, stop in zip(spans.start, spans.stop, strict=True))
-
-
 @probe("vocabulary_plane", "lens")
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
     """Project the embedding of every token on the two leading singular vectors of the vocabulary.
@@ -181,11 +166,9 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
     Of a quantised model the tokens are its bins of the value, without special ones; of a language model all rows.
 
     Returns:
-        Dataset of kind "vocabulary_plane" over ``token`` (ids): ``coordinate`` (token, direction), the projections on
-        directions 1 and 2, each turned so that its largest entry is positive; ``value`` (token), what the bin stands
-        for where the series' scale is 1, NaN of text; ``share`` (direction), of the sum of squares of the vocabulary;
-        ``neighbour_ratio``: the median distance of two tokens with neighbouring ids over that of two others, both along
-        the two directions, near 0 for a line through the values and near 1 where ids say nothing.
+        Dataset of kind "vocabulary_plane" over ``token`` (ids): ``coordinate`` (token, direction); ``value`` (token) of
+        the bin in scales of the series, NaN of text; ``share`` (direction), of the sum of squares;
+        ``neighbour_ratio``: the median distance of tokens with neighbouring ids over that of two others.
 
     Source:
         Flow of ranks, figure 2 b and c (S0-F2).
@@ -212,23 +195,17 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
     if not lens.takes_ids:
         # series whose mean absolute value is 1, which is the scale
         of_bins = lens.bin_values(lens.encode(as_series(np.tile([1.0, -1.0], 8))))[0].double().numpy()
+    shuffled = plane[np.random.default_rng(0).permutation(len(plane))]
+    near, far = (np.median(np.linalg.norm(np.diff(each, axis=0), axis=1)) for each in (plane, shuffled))
     data = xr.Dataset(
         {
             "coordinate": (("token", "direction"), plane),
             "value": ("token", of_bins),
             "share": ("direction", sizes[:2] / sizes.sum()),
-            "neighbour_ratio": ((), _neighbours(plane)),
+            "neighbour_ratio": ((), float(near / far) if far > 0 else float("nan")),
         },
         coords={"token": np.arange(first, first + len(plane)), "direction": [1, 2]},
     )
     title, source = "Vocabulary on two directions", "Flow of ranks, figure 2 b and c (S0-F2)"
     data.attrs = describe(lens, "vocabulary_plane", title, source, d_model=rows.shape[1])
     return data
-
-
-def _neighbours(plane: np.ndarray) -> float:
-    """Compute the median distance of neighbours over that of tokens in a shuffled order."""
-    other = np.random.default_rng(0).permutation(len(plane))
-    near = np.linalg.norm(np.diff(plane, axis=0), axis=1)
-    far = np.linalg.norm(np.diff(plane[other], axis=0), axis=1)
-    return float(np.median(near) / np.median(far)) if np.median(far) > 0 else float("nan")

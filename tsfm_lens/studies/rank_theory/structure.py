@@ -14,16 +14,9 @@ import numpy as np
 
 from tsfm_lens.errors import InputError
 
-__all__ = [
-    "StructureSizes",
-    "block_diagonal_error",
-    "block_share",
-    "fit_levels",
-    "levels_error",
-    "low_rank_error",
-    "structure_sizes",
-    "tensor_train_error",
-]
+__all__ = ["StructureSizes"]
+__all__ += ["block_diagonal_error", "block_share", "fit_levels", "levels_error", "low_rank_error", "structure_sizes"]
+__all__ += ["tensor_train_error"]
 
 Level = tuple[np.ndarray, np.ndarray]
 """Factors of the blocks of one level: (…, block, rows, rank) and (…, block, columns, rank)."""
@@ -52,14 +45,22 @@ class StructureSizes:
         """Numbers over (m + n): low rank, block diagonal, multi-level, block tensor train."""
         return self.rank, self.block_rank, sum(self.level_ranks), self.cuts * self.slice_rank
 
+    @property
+    def words(self) -> tuple[str, str, str, str]:
+        """Ranks and blocks in words, in the same order."""
+        return (
+            f"rank {self.rank}",
+            f"{self.blocks} blocks of rank {self.block_rank}",
+            f"ranks {', '.join(map(str, self.level_ranks))}",
+            f"{self.cuts} × {self.cuts} slices of rank {self.slice_rank}",
+        )
+
 
 def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> StructureSizes:
     """Choose sizes of equal cost for a matrix (m, n) and a rank ρ, the nearest below where something does not divide.
 
-    Of a multi-level matrix each level has half of the remaining rank and the last one the rest, so that ρ = 32 becomes
-    16, 8, 4, 4; levels whose blocks do not divide both sides are left out. A block tensor train is cut alike on both
-    sides, b = c ≤ √gcd(m, n), so that it costs (m + n) b s: with the b above 1 that leave the least of ρ unused, of
-    these the largest. Where only b = 1 fits, it is the low-rank matrix.
+    Of a multi-level matrix each level has half of the remaining rank and the last one the rest; levels whose blocks do
+    not divide both sides are left out. Of a block tensor train b = c ≤ √gcd(m, n) leaves the least of ρ unused.
 
     Raises:
         InputError: a rank below 1 or above a side, or no level.
@@ -74,10 +75,10 @@ def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> Stru
         raise InputError(f"levels is {levels}, expected 1 or more")
     common = gcd(rows, columns)
     counts = [2**level for level in range(levels) if common % 2**level == 0]
-    shares, rest = [], rank
-    for place, _ in enumerate(counts):
+    shares: list[int] = []
+    for place in range(len(counts)):
+        rest = rank - sum(shares)
         shares.append(rest if place == len(counts) - 1 else -(-rest // 2))
-        rest -= shares[-1]
     smallest = min(rows, columns)
     ranks = [min(share, smallest // count) for share, count in zip(shares, counts, strict=True)]
     # the rank that exceeds a level's blocks goes to the whole matrix
@@ -127,8 +128,6 @@ def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank:
 def tensor_train_error(left: np.ndarray, right: np.ndarray, cuts: int, rank: int) -> np.ndarray:
     """Compute the error of the best block tensor train with b = c = ``cuts`` and s = ``rank``, (…): slices truncated.
 
-    Slice (β, γ) holds rows αb + β and columns γd + δ, and is a matrix of rank s of its own.
-
     Source:
         Structured attention, equations 5 and 11 (S2-BTT).
 
@@ -160,11 +159,6 @@ def fit_levels(
 ) -> tuple[list[Level | None], np.ndarray]:
     """Fit a multi-level low-rank matrix, r_l of 2^(l-1) blocks, to a matrix, by alternating least squares.
 
-    The first sweep peels: the best low-rank matrix for the whole, then for each finer level the best one for the
-    remainder. Every further sweep goes through the levels and fits the left factors, then the right ones, all else
-    fixed; in the end the whole matrix gets the best one once more. No step makes the error larger; the limit need not
-    be the best of all.
-
     Returns:
         The factors of each level, None where its rank is 0, and the error, (…).
 
@@ -194,7 +188,10 @@ def fit_levels(
         remaining = np.concatenate(rows, -1), np.concatenate(columns, -1)
         before = factors[level]
         if before is not None and place < len(steps) * sweeps:
-            factors[level] = _improve(*remaining, before[1])
+            # least squares for the left factor given the right one, then for the right one
+            one, two = remaining
+            basis = np.linalg.qr(one @ (np.swapaxes(two, -1, -2) @ before[1]))[0]
+            factors[level] = basis, two @ (np.swapaxes(one, -1, -2) @ basis)
             continue
         u, values, v = _decompose(*remaining)
         rank = ranks[level]
@@ -241,12 +238,6 @@ def _within(factor: np.ndarray, blocks: int) -> np.ndarray:
     return out.reshape(*lead, blocks, inner * rows, inner * rank)
 
 
-def _improve(left: np.ndarray, right: np.ndarray, columns: np.ndarray) -> Level:
-    """Solve least squares for the left factor of left · rightᵀ given the right one, then for the right one."""
-    basis = np.linalg.qr(left @ (np.swapaxes(right, -1, -2) @ columns))[0]
-    return basis, right @ (np.swapaxes(left, -1, -2) @ basis)
-
-
 def _decompose(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Compute U (…, m, j), singular values (…, j) and V (…, n, j) of left · rightᵀ."""
     (q, core), (p, other) = np.linalg.qr(left), np.linalg.qr(right)
@@ -266,15 +257,11 @@ def _norms(left: np.ndarray, right: np.ndarray) -> np.ndarray:
     return np.asarray(np.maximum(grams.sum((-1, -2)), 0.0))
 
 
-def _squares(values: np.ndarray) -> np.ndarray:
-    return np.asarray(np.square(values).sum(-1))
-
-
 def _tail(values: np.ndarray, rank: int) -> np.ndarray:
     """Sum the squares of the singular values beyond a rank, over the last axis."""
-    return _squares(values[..., rank:])
+    return np.asarray(np.square(values[..., rank:]).sum(-1))
 
 
 def _relative(residual: np.ndarray, values: np.ndarray) -> np.ndarray:
-    whole = _squares(values)
+    whole = _tail(values, 0)
     return np.sqrt(np.divide(residual, whole, out=np.full_like(whole, np.nan), where=whole > 0))

@@ -180,13 +180,7 @@ DEVIATION_FLOOR = 1e-4
 
 @dataclass(frozen=True)
 class Groups:
-    """Batch in Chronos-2's own form, three rows per group: the target and two other series.
-
-    Attributes:
-        context: (row, context); NaN = not there.
-        future, future_covariates: (row, horizon): the target, and the known future of covariates, NaN elsewhere.
-        group_ids: (row,): rows with one id see one another.
-    """
+    """Batch in Chronos-2's own form, three rows per group: the target and two other series."""
 
     context: Tensor
     future: Tensor
@@ -206,10 +200,7 @@ def standardised(series: Tensor) -> Tensor:
 def covariate_batch(
     source: SeriesSource, step: int, *, mix: Mapping[str, float], groups: int, context: int, horizon: int
 ) -> Groups:
-    """Draw `groups` groups: target = own part + the effect of its covariates, by a share of the variance.
-
-    In a third of the groups a covariate is alone instead (its own group), so that the model also meets plain series.
-    """
+    """Draw `groups` groups: target = own part + the effect of its covariates, by a share of the variance."""
     rng = np.random.default_rng([source.seed, step, 2])
     parts = source.batch(step, mix=mix, rows=3 * groups, context=context, horizon=horizon)
     series = standardised(torch.cat(parts, 1)).view(groups, 3, context + horizon)

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import typer
 from chronos import ChronosPipeline
-from numpy.lib.npyio import NpzFile
 from rich.table import Table
 from transformers import PreTrainedModel
 
@@ -35,14 +34,7 @@ REPLICATES = 2000
 
 @dataclass(frozen=True)
 class SkillCase:
-    """One series to forecast.
-
-    Attributes:
-        name: of the series.
-        values: (time,).
-        season: steps of its season, at least 1.
-        covariates: (covariate, time), known in the future too; None for most.
-    """
+    """One series to forecast."""
 
     name: str
     values: Array
@@ -52,13 +44,7 @@ class SkillCase:
 
 @dataclass(frozen=True)
 class Skill:
-    """Errors on one series, means over its windows.
-
-    Attributes:
-        name: the case.
-        model, naive, last: MASE of the model's median, of the seasonal naive forecast and of the last value.
-        model_crps, naive_crps: mean quantile loss over nine levels, in units of the seasonal error.
-    """
+    """Errors on one series, means over its windows."""
 
     name: str
     model: float
@@ -91,11 +77,6 @@ class ForecastWindow:
     context: Array
     truth: Array
     covariates: Array | None
-
-
-def longest_horizon(case: SkillCase) -> int:
-    """Return the steps of the longest horizon of which a case has a window; below 1 where it has none."""
-    return len(case.values) - _least_context(case)
 
 
 def _least_context(case: SkillCase) -> int:
@@ -249,12 +230,9 @@ def synthetic_cases(*, count: int = 48, length: int = 512, seed: int = TEST_SEED
     rng = np.random.default_rng(seed)
     cases = []
     for row in range(count):
-        kind = ("rough", "smooth", "wave")[row % 3]
-        season = int(rng.choice(CALENDAR_PERIODS))
-        drift = rng.normal() * np.linspace(0, 1, length)
-        noise_scale = rng.choice([0.05, 0.1, 0.2, 0.4])
-        noise = noise_scale * rng.standard_normal(length)
-        level = rng.choice([0.0, 3.0, 10.0])
+        kind, season = ("rough", "smooth", "wave")[row % 3], int(rng.choice(CALENDAR_PERIODS))
+        drift, noise_scale = rng.normal() * np.linspace(0, 1, length), rng.choice([0.05, 0.1, 0.2, 0.4])
+        noise, level = noise_scale * rng.standard_normal(length), rng.choice([0.0, 3.0, 10.0])
         values = level + drift + np.resize(_cycle(rng, kind, season), length) + noise
         cases.append(SkillCase(f"{row}: {kind} season of {season}, noise {noise_scale}", values, season))
     return cases
@@ -290,19 +268,17 @@ def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
         if not names:
             raise CheckpointError(f"{path} has no array {split}/…: make it again with tools/build_training_series.py")
         series = [series_of(arrays, f"{split}/{name}", path).astype(np.float64) for name in names]
-        seasons = [_season(arrays, f"season/{name}", path) for name in names]
-    return list(map(SkillCase, names, series, seasons))
-
-
-def _season(arrays: NpzFile, name: str, path: Path) -> int:
-    value = arrays.get(name)
-    if value is None or value.shape or value.dtype.kind not in "iu" or value < 1:
-        finding = "is not there" if value is None else f"is {np.array2string(value, threshold=4)}"
-        raise CheckpointError(
-            f"{path}: array {name} {finding}, expected a number of steps from 1 on; make it again with "
-            "tools/build_training_series.py"
-        )
-    return int(value)
+        seasons = {f"season/{name}": arrays.get(f"season/{name}") for name in names}
+    steps = []
+    for name, value in seasons.items():
+        if value is None or value.shape or value.dtype.kind not in "iu" or value < 1:
+            finding = "is not there" if value is None else f"is {np.array2string(value, threshold=4)}"
+            raise CheckpointError(
+                f"{path}: array {name} {finding}, expected a number of steps from 1 on; make it again with "
+                "tools/build_training_series.py"
+            )
+        steps.append(int(value))
+    return list(map(SkillCase, names, series, steps))
 
 
 def real_cases() -> list[SkillCase]:
@@ -343,11 +319,8 @@ def skill_table(title: str, skills: list[Skill]) -> Table:
     for skill in skills:
         ratios = (skill.ratio, skill.last_ratio, skill.crps_ratio)
         table.add_row(skill.name, f"{skill.model:.3f}", *(f"{value:.3f}" for value in ratios))
-    cells = []
-    for name in ("ratio", "last_ratio", "crps_ratio"):
-        values = [getattr(skill, name) for skill in skills]
-        low, high = interval(values)
-        cells.append(f"{geometric_mean(values):.3f} ({low:.3f} to {high:.3f})")
+    columns = zip(*((skill.ratio, skill.last_ratio, skill.crps_ratio) for skill in skills), strict=True)
+    cells = ["{:.3f} ({:.3f} to {:.3f})".format(geometric_mean(values), *interval(values)) for values in columns]
     table.add_row("geometric mean", "", *cells, style="bold")
     return table
 
@@ -385,7 +358,7 @@ def main(
     if seed is not None:
         sets = {f"synthetic seasons of seed {seed}": synthetic_cases(seed=seed)}
     for title, cases in sets.items():
-        longest = max(map(longest_horizon, cases))
+        longest = max(len(case.values) - _least_context(case) for case in cases)
         if horizon > longest:
             raise InputError(f"--horizon {horizon}: no series of {title!r} is long enough; expected at most {longest}")
     for title, cases in sets.items():

@@ -38,18 +38,14 @@ def as_pipeline(model: PreTrainedModel) -> Pipeline:
 
 def open_pipeline(folder: Path) -> Pipeline:
     """Open a folder by the native loader, with the checks of :func:`tsfm_lens.load`."""
-    lens = load(_path(folder), check=False)
+    # a relative one may be the name of an embedded checkpoint
+    lens = load(folder.absolute(), check=False)
     if not isinstance(lens.native, ChronosPipeline | ChronosBoltPipeline | Chronos2Pipeline):
         raise CheckpointError(
             f"{folder} holds a {type(lens.native).__name__}, expected Chronos, Chronos-Bolt or Chronos-2; is "
             "chronos_config missing from its config.json?"
         )
     return lens.native
-
-
-def _path(folder: Path) -> Path:
-    # a relative one may be the name of an embedded checkpoint
-    return folder.absolute()
 
 
 def export(model: PreTrainedModel, folder: Path) -> None:
@@ -60,7 +56,7 @@ def export(model: PreTrainedModel, folder: Path) -> None:
         return
     model.save_pretrained(folder)
     follow_umask(folder / WEIGHTS)
-    weights = load(_path(folder), check=False).adapter.model.state_dict()
+    weights = load(folder.absolute(), check=False).adapter.model.state_dict()
     for name, weight in model.state_dict().items():
         if name not in weights or not torch.equal(weight, weights[name]):
             raise CheckpointError(f"{folder}: the native loader does not give back {name!r} as it was trained")

@@ -155,9 +155,7 @@ def seasonal_walk(rng: np.random.Generator, count: int, length: int) -> Array:
     """Draw a motif that changes at every repeat, x(t) = x(t - q) + noise: only the last repeat is up to date."""
     periods = lengths_for_motifs(rng, count, length)
     shapes = np.where(
-        rng.random((count, 1)) < 0.5,
-        _smooth_shapes(rng, periods),
-        rng.standard_normal((count, int(periods.max()))),
+        rng.random((count, 1)) < 0.5, _smooth_shapes(rng, periods), rng.standard_normal((count, int(periods.max())))
     )
     change = rng.standard_normal((count, length)) * rng.choice([0.05, 0.15, 0.3], (count, 1))
     walks = [lfilter([1.0], np.r_[1.0, np.zeros(q - 1), -1.0], e) for q, e in zip(periods, change, strict=True)]
@@ -277,10 +275,7 @@ FAMILIES: Mapping[str, Generator] = {
 """Generators that need no cached corpus, by name."""
 
 
-PERIODS: tuple[int, ...] = (
-    *(24, 48, 96, 168, 336, 672, 7, 14, 30, 60, 365),
-    *(730, 4, 26, 52, 4, 6, 12, 4, 40, 10),
-)
+PERIODS: tuple[int, ...] = (*(24, 48, 96, 168, 336, 672, 7, 14, 30, 60, 365), *(730, 4, 26, 52, 4, 6, 12, 4, 40, 10))
 """Periods of the bank in steps; 4 stands three times because three sampling rates share it."""
 
 MAX_KERNELS = 5

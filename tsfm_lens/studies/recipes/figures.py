@@ -89,9 +89,7 @@ def read_spectra(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@DECLARED.figure(
-    "low_rank_training", needs=("mase_rise_estimate", "stored_ratio", "step_time"), sentences=read_training
-)
+@DECLARED.figure("low_rank_training", read_training)
 def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     """Draw the loss of skill with attention of low rank, over its numbers and over the time of a training step.
 
@@ -138,16 +136,13 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     )
 
 
-@DECLARED.figure("vocabulary_ranks", needs=("rank", "moved_rank"), sentences=read_vocabulary)
+@DECLARED.figure("vocabulary_ranks", read_vocabulary)
 def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
 
     Returns:
         A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right its change in
         training; the dashed line is the rank of the vocabulary itself, the dotted ones the rank of the initial W_Q.
-
-    Source:
-        Flow of ranks, figure 4c (S0-I).
 
     Example:
         >>> figures.vocabulary_ranks(recipes.low_rank_record("vocabulary")).layout.meta["title"]
@@ -183,15 +178,12 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     )
 
 
-@DECLARED.figure("training_spectra", needs=("singular_value",), sentences=read_spectra)
+@DECLARED.figure("training_spectra", read_spectra)
 def training_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw singular values of W_Q at several steps of training, a panel per layer.
 
     Returns:
         Lines over the index, absolute values, means over seeds; the later the step the darker.
-
-    Source:
-        Flow of ranks, figure 11 (S0-F11), which shows them as histograms.
 
     Example:
         >>> figures.training_spectra(recipes.low_rank_record("spectra")).layout.meta["title"]

@@ -44,19 +44,7 @@ def initial_model(recipe: TrainingRecipe, *, seed: int | None = None) -> Lens:
 
 
 class TrainingHistory(Mapping[int, Lens]):
-    """Checkpoints of a training run by optimiser step, each opened on access.
-
-    Args:
-        folder: of the run (``--out`` of :mod:`tsfm_lens.studies.recipes.train`).
-
-    Attributes:
-        recipe: of the run.
-        losses: mean training loss of the steps since the last entry, by step; those of a stage that counts rows by
-            their logarithm are another measure and left out.
-
-    Raises:
-        CheckpointError: the folder has no run of a recipe, or no checkpoints.
-    """
+    """Checkpoints of a training run by optimiser step, each opened on access."""
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)

@@ -18,7 +18,7 @@ import xarray as xr
 from tsfm_lens.studies.recipes.corpus import build_corpus
 from tsfm_lens.studies.recipes.lowrank import HELD_OUT_SEED, RecipeRun, run_of, train_and_measure
 from tsfm_lens.studies.recipes.train import Trainer
-from tsfm_lens.studies.structured import level_attention_operations
+from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.training import read_log
 from tsfm_lens.training.command import run_command
 from tsfm_lens.training.losses import token_step_losses
@@ -42,13 +42,7 @@ def level_runs(*, steps: int | None = None, seeds: int = 3) -> list[RecipeRun]:
 
 
 def level_record(runs: Sequence[RecipeRun], out: Path, corpus: Corpus, *, per_family: int = PER_FAMILY) -> xr.Dataset:
-    """Compute the losses of runs below ``out`` that have ended, on so many series of each family.
-
-    Returns:
-        Dataset of kind "level_training" over ``arm`` and ``seed``: ``loss``, the mean cross-entropy of the steps of
-        held-out futures, each after the true ones, in nats; ``curve`` (arm, seed, line), the training loss of every 200
-        steps; and by arm ``score_share``, the multiply-adds of the encoder's scores over those of standard attention.
-    """
+    """Compute the losses of runs below ``out`` that have ended, on so many series of each family."""
     names, seeds = list(dict.fromkeys(run.name for run in runs)), sorted({run.seed for run in runs})
     stage = runs[0].recipe.stages[-1].model_copy(update={"smoothing": 0.0})
     held_out = build_corpus(dict.fromkeys(runs[0].recipe.corpus, per_family), seed=HELD_OUT_SEED)

@@ -36,12 +36,14 @@ from tsfm_lens.training.state import STATE
 DENSE, SEEDS, CORPUS_SEED, HELD_OUT_SEED = "dense", 3, 0, 20_261_123
 
 
-def _base() -> TrainingRecipe:
-    full, sizes = recipe("chronos-nano"), {"n_tokens": 512, "context_length": 48, "prediction_length": 8}
-    chronos = {"chronos_config": full.config["chronos_config"] | sizes}
-    changes: dict[str, Any] = {
+_FULL = recipe("chronos-nano")
+_SHORT = {"n_tokens": 512, "context_length": 48, "prediction_length": 8}
+BASE = _FULL.model_copy(
+    update={
         "name": DENSE,
-        "config": full.config | {"vocab_size": 512, "num_decoder_layers": 1} | chronos,
+        "config": _FULL.config
+        | {"vocab_size": 512, "num_decoder_layers": 1}
+        | {"chronos_config": _FULL.config["chronos_config"] | _SHORT},
         "stages": (Stage(start=0, context=48, horizon=8, rows=16, mix=MIXES["copy"], smoothing=1.0),),
         "steps": 480,
         "warmup": 40,
@@ -49,10 +51,7 @@ def _base() -> TrainingRecipe:
         "corpus": dict.fromkeys(MIXES["copy"], 300),
         "finest": 6.0,
     }
-    return full.model_copy(update=changes)
-
-
-BASE = _base()
+)
 """chronos-nano cut down: 512 tokens, contexts of 48 steps, one decoder layer, 480 steps of 16 rows, no real series."""
 ATTENTION: dict[str, AttentionRank | None] = {
     DENSE: None,
@@ -119,20 +118,7 @@ def held_out(run: RecipeRun) -> SeriesBatch:
 
 
 def attention_record(runs: Mapping[str, Mapping[int, tuple[RecipeRun, Path]]], corpus: Corpus) -> xr.Dataset:
-    """Compare runs of attention, by name and seed with their folders, with the dense one of the same seed.
-
-    Returns:
-        Dataset of kind "low_rank_training" by ``arm``: ``mase`` and ``wql`` (arm, seed, series); ``log_perplexity`` in
-        nats a token and ``overlap`` of the ten likeliest tokens with those of the dense arm (arm, seed). Over all,
-        ``…_rise`` (arm, seed) of errors the ratio to the dense arm, less 1 (geometric mean over series), of the
-        perplexity the difference of logarithms, judged over seeds, see :func:`tsfm_lens.probes.findings.judge`.
-        ``parameters`` and ``attention_parameters``, numbers held; ``rank_ratio`` and ``stored_ratio``, shares of the
-        ranks and of the numbers of the dense attentions; ``rank`` (arm, layer) of the encoder. ``step_time`` and
-        ``forward_time`` with ends, CPU time over that of the dense arm, interleaved.
-
-    Raises:
-        InputError: an arm has not been trained with each seed, or there is no dense one.
-    """
+    """Compare runs of attention, by name and seed with their folders, with the dense one of the same seed."""
     names = list(runs)
     seeds = sorted(runs.get(DENSE, {}))
     if not seeds or any(sorted(runs[name]) != seeds for name in names):
@@ -189,14 +175,11 @@ def _sizes(arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Len
         forms: dict[str, BlockShape] = {key: matrix.form(by_head=by_head) for key, matrix in dense_matrices.items()}
         ranks = {key: form.full for key, form in forms.items()} if target is None else attention_ranks(dense, target)
         numbers = sizes(lenses[name])
-        of_encoder = [
-            next(
-                ranks[key]
-                for key, matrix in dense_matrices.items()
-                if (matrix.stack, matrix.layer) == ("encoder", layer)
-            )
-            for layer in range(layers)
-        ]
+        # the first of each layer
+        by_layer = {
+            matrix.layer: ranks[key] for key, matrix in reversed(dense_matrices.items()) if matrix.stack == "encoder"
+        }
+        of_encoder = [by_layer[layer] for layer in range(layers)]
         row = {"parameters": numbers["all"], "attention_parameters": numbers["attention"], "rank": of_encoder}
         share = numbers["attention"] / sum(form.numbers for form in forms.values())
         for key, value in {**row, "rank_ratio": ratio_of(forms, ranks).ranks, "stored_ratio": share}.items():
@@ -228,12 +211,7 @@ def _times(arms: Mapping[str, RecipeRun], corpus: Corpus) -> dict[str, Any]:
 
 
 def vocabulary_record(runs: Mapping[int, Mapping[int, tuple[RecipeRun, Path]]]) -> xr.Dataset:
-    """Compute ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary and seed.
-
-    Returns:
-        Dataset of kind "vocabulary_ranks": ``rank`` (vocabulary, seed, training_step, layer, epsilon), the ε-rank of
-        W_Q; ``moved_rank`` of what training added to it; ``log_perplexity`` (vocabulary, seed) in nats a token.
-    """
+    """Compute ranks of W_Q of the encoder over training, by the rank of a fixed vocabulary and seed."""
     numbers, seeds = sorted(runs), sorted(next(iter(runs.values())))
     first = runs[numbers[0]][seeds[0]][0]
     series, steps = held_out(first), first.recipe.stages[-1].horizon
@@ -288,17 +266,19 @@ def _spectra(folder: Path) -> _Spectra:
     steps = [
         checkpoints[place] for place in np.unique(np.linspace(0, len(checkpoints) - 1, N_SPECTRA).round().astype(int))
     ]
-    weights = np.stack([_queries(history[step]) for step in steps])
+    weights = np.stack(
+        [
+            # W_Q of every layer of the encoder
+            [
+                parameters(lens.adapter.model, matrix.path)[0].detach().double().numpy()
+                for name, matrix in matrices(lens).items()
+                if matrix.stack == "encoder" and name.endswith(".q")
+            ]
+            for lens in map(history.__getitem__, steps)
+        ]
+    )
     whole, change = (np.linalg.svd(each, compute_uv=False) for each in (weights, weights - weights[:1]))
     return _Spectra(steps, whole, change)
-
-
-def _queries(lens: Lens) -> np.ndarray:
-    """Return W_Q of every layer of the encoder, (layer, out, in)."""
-    paths = (
-        matrix.path for name, matrix in matrices(lens).items() if matrix.stack == "encoder" and name.endswith(".q")
-    )
-    return np.stack([parameters(lens.adapter.model, path)[0].detach().double().numpy() for path in paths])
 
 
 def _last(folder: Path) -> Lens:

@@ -27,24 +27,12 @@ from tsfm_lens.training.command import run_command
 
 @dataclass(frozen=True)
 class Mechanisms:
-    """Heads by kind, and the error of copying with and without them.
-
-    Attributes:
-        test: the repeated-tokens test.
-        entropy: head entropies along forecasts of repeated motifs.
-        induction, sharp: cross-attention heads by the paper's thresholds; a head can be both.
-        diffuse: the heads that are not sharp, by falling entropy; those that induce come last.
-        alone: (layer, head) copy error without that one head.
-        copy_error: mean absolute error of the median forecast of a repeated motif, in its standard deviations:
-            "plain", and without all "induction" heads, all "sharp" heads, the heads that are "both", and as many
-            "diffuse" heads as are both.
-    """
+    """Heads by kind, and the error of copying with and without them."""
 
     test: xr.Dataset
     entropy: xr.Dataset
     induction: tuple[Component, ...]
     sharp: tuple[Component, ...]
-    diffuse: tuple[Component, ...]
     alone: np.ndarray
     copy_error: dict[str, float]
 
@@ -74,11 +62,15 @@ def measure(lens: Lens, *, motif: int = 32, repeats: int = 2, count: int = 24, s
     rank = np.where(is_sharp, np.inf, -entropy["entropy"].values + 100.0 * is_induction)
     order = [np.unravel_index(i, alone.shape) for i in np.argsort(rank, axis=None)][: int((~is_sharp).sum())]
     diffuse = tuple(_head(lens, int(layer), int(head)) for layer, head in order)
-    induction, sharp = _heads(lens, is_induction), _heads(lens, is_sharp)
-    both = _heads(lens, is_induction & is_sharp)
+
+    def heads(mask: np.ndarray) -> tuple[Component, ...]:
+        return tuple(_head(lens, layer, head) for layer, head in np.argwhere(mask))
+
+    induction, sharp = heads(is_induction), heads(is_sharp)
+    both = heads(is_induction & is_sharp)
     sets = {"plain": (), "induction": induction, "sharp": sharp, "both": both, "diffuse": diffuse[: len(both)]}
     error = dict(zip(sets, _copy_errors(run, list(sets.values())).tolist(), strict=True))
-    return Mechanisms(test, entropy, induction, sharp, diffuse, alone, error)
+    return Mechanisms(test, entropy, induction, sharp, alone, error)
 
 
 def _copy_errors(run: Run, sets: Sequence[tuple[Component, ...]]) -> np.ndarray:
@@ -86,10 +78,6 @@ def _copy_errors(run: Run, sets: Sequence[tuple[Component, ...]]) -> np.ndarray:
     assert run.truth is not None
     forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in sets])
     return np.asarray(np.abs(forecasts - run.truth).mean((1, 2)))
-
-
-def _heads(lens: Lens, mask: np.ndarray) -> tuple[Component, ...]:
-    return tuple(_head(lens, layer, head) for layer, head in np.argwhere(mask))
 
 
 def _head(lens: Lens, layer: int, head: int) -> Component:
@@ -112,13 +100,9 @@ def main(
         component = _head(lens, layer, head)
         kinds = [kind for kind in ("induction", "sharp") if component in getattr(scores, kind)]
         at = {"layer": layer, "head": head}
-        arrays = (
-            scores.test.prefix_matching,
-            scores.test.copy_score,
-            scores.entropy.entropy,
-            scores.entropy.normalised,
-        )
-        numbers = [*(float(array.isel(at)) for array in arrays), scores.alone[layer, head]]
+        test, entropy = scores.test.isel(at), scores.entropy.isel(at)
+        arrays = (test.prefix_matching, test.copy_score, entropy.entropy, entropy.normalised)
+        numbers = [*map(float, arrays), scores.alone[layer, head]]
         table.add_row(str(component), *(f"{number:.2f}" for number in numbers), ", ".join(kinds))
     out.print(table)
     out.print(f"copy accuracy on random tokens {float(scores.test.copy_accuracy):.2f}")

@@ -25,13 +25,13 @@ from transformers.models.t5.modeling_t5 import T5Attention, eager_attention_forw
 
 from tsfm_lens.compress import Factors, LowRankLinear, matrices, product, rank_schedule, truncate
 from tsfm_lens.compress.layers import replace_layer
-from tsfm_lens.compress.matrices import WeightMatrix
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
-from tsfm_lens.studies.rank_theory import ChebyshevEmbedding
+from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
 from tsfm_lens.studies.recipes.export import as_pipeline
 from tsfm_lens.studies.recipes.recipe import SKETCHES, AttentionRank, TrainingRecipe
-from tsfm_lens.studies.structured import level_blocks, token_blocks
+from tsfm_lens.studies.structured.forms import token_blocks
+from tsfm_lens.studies.structured.matrices import level_blocks
 
 EMBEDDING_NOISE = 0.1
 
@@ -61,19 +61,15 @@ def factorise_attention(model: PreTrainedModel, target: AttentionRank) -> None:
         matrix = by_name[name]
         if rank < matrix.form(by_head=by_head).full:
             layer = model.get_submodule(matrix.path)
-            factors = _first_factors(layer.weight.detach(), matrix, rank, by_head)
+            weight = layer.weight.detach()
+            down, up = truncate(weight, rank, heads=matrix.form(by_head=by_head).blocks, of=matrix.of)
+            # the singular values are in `down`, whose rows are orthogonal
+            lengths = down.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(down.dtype).tiny).sqrt()
+            gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
+            over = lengths.reshape(len(up), 1, rank) if up.ndim == 3 else lengths.reshape(1, -1)
+            factors = Factors(down / lengths * gain, up * over * gain)
             replace_layer(model, matrix.path, LowRankLinear(factors, layer.bias, matrix.gain))
     model.train(mode)
-
-
-def _first_factors(weight: Tensor, matrix: WeightMatrix, rank: int, by_head: bool) -> Factors:
-    heads = matrix.form(by_head=by_head).blocks
-    down, up = truncate(weight, rank, heads=heads, of=matrix.of)
-    # cut_off leaves the singular values in `down`, whose rows are orthogonal
-    sizes = down.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(down.dtype).tiny).sqrt()
-    gain = (weight.norm() / product(Factors(down, up)).norm()).sqrt()
-    over = sizes.reshape(len(up), 1, rank) if up.ndim == 3 else sizes.reshape(1, -1)
-    return Factors(down / sizes * gain, up * over * gain)
 
 
 def fix_vocabulary(model: PreTrainedModel, rank: int, *, seed: int) -> None:
@@ -145,27 +141,7 @@ NEW_SHARE = 0.5
 
 
 def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
-    """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding.
-
-    Random weights read the new directions of the residual stream and the new features of heads and feed-forward layers;
-    no weights write them. So they are 0 at first and have gradients from the first step on. Gains of norms make up for
-    the root mean square over more entries. The last norm of a token model needs no such gain: T5 scales the logits of a
-    shared embedding by the width. A finer table of relative positions begins with the coarser one's values.
-
-    Source:
-        Net2Net (Chen et al. 2016) widens by copies; zeros at the writers keep the model as well and break no symmetry.
-
-    Args:
-        model: a T5 that shares its embedding with its logits, or a Chronos-Bolt; it stays as it was.
-        changes: new values of "d_model", "d_kv", "d_ff", "relative_attention_num_buckets" and
-            "relative_attention_max_distance", each at least the old one.
-        seed: of the new weights.
-
-    Raises:
-        InputError: the model is of another kind, a value is below the old one, or a new bucket would hold distances
-            of two old ones.
-        UnknownNameError: an entry that cannot change.
-    """
+    """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding."""
     if not isinstance(model, T5ForConditionalGeneration | ChronosBoltModelForForecasting):
         raise InputError(f"only Chronos and Chronos-Bolt are widened, not {type(model).__name__}")
     for name, value in changes.items():
@@ -250,34 +226,32 @@ def ordinal_embedding(
     return table
 
 
-def _initial_bolt(config: T5Config) -> ChronosBoltModelForForecasting:
-    model = ChronosBoltModelForForecasting(config)
-    for block in (model.input_patch_embedding, model.output_patch_embedding):
-        for linear in (block.hidden_layer, block.output_layer, block.residual_layer):
-            # the native initialisation ignores the fan-in here, and the first forecasts would be 100 times too wide
-            torch.nn.init.normal_(linear.weight, std=0.5 * linear.in_features**-0.5)
-    return model
-
-
-def _initial_chronos(config: T5Config, recipe: TrainingRecipe) -> T5ForConditionalGeneration:
-    model = T5ForConditionalGeneration(config)
-    first_bin = recipe.config["chronos_config"]["n_special_tokens"] + 1
-    generator = torch.Generator().manual_seed(recipe.seed)
+def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
+    """Draw the native model; where its own initialisation ignores the fan-in, linear layers are drawn anew."""
+    if recipe.kind == "group":
+        model = Chronos2Model(Chronos2CoreConfig(**recipe.config))
+        for name, module in model.named_modules():
+            if isinstance(module, nn.Linear):
+                # queries take the dot product's scale on as well (as in T5)
+                fan_in = module.in_features * (model.config.d_kv if name.endswith(".q") else 1)
+                nn.init.normal_(module.weight, std=(0.5 if "patch_embedding" in name else 1.0) * fan_in**-0.5)
+        return model
+    config = T5Config(**recipe.config)
+    if recipe.kind == "patch":
+        model = ChronosBoltModelForForecasting(config)
+        for block in (model.input_patch_embedding, model.output_patch_embedding):
+            for linear in (block.hidden_layer, block.output_layer, block.residual_layer):
+                nn.init.normal_(linear.weight, std=0.5 * linear.in_features**-0.5)
+    else:
+        model = T5ForConditionalGeneration(config)
+        first_bin = recipe.config["chronos_config"]["n_special_tokens"] + 1
+        generator, sizes = torch.Generator().manual_seed(recipe.seed), (config.vocab_size, config.d_model)
+        model.shared.weight.data.copy_(ordinal_embedding(*sizes, first_bin, generator, finest=recipe.finest))
     with torch.no_grad():
-        model.shared.weight.copy_(
-            ordinal_embedding(config.vocab_size, config.d_model, first_bin, generator, finest=recipe.finest)
-        )
-    return model
-
-
-def _initial_chronos2(config: Chronos2CoreConfig) -> Chronos2Model:
-    model = Chronos2Model(config)
-    for name, module in model.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            # the native initialisation ignores the fan-in; queries take the dot product's scale on as well (as in T5)
-            fan_in = module.in_features * (config.d_kv if name.endswith(".q") else 1)
-            share = 0.5 if "patch_embedding" in name else 1.0
-            torch.nn.init.normal_(module.weight, std=share * fan_in**-0.5)
+        for stack, entries in ((model.encoder, recipe.encoder_bias), (model.decoder, recipe.decoder_bias)):
+            bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
+            for bucket, head, logit in entries:
+                bias[bucket, head] += logit
     return model
 
 
@@ -291,17 +265,4 @@ def build_model(recipe: TrainingRecipe, step: int = 0) -> PreTrainedModel:
         factorise_attention(model, recipe.attention_rank)
     if recipe.attention_levels:
         score_by_levels(model, recipe.attention_levels)
-    return model
-
-
-def _dense(recipe: TrainingRecipe) -> PreTrainedModel:
-    if recipe.kind == "group":
-        return _initial_chronos2(Chronos2CoreConfig(**recipe.config))
-    config = T5Config(**recipe.config)
-    model = _initial_bolt(config) if recipe.kind == "patch" else _initial_chronos(config, recipe)
-    with torch.no_grad():
-        for stack, entries in ((model.encoder, recipe.encoder_bias), (model.decoder, recipe.decoder_bias)):
-            bias = stack.block[0].layer[0].SelfAttention.relative_attention_bias.weight
-            for bucket, head, logit in entries:
-                bias[bucket, head] += logit
     return model

@@ -14,13 +14,7 @@ from tsfm_lens.training.losses import Stage, trapezoid_rate
 
 
 class Phase(BaseModel):
-    """Another phase: from step `at` on the rate rises again, up to `learning_rate`, and falls over its last `decay`.
-
-    The optimizer "Muon" updates the matrices of the layers, AdamW the rest as before. The phase begins with a fresh
-    optimiser; with `from_mean`, from the mean of the weights at this restart and at the one before. `config` has the
-    entries of the model's configuration that change here: the model is widened and computes the same as before
-    (`models.widened`).
-    """
+    """Another phase: from step `at` on the rate rises again, up to `learning_rate`, and falls over its last `decay`."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -36,13 +30,7 @@ SKETCHES = ("by head", "shared")
 
 
 class AttentionRank(BaseModel):
-    """Attention whose matrices are the product of two factors from the first step on.
-
-    Layer i of a stack has the rank ⌈rank · (1 + i)^growth⌉; a layer of full rank stays as it is. Sketch "by head":
-    ranks are those of each head, which has both factors for itself. "shared": ranks are those of the whole matrix, so
-    that all heads read the same few directions. Invalid ranks are refused when the model is built, before anything
-    is written.
-    """
+    """Attention whose matrices are the product of two factors from the first step on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -52,17 +40,7 @@ class AttentionRank(BaseModel):
 
 
 class TrainingRecipe(BaseModel):
-    """Reproducible training run; steps are optimiser steps.
-
-    The rate rises over the first `warmup` steps, stays, and falls to a hundredth over the last `decay` steps, so that
-    a run can be ended early at any time by its last phase alone (`TrainingRecipe.ending`). Before each of the
-    `restarts` it falls as at the end. `config` is that of the first phase. `corpus` has the rows of each synthetic
-    family. `finest` is the shortest wavelength, in bins, of a token model's first embedding. `encoder_bias` and
-    `decoder_bias` hold (bucket, head, logit) added to T5's relative position biases before training. `attention_rank`
-    factorises the attentions; `vocabulary_rank` gives a token model a fixed embedding of that rank, of Chebyshev
-    polynomials of the bins' values; `attention_levels` lets the encoder of a T5 score by nested blocks of tokens, with
-    so many features at each level.
-    """
+    """Reproducible training run; steps are optimiser steps."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -95,6 +73,11 @@ class TrainingRecipe(BaseModel):
         if self.attention_rank is not None and any(restart.config for restart in self.restarts):
             raise ValueError("a restart widens a model whose attention is factorised; only full matrices are widened")
         return self
+
+    @property
+    def identity(self) -> str:
+        """JSON of the recipe without defaults, so that a new option changes no old one."""
+        return self.model_dump_json(exclude_defaults=True)
 
     def stage(self, step: int) -> Stage:
         """Return the stage that `step` belongs to."""

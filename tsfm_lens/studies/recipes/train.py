@@ -40,12 +40,7 @@ def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
 
 
 class MuonAdamW(torch.optim.Optimizer):
-    """Muon for the matrices of the layers, AdamW for all other weights.
-
-    Muon (Jordan 2024, "Muon: an optimizer for hidden layers in neural networks") moves a matrix along the nearest
-    orthogonal one to its momentum, however small its gradient is in most directions. Its steps are scaled to the size
-    of AdamW's (Liu et al. 2025, "Muon is scalable for LLM training"), so that one learning rate fits both.
-    """
+    """Muon for the matrices of the layers, AdamW for all other weights."""
 
     def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
         # the two optimisers hold all state, so the base class, which is here for its type, is left uninitialised
@@ -91,11 +86,6 @@ GRADIENT_NORM = 1.0
 ENDED = "ended"
 
 
-def _identity(recipe: TrainingRecipe) -> str:
-    """Serialise the recipe without defaults, so that a new option changes no old recipe."""
-    return recipe.model_dump_json(exclude_defaults=True)
-
-
 class RecipeTask:
     """Recipe as a task of the training loop, on series of a corpus and on a device."""
 
@@ -112,7 +102,7 @@ class RecipeTask:
     @property
     def identity(self) -> str:
         """Identity of the recipe among others, as JSON."""
-        return _identity(self.recipe)
+        return self.recipe.identity
 
     def loss(self, step: int, stage: Stage | None = None) -> Tensor:
         """Compute the loss of the batch of a step; by another stage than the step's own if one is given."""
@@ -153,19 +143,7 @@ def _optimizer(model: PreTrainedModel, recipe: TrainingRecipe, phase: Phase | No
 
 
 class Trainer(Training):
-    """Training run of a recipe.
-
-    Args:
-        recipe, corpus: what to train, and what to draw from.
-        out: folder of the state, the log and the history.
-        device: where to train; by default a GPU if there is one. On a GPU the matrix products are in bfloat16.
-
-    Attributes:
-        recipe: as given, or its last phase.
-
-    Raises:
-        InputError, UnknownNameError: as :func:`build_model` says, before anything is written.
-    """
+    """Training run of a recipe."""
 
     task: RecipeTask
     out: Path
@@ -199,10 +177,18 @@ class Trainer(Training):
 
     def _begin_if_due(self) -> None:
         phase = self.recipe.phase(self.step)
-        if phase is not None and phase.at != self._phase_of:
-            if phase.from_mean:
-                self._take_mean(phase)
-            self._begin(phase)
+        if phase is None or phase.at == self._phase_of:
+            return
+        if phase.from_mean:
+            before = max((restart.at for restart in self.recipe.restarts if restart.at < phase.at), default=0)
+            checkpoints = snapshot_files(self.out)
+            if before not in checkpoints:
+                raise CheckpointError(f"{self.out} has lost its checkpoint of step {before}, which the mean needs")
+            weights = load_file(checkpoints[before])
+            with torch.no_grad():
+                for name, weight in self.model.named_parameters():
+                    weight.lerp_(weights[name].to(weight), 0.5)
+        self._begin(phase)
 
     def _turn_to(self, phase: Phase | None) -> None:
         self.optimizer, self._phase_of = _optimizer(self.model, self.recipe, phase), phase.at if phase else None
@@ -211,16 +197,6 @@ class Trainer(Training):
         if phase.config:
             self.task.model = widened(self.task.model, phase.config, seed=self.recipe.seed)
         self._turn_to(phase)
-
-    def _take_mean(self, phase: Phase) -> None:
-        before = max((restart.at for restart in self.recipe.restarts if restart.at < phase.at), default=0)
-        checkpoints = snapshot_files(self.out)
-        if before not in checkpoints:
-            raise CheckpointError(f"{self.out} has lost its checkpoint of step {before}, which the mean needs")
-        weights = load_file(checkpoints[before])
-        with torch.no_grad():
-            for name, weight in self.model.named_parameters():
-                weight.lerp_(weights[name].to(weight), 0.5)
 
     def go_on_from(self, checkpoint: Path) -> None:
         """Take the weights of a native checkpoint for those at the recipe's last restart, or for their mean."""
@@ -253,14 +229,6 @@ def _before_last_phase(recipe: TrainingRecipe, checkpoint: Path) -> PreTrainedMo
         )
     model.load_state_dict(weights)
     return model
-
-
-def _refuse_damage(recipe: TrainingRecipe, out: Path) -> None:
-    """Refuse a folder from whose state the recipe cannot go on, as :meth:`Trainer.resume` does."""
-    state = read_state(out, _identity(recipe), torch.device("cpu"))
-    last = state["step"] - 1
-    model = build_model(recipe, last)
-    put_back(out, state, model, _optimizer(model, recipe, recipe.phase(last)))
 
 
 def _refuse_run(out: Path, cures: str) -> None:
@@ -300,7 +268,10 @@ def main(
     # refuse errors now: the series take minutes to draw
     refuse_unwritable(out)
     if resume or end_within:
-        _refuse_damage(recipe, out)
+        # a state from which the recipe cannot go on
+        state = read_state(out, recipe.identity, torch.device("cpu"))
+        model = build_model(recipe, state["step"] - 1)
+        put_back(out, state, model, _optimizer(model, recipe, recipe.phase(state["step"] - 1)))
     else:
         _refuse_run(out, "give another --out, or ")
     if end_within:

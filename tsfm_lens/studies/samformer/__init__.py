@@ -4,56 +4,11 @@ Ilbert et al. (2024), "SAMformer: Unlocking the Potential of Transformers in Tim
 Sharpness-Aware Minimization and Channel-Wise Attention". The optimiser is :class:`tsfm_lens.training.SAM`.
 """
 
-from tsfm_lens.studies.samformer.models import (
-    ATTENTIONS,
-    MODELS,
-    ChannelTransformer,
-    LinearForecaster,
-    RevIN,
-    SigmaReparam,
-    TSMixer,
-    least_squares,
-    make_model,
-    oracle_loss,
-    sigma_reparametrised,
-    spectral_norm,
-)
-from tsfm_lens.studies.samformer.tasks import (
-    SPLITS,
-    Benchmark,
-    BenchmarkTask,
-    ForecastTask,
-    LinearToy,
-    ToyTask,
-    Windows,
-    benchmark,
-    cosine_by_epoch,
-    errors_of,
-)
-from tsfm_lens.studies.samformer.wiring import ChannelAdapter
+# ruff: noqa: F403
+import inspect
 
-__all__ = [
-    "ATTENTIONS",
-    "MODELS",
-    "SPLITS",
-    "Benchmark",
-    "BenchmarkTask",
-    "ChannelAdapter",
-    "ChannelTransformer",
-    "ForecastTask",
-    "LinearForecaster",
-    "LinearToy",
-    "RevIN",
-    "SigmaReparam",
-    "TSMixer",
-    "ToyTask",
-    "Windows",
-    "benchmark",
-    "cosine_by_epoch",
-    "errors_of",
-    "least_squares",
-    "make_model",
-    "oracle_loss",
-    "sigma_reparametrised",
-    "spectral_norm",
-]
+from tsfm_lens.studies.samformer.models import *
+from tsfm_lens.studies.samformer.tasks import *
+from tsfm_lens.studies.samformer.wiring import *
+
+__all__ = sorted(name for name, each in dict(globals()).items() if name[0] != "_" and not inspect.ismodule(each))

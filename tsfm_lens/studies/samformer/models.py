@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal
 
@@ -13,6 +14,9 @@ from torch.nn.utils import parametrize
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import extensible
+
+__all__ = ["ATTENTIONS", "ChannelTransformer", "LinearForecaster", "MODELS", "RevIN", "SigmaReparam", "TSMixer"]
+__all__ += ["least_squares", "make_model", "oracle_loss", "sigma_reparametrised", "spectral_norm"]
 
 
 class RevIN(nn.Module):
@@ -58,9 +62,6 @@ class RevIN(nn.Module):
 
 def spectral_norm(weight: Tensor) -> Tensor:
     """Compute the largest singular value of a matrix, exact, and differentiable twice where it is single.
-
-    It is the root of the largest eigenvalue of the smaller Gram matrix, which loses nothing and takes a tenth of the
-    time.
 
     Example:
         >>> float(samformer.spectral_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])))
@@ -158,8 +159,7 @@ class ChannelTransformer(nn.Module):
         normalise: whether RevIN stands around the network.
         affine: whether RevIN's γ and β are trained, as the paper has it, or stay 1 and 0.
         attention: over "channels"; "identity", where A is the identity and W_V W_O is still trained (S1-IA); or over
-            "time", where the tokens are the L time steps of D numbers each (S1-TA; the paper gives no details of it,
-            and here everything but the tokens stays as it is).
+            "time", where the tokens are the L time steps of D numbers each (S1-TA).
         frozen: whether the attention stays as drawn, so that only W is trained, and RevIN where there is one (S1-RT).
         sigma_reparam: whether every weight matrix is reparametrised as γ W / ‖W‖₂ (S1-SREP).
         seed: of the draw; the state of torch's random numbers is left alone.
@@ -202,13 +202,11 @@ class ChannelTransformer(nn.Module):
         self.settings = {name: value for name, value in arguments.items() if name != "affine" or not value}
         self.length, self.horizon, self.channels, self.over = length, horizon, channels, attention
         self.size, self.width = length if channels is None or attention != "time" else channels, width
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _drawn(self, seed):
             self.embed: RevIN | nn.Identity = RevIN(channels) if normalise and channels else nn.Identity()
             attn = SingleHead(self.size, width, bias=bias, identity=attention == "identity")
             self.blocks = nn.ModuleList([ChannelBlock(attn)])
             self.readout = nn.Linear(length, horizon, bias=bias)
-            glorot(self)
         if sigma_reparam:
             sigma_reparametrised(self)
         if not affine:
@@ -236,6 +234,19 @@ class ChannelTransformer(nn.Module):
         return self.embed.inverse(out, *statistics) if isinstance(self.embed, RevIN) and statistics else out
 
 
+@contextmanager
+def _drawn(model: nn.Module, seed: int) -> Iterator[None]:
+    """Draw the weights of a model that is made here as Glorot and Bengio (2010) do, by a seed of their own."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+        for module in model.modules():
+            if isinstance(module, nn.Linear):
+                nn.init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)
+
+
 def _arguments(scope: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in scope.items() if name not in ("self", "__class__")}
 
@@ -247,20 +258,8 @@ def refuse_sizes(**sizes: int) -> None:
             raise InputError(f"{name}={size!r}, expected a whole number of at least 1")
 
 
-def glorot(model: nn.Module) -> None:
-    """Draw the weights of all linear layers uniformly as Glorot and Bengio (2010) have it, biases 0."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear):
-            nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)
-
-
 class LinearForecaster(nn.Module):
     """f(X) = X W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
-
-    Its closed form in data units is :func:`tsfm_lens.studies.rank_theory.revin_linear`. It has no stream that anything
-    writes to, so there is nothing for a lens to open.
 
     Args:
         length, horizon, channels: L, H and D; None for any number of channels, without RevIN.
@@ -291,25 +290,16 @@ class LinearForecaster(nn.Module):
             raise InputError("channels is None, but RevIN is made for a number of channels")
         self.settings = arguments
         self.length, self.horizon, self.channels = length, horizon, channels
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _drawn(self, seed):
             self.revin = RevIN(channels) if normalise and channels else None
             self.readout = nn.Linear(length, horizon, bias=bias)
-            glorot(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
         return self.readout(x) if self.revin is None else self.revin.around(x, self.readout)
 
     def fit(self, batches: Iterable[tuple[Tensor, Tensor]]) -> LinearForecaster:
-        """Set W to the least squares over batches of windows and what followed them, exactly.
-
-        With RevIN its γ and β become 1 and 0. RevIN then only shifts by the mean of each window, which is taken off
-        both sides.
-
-        Raises:
-            InputError: the map has a bias, or there are fewer rows than steps in a window.
-        """
+        """Set W to the least squares over batches of windows and what followed them, exactly."""
         if self.readout.bias is not None:
             raise InputError("the closed form is that of a map without bias; make the model with bias=False")
         pairs = batches
@@ -337,28 +327,19 @@ def least_squares(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         >>> samformer.least_squares([(x, x.sum(-1, keepdim=True))]).squeeze().tolist()
         [1.0, 1.0, 1.0]
     """
-    squares: Tensor | None = None
-    rows, products = 0, torch.empty(0)
+    rows, squares, products = 0, torch.zeros(()), torch.zeros(())
     for x, y in batches:
         left, right = (part.detach().flatten(0, -2).double() for part in (x, y))
-        rows += len(left)
-        if squares is None:
-            squares, products = left.mT @ left, left.mT @ right
-        else:
-            squares += left.mT @ left
-            products += left.mT @ right
-    if squares is None or rows < len(squares):
-        raise InputError(
-            f"{rows} rows for {0 if squares is None else len(squares)} unknowns a column: give at least as many rows"
-        )
+        rows, squares, products = rows + len(left), squares + left.mT @ left, products + left.mT @ right
+    unknowns = len(squares) if squares.ndim else 0
+    if not rows or rows < unknowns:
+        raise InputError(f"{rows} rows for {unknowns} unknowns a column: give at least as many rows")
     # through eigenvalues, so that constant or repeated columns give the solution of least norm
     return torch.linalg.pinv(squares, hermitian=True) @ products
 
 
 def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
     """Compute σ² (1 + L / (n − L − 1)), the expected squared error of least squares, n rows for L unknowns.
-
-    On new rows, with independent normal inputs and noise of deviation σ.
 
     Raises:
         InputError: n is not above L + 1, where the expectation is infinite.
@@ -377,26 +358,25 @@ class MixerBlock(nn.Module):
 
     def __init__(self, length: int, channels: int, hidden: int, dropout: float, norm: str) -> None:
         super().__init__()
-        self.norms = nn.ModuleList(_norm(norm, channels, length) for _ in range(2))
+        if norm not in ("batch", "layer"):
+            raise unknown_name("norm", norm, ("batch", "layer"))
+        self.norms = nn.ModuleList(
+            _WholeBatchNorm(channels * length) if norm == "batch" else nn.LayerNorm((channels, length))
+            for _ in range(2)
+        )
         self.time = nn.Linear(length, length)
         self.up, self.down = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
-        self.dropout = dropout
+        self.drop = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, channel, L) to the same shape."""
-        x = x + self._drop(F.relu(self.time(self.norms[0](x))))
-        mixed = self.down(self._drop(F.relu(self.up(self.norms[1](x).mT))))
-        return x + self._drop(mixed).mT
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+        x = x + self.drop(F.relu(self.time(self.norms[0](x))))
+        mixed = self.down(self.drop(F.relu(self.up(self.norms[1](x).mT))))
+        return x + self.drop(mixed).mT
 
 
 class TSMixer(nn.Module):
     """TSMixer as published: blocks that mix over time and over channels, a linear map to the horizon, RevIN around.
-
-    It has no wiring and does not open behind a lens: no stack of one residual stream has its maps over time, without an
-    output matrix after the activation, or its maps over channels across tokens.
 
     Args:
         length, horizon, channels: L, H and D.
@@ -434,21 +414,15 @@ class TSMixer(nn.Module):
             raise InputError(f"dropout={dropout}, expected from 0 to below 1")
         self.settings = arguments
         self.length, self.horizon, self.channels = length, horizon, channels
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with _drawn(self, seed):
             self.revin = RevIN(channels) if normalise else None
             self.blocks = nn.ModuleList(MixerBlock(length, channels, hidden, dropout, norm) for _ in range(blocks))
             self.readout = nn.Linear(length, horizon)
-            glorot(self)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map windows (batch, channel, L) to forecasts (batch, channel, H), in the same units."""
-        return self._mix(x) if self.revin is None else self.revin.around(x, self._mix)
-
-    def _mix(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return self.readout(x)
+        mix = nn.Sequential(*self.blocks, self.readout)
+        return mix(x) if self.revin is None else self.revin.around(x, mix)
 
 
 class _WholeBatchNorm(nn.BatchNorm1d):
@@ -457,14 +431,6 @@ class _WholeBatchNorm(nn.BatchNorm1d):
     def forward(self, input: Tensor) -> Tensor:
         """Map (batch, channel, L) to the same shape."""
         return super().forward(input.flatten(1)).view_as(input)
-
-
-def _norm(name: str, channels: int, length: int) -> nn.Module:
-    if name == "batch":
-        return _WholeBatchNorm(channels * length)
-    if name == "layer":
-        return nn.LayerNorm((channels, length))
-    raise unknown_name("norm", name, ("batch", "layer"))
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

@@ -18,12 +18,12 @@ from tsfm_lens.data import SeriesBatch, as_series, read_series
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.studies.samformer.models import refuse_sizes
 
+__all__ = ["Benchmark", "BenchmarkTask", "ForecastTask", "LinearToy", "SPLITS", "ToyTask", "Windows"]
+__all__ += ["benchmark", "cosine_by_epoch", "errors_of"]
+
 
 def stream(seed: int, *parts: int) -> torch.Generator:
-    """Make a generator of its own for every seed and tuple of parts; InputError for a negative seed.
-
-    torch's own seeds count 32 bits alone.
-    """
+    """Make a generator of its own for every seed and tuple of parts; InputError for a negative seed."""
     if seed < 0:
         raise InputError(f"seed={seed}, expected a whole number of at least 0")
     mixed = np.random.SeedSequence((seed, *parts)).generate_state(1)
@@ -38,9 +38,6 @@ WEIGHT, PAIRS = range(2)
 @dataclass(frozen=True)
 class LinearToy:
     """Y = X W_toy + ε with independent normal entries: windows (D, L), forecasts (D, H), one W_toy (L, H) for all.
-
-    Everything is a function of the seed, and every pair of the seed and its number, so that any part can be made by
-    itself and in any order.
 
     Attributes:
         length, horizon, channels: L, H and D.
@@ -74,11 +71,7 @@ class LinearToy:
         return torch.randn(self.length, self.horizon, generator=stream(self.seed, WEIGHT))
 
     def pairs(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation.
-
-        Raises:
-            InputError: a number is out of range.
-        """
+        """Draw windows (pair, D, L) and forecasts (pair, D, H); training pairs first, then those of validation."""
         if not 0 <= start < stop <= self.training + self.validation:
             raise InputError(f"pairs {start} to {stop} of {self.training + self.validation}, counted from 0")
         weight, pairs = self.weight(), []
@@ -204,28 +197,6 @@ def benchmark(
         batch = source if isinstance(source, SeriesBatch) else as_series([source])
     if channels is not None:
         batch = batch.select(list(channels))
-    values = _complete_values(batch)
-    rows = _rows(split, values.shape[1])
-    mean, deviation = _statistics(values[:, : rows[0]], batch.ids)
-    standard = torch.from_numpy(((values - mean[:, None]) / deviation[:, None]).astype(np.float32))
-    parts, start = [], 0
-    for part, count in zip(("training", "validation", "test"), rows, strict=True):
-        first = max(start - length, 0) if start else 0
-        short = length + horizon - (start + count - first)
-        if short > 0:
-            raise InputError(
-                f"the {part} part has {count} of {values.shape[1]} rows{' and the window before it' if start else ''}, "
-                f"{short} fewer than a window of {length} steps and a horizon of {horizon} take; choose a smaller "
-                "length or horizon, or give a longer series"
-            )
-        parts.append(Windows(standard[:, first : start + count], length, horizon))
-        start += count
-    title = name or (file.name if file else "series")
-    return Benchmark(title, batch.ids, parts[0], parts[1], parts[2], mean, deviation)
-
-
-def _complete_values(batch: SeriesBatch) -> np.ndarray:
-    """Return (channel, time); refuse missing values and channels that end apart."""
     if len(set(batch.lengths)) > 1:
         longest, shortest = (batch.ids[int(find(batch.lengths))] for find in (np.argmax, np.argmin))
         raise InputError(
@@ -240,28 +211,40 @@ def _complete_values(batch: SeriesBatch) -> np.ndarray:
             f"channel {batch.ids[channel]!r} has no value in row {row} ({len(gaps)} values are missing in all); "
             "fill the gaps first, these models take none"
         )
-    return values
+    return _split(values, batch.ids, length, horizon, split, name or (file.name if file else "series"))
 
 
-def _rows(split: str, total: int) -> tuple[int, int, int]:
-    counts = SPLITS[split]
-    if counts is None:
-        training, test = int(total * 0.7), int(total * 0.2)
-        return training, total - training - test, test
-    if total < sum(counts):
-        raise InputError(f"the split {split!r} takes {sum(counts)} rows, the series has {total}; choose '70/10/20'")
-    return counts
-
-
-def _statistics(values: np.ndarray, names: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-    mean, deviation = values.mean(axis=1), values.std(axis=1)
-    constant = np.flatnonzero(values.max(axis=1, initial=-np.inf) == values.min(axis=1, initial=np.inf))
+def _split(
+    values: np.ndarray, channels: tuple[str, ...], length: int, horizon: int, split: str, name: str
+) -> Benchmark:
+    """Split and standardise complete values (channel, time)."""
+    total, rows = values.shape[1], SPLITS[split]
+    if rows is None:
+        rows = int(total * 0.7), total - int(total * 0.7) - int(total * 0.2), int(total * 0.2)
+    elif total < sum(rows):
+        raise InputError(f"the split {split!r} takes {sum(rows)} rows, the series has {total}; choose '70/10/20'")
+    training = values[:, : rows[0]]
+    mean, deviation = training.mean(axis=1), training.std(axis=1)
+    constant = np.flatnonzero(training.max(axis=1, initial=-np.inf) == training.min(axis=1, initial=np.inf))
     if len(constant):
         raise InputError(
-            f"channel {names[constant[0]]!r} is constant over the training rows and cannot be standardised; leave it "
-            "out with channels=…"
+            f"channel {channels[constant[0]]!r} is constant over the training rows and cannot be standardised; leave "
+            "it out with channels=…"
         )
-    return mean, deviation
+    standard = torch.from_numpy(((values - mean[:, None]) / deviation[:, None]).astype(np.float32))
+    parts, start = [], 0
+    for part, count in zip(("training", "validation", "test"), rows, strict=True):
+        first = max(start - length, 0) if start else 0
+        short = length + horizon - (start + count - first)
+        if short > 0:
+            raise InputError(
+                f"the {part} part has {count} of {total} rows{' and the window before it' if start else ''}, "
+                f"{short} fewer than a window of {length} steps and a horizon of {horizon} take; choose a smaller "
+                "length or horizon, or give a longer series"
+            )
+        parts.append(Windows(standard[:, first : start + count], length, horizon))
+        start += count
+    return Benchmark(name, channels, parts[0], parts[1], parts[2], mean, deviation)
 
 
 class WindowPairs(Protocol):
@@ -290,9 +273,6 @@ class HeldPairs:
 
 class ForecastTask:
     """Task of a model that learns to forecast from pairs.
-
-    Every epoch goes through all pairs once, in an order drawn from the seed and the epoch's number; the last batch may
-    be shorter. So a batch is a function of seed and step, and a resumed run equals an uninterrupted one.
 
     Args:
         name: title of the task.
@@ -331,8 +311,9 @@ class ForecastTask:
         self.name, self.model, self.training, self.validation = name, model, training, validation
         self.batch, self.seed, self.as_printed = batch, seed, as_printed
         self.batches_per_epoch = math.ceil(len(training) / batch)
+        settings_of = dict(getattr(model, "settings", {}))
         own = {"batch": batch, "seed": seed, "as_printed": as_printed, "pairs": [len(training), len(validation)]}
-        of_model = {"model": type(model).__name__, **{f"model.{key}": value for key, value in _settings(model).items()}}
+        of_model = {"model": type(model).__name__, **{f"model.{key}": value for key, value in settings_of.items()}}
         self.identity = json.dumps({"task": name, **own, **of_model, **dict(settings or {})}, sort_keys=True)
         self._order: tuple[int, Tensor] | None = None
 
@@ -449,10 +430,6 @@ def cosine_by_epoch(
         return floor + (first - floor) * (1 + math.cos(math.pi * epoch / epochs)) / 2
 
     return rate
-
-
-def _settings(model: nn.Module) -> dict[str, Any]:
-    return dict(getattr(model, "settings", {}))
 
 
 def _refuse_other_sizes(model: nn.Module, length: int, horizon: int, channels: int) -> None:

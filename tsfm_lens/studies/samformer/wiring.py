@@ -48,11 +48,7 @@ class ChannelAdapter(Adapter):
         self.wiring = Wiring(NAME, (stack,), unembed, "embed", native.horizon)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Return the last L steps of every item, (item, channel, L).
-
-        Raises:
-            InputError: an item has another number of channels, fewer steps than L, or a gap among them.
-        """
+        """Return the last L steps of every item, (item, channel, L)."""
         length, channels = self.context_length, batch.n_variates
         if self.n_variates not in (None, channels):
             raise InputError(

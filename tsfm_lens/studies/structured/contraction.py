@@ -20,11 +20,11 @@ from tsfm_lens.studies.structured.matrices import (
     right_permutation,
 )
 
+__all__ = ["MultiLevelBlockTensorContraction", "as_contraction", "as_levels", "kronecker", "nearest_tensor_train"]
+
 
 class MultiLevelBlockTensorContraction(StructuredMatrix):
     """Σ_l α_l P_L,l (⊕_{k'} L_{l,k'}) P_R,l (⊕_k R_{l,k}ᵀ): the family that contains all the others (S2-MLBTC).
-
-    The permutations belong to a level each, since sizes differ by level, though equation 8 gives them no index.
 
     Args:
         left, right: by level (p', out / p', r') and (p, in / p, r), with p r = p' r'.
@@ -159,15 +159,9 @@ def as_contraction(matrix: StructuredMatrix) -> MultiLevelBlockTensorContraction
 
 
 def nearest_tensor_train(
-    matrix: Tensor,
-    rank: int,
-    out_factors: tuple[int, int] | None = None,
-    in_factors: tuple[int, int] | None = None,
+    matrix: Tensor, rank: int, out_factors: tuple[int, int] | None = None, in_factors: tuple[int, int] | None = None
 ) -> BlockTensorTrain:
     """Compute the block tensor train nearest to a matrix (out, in) in the Frobenius norm: slices (a, d) of rank s.
-
-    It is the matrix itself if and only if no slice has a higher rank: always with s = min(a, d), for a matrix of rank
-    r with s = r, for a Monarch matrix or a Kronecker product with s = 1.
 
     Raises:
         InputError: the matrix has another number of axes, or as in :class:`BlockTensorTrain`.

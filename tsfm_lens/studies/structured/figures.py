@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import ReportPanel, frame, measurement
+from tsfm_lens.registry import ReportPanel, frame
+from tsfm_lens.studies.declared import Declarations
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.places import Places, places_in
@@ -20,21 +22,8 @@ from tsfm_lens.viz.words import count_of, listed, num
 
 __all__ = ["scoring_errors"]
 
+SCORING_STRUCTURE = Declarations(Path(__file__).with_name("measurements.yaml")).measurement("scoring_structure")
 NULL_WORDS = {"rotated": "rotated bases", "shuffled": "shuffled features", "gaussian": "random weights"}
-
-
-SCORING_STRUCTURE = measurement(
-    "scoring_structure",
-    theme="Weights alone",
-    summary="how near low-rank, block-diagonal, multi-level and block-tensor-train matrices of one size come to "
-    "W_Q W_Kᵀ of every head, against rotated and shuffled streams and random weights",
-    title="Structure of the scoring forms",
-    description="A head scores tokens by the form W_Q W_Kᵀ, of which structured matrices with fewer numbers are an "
-    "approximation. All but low rank depend on the basis of the stream and on the order of its features: nearer "
-    "than rotated bases means a privileged basis, nearer than shuffled features means blocks in the order in which "
-    "they stand. What acts between the projections, as rotary embeddings, is not part of the form.",
-    source="Structured attention, section 3 and table 1",
-)
 
 
 @SCORING_STRUCTURE.figure(

@@ -24,6 +24,10 @@ from tsfm_lens.studies.structured.matrices import (
 )
 from tsfm_lens.studies.structured.tiles import Reach, reaching_attention
 
+__all__ = ["BilinearLevels", "BilinearTrain", "Copies", "LevelFactor", "LevelMap", "REGRESSORS", "ScoringForm"]
+__all__ += ["Standard", "StructuredLayer", "TokenLevels", "TrainFactor", "TrainMap"]
+__all__ += ["mixed", "token_blocks"]
+
 
 class StructuredLayer(nn.Module):
     """Layer from tokens (…, width) to so many features of all heads (…, head · feature)."""
@@ -210,7 +214,6 @@ class ScoringForm(ABC):
     norm: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse an unknown scale."""
         if self.scale not in ("sqrt", "mup", "none"):
             raise unknown_name("scale", self.scale, ("sqrt", "mup", "none"))
 
@@ -220,9 +223,12 @@ class ScoringForm(ABC):
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Return queries and keys (…, token, feature) of tokens of a width, as they enter the dot product."""
-        if self.norm:
-            query, key = _normalise(query), _normalise(key)
+        query, key = self.normed(query, key)
         return query * self.factor(query.shape[-1]), key
+
+    def normed(self, *parts: Tensor) -> tuple[Tensor, ...]:
+        """Apply LayerNorm to each part, where the form has it and the part has features."""
+        return tuple(F.layer_norm(x, x.shape[-1:]) if self.norm and x.shape[-1] else x for x in parts)
 
     def factor(self, features: int) -> float:
         """Return the factor on scores of so many features."""
@@ -248,7 +254,6 @@ class Standard(ScoringForm):
     window: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse a window that holds no key."""
         super().__post_init__()
         if self.window is not None and self.window < 0:
             raise InputError(f"a window of {self.window} tokens; 0 lets a token see itself, None all")
@@ -293,8 +298,7 @@ class TokenLevels(ScoringForm):
         """Apply LayerNorm over all features of a head, and the scale."""
         if not self.level_scale:
             return super().prepared(query, key, width)
-        if self.norm:
-            query, key = _normalise(query), _normalise(key)
+        query, key = self.normed(query, key)
         shares = [1 / rank for rank in self.ranks for _ in range(rank)]
         return query * torch.tensor(shares, dtype=query.dtype, device=query.device), key
 
@@ -318,7 +322,6 @@ class BilinearLevels(ScoringForm):
     order: Order = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown order, or one in which the norm is not defined."""
         super().__post_init__()
         _refuse_order(self.order)
         if self.norm and self.order == "keys":
@@ -345,9 +348,7 @@ class BilinearLevels(ScoringForm):
         """Scale and normalise level by level; whole matrices contain their factors."""
         if not self.forms_both(width):
             return query, key
-        queries, keys = query.split(self.features, -1), key.split(self.features, -1)
-        if self.norm:
-            queries, keys = tuple(map(_normalise, queries)), tuple(map(_normalise, keys))
+        queries, keys = (self.normed(*part.split(self.features, -1)) for part in (query, key))
         parts = [part * self.factor(max(count, 1)) for part, count in zip(queries, self.features, strict=True)]
         return torch.cat(parts, -1), torch.cat(keys, -1)
 
@@ -369,7 +370,6 @@ class BilinearTrain(ScoringForm):
     order: Order = "auto"
 
     def __post_init__(self) -> None:
-        """Refuse an unknown order, or one in which the norm is not defined."""
         super().__post_init__()
         _refuse_order(self.order)
         if self.norm and self.order == "both":
@@ -393,8 +393,7 @@ class BilinearTrain(ScoringForm):
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
         """Scale by the width whatever the order, so that the scores are the same."""
-        if self.norm:
-            query, key = _normalise(query), _normalise(key)
+        query, key = self.normed(query, key)
         return query * self.factor(width), key
 
 
@@ -440,10 +439,6 @@ def mixed(layers: int, pattern: Sequence[ScoringForm]) -> tuple[ScoringForm, ...
 
 def _dense(width: int, features: int) -> nn.Linear:
     return nn.Linear(width, features, bias=False)
-
-
-def _normalise(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[-1:]) if x.shape[-1] else x
 
 
 def _refuse_order(order: str) -> None:

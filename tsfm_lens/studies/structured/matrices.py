@@ -10,6 +10,9 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError
 
+__all__ = ["BlockTensorTrain", "LowRank", "LowRankBlockDiagonal", "MultiLevelLowRank", "StructuredMatrix"]
+__all__ += ["balanced_factors", "left_permutation", "level_blocks", "right_permutation"]
+
 
 def level_blocks(levels: int) -> tuple[int, ...]:
     """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1)); InputError for no level.
@@ -177,11 +180,7 @@ class MultiLevelLowRank(StructuredMatrix):
 
     @property
     def generic_rank(self) -> int:
-        """Rank from the finest level up: R_l = min(block, r_l + blocks inside · R_{l+1}); levels must be nested.
-
-        Raises:
-            InputError: the blocks of a level are no parts of the blocks of the level before.
-        """
+        """Rank from the finest level up: R_l = min(block, r_l + blocks inside · R_{l+1}); levels must be nested."""
         below, finer = 0, self.blocks[-1]
         for rank, count in zip(reversed(self.ranks), reversed(self.blocks), strict=True):
             if finer % count:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,10 +13,13 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import extensible
-from tsfm_lens.studies.samformer import RevIN
+from tsfm_lens.studies.samformer.models import RevIN
 from tsfm_lens.studies.structured.forms import ScoringForm, TokenLevels, form_of_name, mixed
 from tsfm_lens.studies.structured.matrices import refuse_remainder, whole
 from tsfm_lens.studies.structured.tiles import Reach
+
+__all__ = ["Encoder", "InContextRegressor", "KeyCache", "PatchForecaster", "ScoredAttention", "StepForecaster"]
+__all__ += ["make_forecaster"]
 
 
 class ScoredAttention(nn.Module):
@@ -78,8 +81,6 @@ class ScoredAttention(nn.Module):
 class KeyCache:
     """Keys and values of the tokens so far: of each level the keys of the present block alone.
 
-    At the last of T tokens it holds T Σ_l r_l / 2^(l-1) numbers of keys a head, for T r of standard attention.
-
     Args:
         reach: keys that a query scores.
         batch, heads, length, d_value: sequences, heads of each, largest number of tokens, features of values.
@@ -98,6 +99,10 @@ class KeyCache:
         ]
         self._values = like.new_empty(batch, heads, self._value_capacity, d_value)
 
+    def _levels(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, int]]:
+        """Yield the keys of each level, the level's part of a query or key, and its block."""
+        return zip(self._keys, x.split(list(self.reach.ranks), -1), self.reach.blocks, strict=True)
+
     @property
     def key_bytes(self) -> int:
         """Bytes of the keys, all heads and sequences together."""
@@ -112,10 +117,8 @@ class KeyCache:
         """Store one more token's key (batch, head, 1, feature) and value; InputError if the cache is full."""
         if self.tokens >= self.length:
             raise InputError(f"the cache has room for {self.length} tokens and is full; make one for more")
-        start = 0
-        for keys, rank, block in zip(self._keys, self.reach.ranks, self.reach.blocks, strict=True):
-            keys[:, :, self.tokens % block % keys.shape[2]] = key[:, :, 0, start : start + rank].detach()
-            start += rank
+        for keys, part, block in self._levels(key):
+            keys[:, :, self.tokens % block % keys.shape[2]] = part[:, :, 0].detach()
         self._values[:, :, self.tokens % self._value_capacity] = value[:, :, 0].detach()
         self.tokens += 1
 
@@ -124,13 +127,10 @@ class KeyCache:
         visible = min(self.tokens, self._value_capacity)
         scores = query.new_zeros(*query.shape[:3], visible)
         depth = query.new_zeros(visible)
-        start = 0
-        for keys, rank, block in zip(self._keys, self.reach.ranks, self.reach.blocks, strict=True):
+        for keys, part, block in self._levels(query):
             inside = min((self.tokens - 1) % block + 1, keys.shape[2])
-            features = query[..., start : start + rank]
-            scores[..., visible - inside :] += features @ keys[:, :, :inside].transpose(2, 3)
+            scores[..., visible - inside :] += part @ keys[:, :, :inside].transpose(2, 3)
             depth[visible - inside :] += 1
-            start += rank
         return scores * self.reach.scale / (depth if self.reach.by_depth else 1)
 
     def values(self) -> Tensor:

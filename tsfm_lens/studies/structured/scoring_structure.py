@@ -19,16 +19,18 @@ from tsfm_lens.probes.weight_ranks import checked_levels
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import FEWEST
-from tsfm_lens.studies.rank_theory import (
+from tsfm_lens.studies.rank_theory.compression import orthonormal
+from tsfm_lens.studies.rank_theory.structure import (
     StructureSizes,
     block_diagonal_error,
     block_share,
     levels_error,
     low_rank_error,
-    orthonormal,
     structure_sizes,
     tensor_train_error,
 )
+
+__all__ = ["scoring_structure"]
 
 STRUCTURES = ("low rank", "block diagonal", "multi-level", "block tensor train")
 NULLS = ("rotated", "shuffled", "gaussian")
@@ -53,20 +55,10 @@ def scoring_structure(
 ) -> xr.Dataset:
     """Measure the distance of matrices of four structures and one size to W_Q W_Kᵀ of every head.
 
-    A head scores a query token x against a key token x' by xᵀ W_Q W_Kᵀ x', a form of rank d_head over the features of
-    the stream. It is computed from the weights, in the basis of the stream. Biases, rotary embeddings, position biases,
-    norms of queries and keys, and scales of the product are not part of it. With rotary embeddings it is the form
-    between tokens of one position.
-
+    Biases, rotary embeddings, position biases, norms of queries and keys, and scales of the product are no part of it.
     Each structure gets as many parameters as a low-rank matrix of rank ρ, a share of d_head, or the nearest number
-    below. At ρ = d_head low rank has no error, since a head is low rank. Low rank, block diagonal and block tensor
-    train are the best approximations; multi-level matrices are fitted level by level, from above.
-
-    Features have no order, and all structures but low rank depend on it and on the basis. So every error is compared
-    with three nulls: a random rotation of the stream, a random order of its features, and random normal W_Q and W_K,
-    whose scale cancels. One rotation or order acts on the whole stream, alike for queries and keys that read it; keys
-    of a cross-attention read a stream of their own. A form that fits better than rotated ones has a privileged basis;
-    one that fits better than shuffled ones has blocks in the order of the features.
+    below; all but multi-level matrices are the best approximations. Errors are compared with three nulls: a random
+    rotation of the stream ("rotated"), a random order of its features ("shuffled"), and random normal W_Q and W_K.
 
     Args:
         budget: ρ over d_head, above 0 and up to 1, one or several; at least rank 1.
@@ -81,14 +73,10 @@ def scoring_structure(
         Dataset of kind "scoring_structure" over ``component``, the heads, with coordinates ``stack``, ``kind``,
         ``layer_index`` and ``head``: ``stable_rank``, ``epsilon_rank`` (epsilon, component), 0 for a head of zeros;
         ``error`` (budget, structure, component), relative to the form in the Frobenius norm, NaN for a head of zeros;
-        ``null_error`` (null, budget, structure, component, draw); ``block_share`` (level, component), the share of the
-        squared form in the diagonal blocks of each level, and ``null_block_share`` (null, level, component), its mean
-        over draws, NaN where blocks do not divide; ``numbers`` (budget, structure, component), parameters of each
-        matrix, and in ``shape`` (budget, structure, component), its ranks and blocks in words.
-
-        ``gain`` (null, budget, structure, component), the mean null error less the own one, with what ``judge`` adds.
-        A form is one draw more if it has the structure by chance, so the interval is that of a further draw, √(draws +
-        1) times as wide as that of the mean: a form stands out if no such draw would come as near.
+        ``null_error`` (null, budget, structure, component, draw); ``block_share`` (level, component), of the squared
+        form in the diagonal blocks, and ``null_block_share`` (null, level, component), NaN where blocks do not divide;
+        ``numbers`` of parameters and ``shape`` in words (budget, structure, component); ``gain`` (null, budget,
+        structure, component), the mean null error less the own one, judged by the interval of a further draw.
 
     Source:
         Structured attention, section 3 and table 1 (S2-LR, S2-LRBD, S2-MLR, S2-BTT), of trained models;
@@ -116,7 +104,9 @@ def scoring_structure(
     measures, normal = [], {}
     for place, form in enumerate(forms):
         if form.shape not in normal:
-            normal[form.shape] = fit.of_normal(rng, form, draws)
+            # errors (draw, budget, structure) and shares (draw, level) of random normal factors
+            factors = [rng.standard_normal((draws, side, form.shape[2])) for side in form.shape[:2]]
+            normal[form.shape] = fit.errors(form, *factors), fit.shares(*factors)
         measures.append(fit.of(form, turns, normal[form.shape]))
         if progress is not None:
             progress(place + 1, len(forms))
@@ -124,7 +114,15 @@ def scoring_structure(
     title, source = "Structure of the heads' scoring forms", "Structured attention, section 3 (S2-MLR, S2-BTT)"
     facts = {"fold_norm": int(fold_norm), "levels": levels, "sweeps": sweeps, "draws": draws, "seed": seed}
     data.attrs = describe(lens, "scoring_structure", title, source, **facts)
-    return _judge_gains(data)
+    gains = data["null_error"] - data["error"]
+    middle = gains.mean("draw")
+    # the form's own error is as uncertain as one draw, which widens the error of the mean by √(draws + 1)
+    sample = middle + (gains - middle) * np.sqrt(draws + 1)
+    # what rounding of the decompositions can make of no difference
+    floor = np.sqrt(float((data["numbers"].max() / 2).item())) * 100 * float(np.finfo(float).eps)
+    data = judge(data.assign(gain=middle), "gain", values=sample, floor=floor, over="draw")
+    data.attrs["test"] = f"{data.attrs['test']}, for a draw more"
+    return data
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,12 +206,6 @@ class _Fit:
         shares = [block_share(left, right, count) if rows % count == columns % count == 0 else none for count in counts]
         return np.stack(shares, -1)
 
-    def of_normal(self, rng: np.random.Generator, form: _HeadForms, draws: int) -> Factors:
-        """Compute errors (draw, budget, structure) and shares (draw, level) of random normal factors of one shape."""
-        rows, columns, rank = form.shape
-        left, right = rng.standard_normal((draws, rows, rank)), rng.standard_normal((draws, columns, rank))
-        return self.errors(form, left, right), self.shares(left, right)
-
     def of(self, form: _HeadForms, turns: Sequence[_Turns], normal: Factors) -> dict[str, np.ndarray]:
         """Measure the heads of one attention; the head comes first in every shape."""
         heads = len(form.left)
@@ -246,7 +238,7 @@ def _dataset(
     values = [each["values"] for each in measures]
     sides = np.array([form.shape[0] + form.shape[1] for form, _, _ in heads])
     numbers = np.array([[size.ranks for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0) * sides
-    words = np.array([[_words(size) for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0)
+    words = np.array([[size.words for size in sizes] for _, _, sizes in heads]).transpose(1, 2, 0)
     where = ("budget", "structure", "component")
     return xr.Dataset(
         {
@@ -264,9 +256,10 @@ def _dataset(
         },
         coords={
             "component": [str(Component(form.stack, form.layer, form.kind, head)) for form, head, _ in heads],
-            "stack": ("component", [form.stack for form, _, _ in heads]),
-            "kind": ("component", [form.kind for form, _, _ in heads]),
-            "layer_index": ("component", [form.layer for form, _, _ in heads]),
+            **{
+                name: ("component", [getattr(form, attribute) for form, _, _ in heads])
+                for name, attribute in (("stack", "stack"), ("kind", "kind"), ("layer_index", "layer"))
+            },
             "head": ("component", [head for _, head, _ in heads]),
             "budget": list(fit.budgets),
             "structure": list(STRUCTURES),
@@ -275,29 +268,6 @@ def _dataset(
             "level": [2**level for level in range(fit.levels)],
         },
     )
-
-
-def _words(size: StructureSizes) -> tuple[str, str, str, str]:
-    return (
-        f"rank {size.rank}",
-        f"{size.blocks} blocks of rank {size.block_rank}",
-        f"ranks {', '.join(map(str, size.level_ranks))}",
-        f"{size.cuts} × {size.cuts} slices of rank {size.slice_rank}",
-    )
-
-
-def _judge_gains(data: xr.Dataset) -> xr.Dataset:
-    """Add the gain over each null, and the heads whose gain a further draw would not have."""
-    gains = data["null_error"] - data["error"]
-    middle = gains.mean("draw")
-    # the form's own error is as uncertain as one draw, which widens the error of the mean by √(draws + 1)
-    sample = middle + (gains - middle) * np.sqrt(data.sizes["draw"] + 1)
-    sides = float((data["numbers"].max() / 2).item())
-    # what rounding of the decompositions can make of no difference
-    floor = np.sqrt(sides) * 100 * float(np.finfo(float).eps)
-    data = judge(data.assign(gain=middle), "gain", values=sample, floor=floor, over="draw")
-    data.attrs["test"] = f"{data.attrs['test']}, for a draw more"
-    return data
 
 
 def _check_settings(budget: float | Iterable[float], draws: int, levels: int, sweeps: int) -> list[float]:

@@ -6,9 +6,9 @@ formula; the pattern is never held whole, neither forward nor backward.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -51,8 +51,6 @@ class Reach:
 def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
     """Return (query, key): the deepest level whose block holds both tokens, from 1 on.
 
-    It is no function of their distance: neighbours across the middle share the first level alone.
-
     Source:
         Structured attention, section 3.4, d(j, j'), with positions counted from 0.
 
@@ -93,8 +91,6 @@ def reaching_scores(query: Tensor, key: Tensor, reach: Reach) -> Tensor:
 def reaching_attention(query: Tensor, key: Tensor, value: Tensor, reach: Reach) -> Tensor:
     """Compute softmax(scores) · value (…, token, d_head) of :func:`reaching_scores`, without holding the scores.
 
-    Gradients are exact; a second derivative goes through the whole scores.
-
     Example:
         >>> x = torch.eye(2)[None]
         >>> structured.reaching_attention(x, x, x, structured.Reach((2,), (2,)))[0, 0].tolist()
@@ -117,16 +113,7 @@ class _Piece:
 
 @dataclass(frozen=True)
 class _Tile:
-    """Queries that are scored together.
-
-    Attributes:
-        rows: in the sequence.
-        keys: in the sequence, all that any of them sees.
-        pieces: rectangles that fill them.
-        fine: levels that are added within the tile: (features, block).
-        depth: levels in the pieces at the tile's own tokens.
-        near: the keys at the tile's own tokens, which fine levels, depths and the causal mask concern.
-    """
+    """Queries that are scored together."""
 
     rows: slice
     keys: slice
@@ -177,36 +164,15 @@ def _tile(reach: Reach, tokens: int, deep: int, start: int, stop: int) -> _Tile:
     return _Tile(slice(start, stop), slice(low, high), tuple(pieces), fine, deep + 1)
 
 
-def _inside(tile: _Tile, block: int) -> Iterator[tuple[int, int, int]]:
-    """Yield blocks within a tile: (first token from the tile's start, number, length); the last may be shorter."""
-    tokens = tile.rows.stop - tile.rows.start
-    whole, rest = divmod(tokens, block)
-    if whole:
-        yield 0, whole, block
-    if rest:
-        yield whole * block, 1, rest
-
-
-def _diagonal(scores: Tensor, tile: _Tile, first: int, count: int, block: int) -> Tensor:
-    """Return the blocks on the diagonal of a tile's scores at its own tokens, a view (head, count, block, block)."""
-    stop = first + count * block
-    own = scores[:, first:stop, tile.near.start + first : tile.near.start + stop]
-    blocks = own.unflatten(2, (count, block)).unflatten(1, (count, block))
-    return blocks.diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
-
-
 def _score(query: Tensor, key: Tensor, tile: _Tile, reach: Reach, buffer: Tensor) -> Tensor:
     """Write the scores of one tile (head, row, key) into ``buffer``."""
     shape = (len(query), tile.rows.stop - tile.rows.start, tile.keys.stop - tile.keys.start)
     scores = buffer[: shape[0] * shape[1] * shape[2]].view(shape)
-    for piece in tile.pieces:
-        part = scores[:, :, piece.keys.start - tile.keys.start : piece.keys.stop - tile.keys.start]
+    for piece, part in _pieces(scores, tile):
         q, k = query[:, piece.rows, piece.features], key[:, piece.keys, piece.features]
         part.baddbmm_(q, k.transpose(1, 2), beta=0, alpha=piece.factor)
-    for features, block in tile.fine:
-        for first, count, length in _inside(tile, block):
-            q, k = (_blocks(part, tile, features, first, count, length) for part in (query, key))
-            _diagonal(scores, tile, first, count, length).add_(q @ k.transpose(2, 3), alpha=_factor(tile.depth, reach))
+    for own, blocks in _fine(scores, tile):
+        own.add_(blocks(query) @ blocks(key).transpose(2, 3), alpha=_factor(tile.depth, reach))
     _weigh(scores, tile, reach)
     if reach.window is not None:
         hidden = _hidden(shape[1], tile.rows.start - tile.keys.start, shape[2], reach.causal, reach.window)
@@ -215,6 +181,30 @@ def _score(query: Tensor, key: Tensor, tile: _Tile, reach: Reach, buffer: Tensor
         hidden = _hidden(shape[1], 0, shape[1], reach.causal, None)
         scores[:, :, tile.near].masked_fill_(hidden.to(scores.device), float("-inf"))
     return scores
+
+
+def _pieces(scores: Tensor, tile: _Tile) -> Iterator[tuple[_Piece, Tensor]]:
+    """Yield the pieces of a tile, each with its part of the tile's scores."""
+    for piece in tile.pieces:
+        yield piece, scores[:, :, piece.keys.start - tile.keys.start : piece.keys.stop - tile.keys.start]
+
+
+def _fine(scores: Tensor, tile: _Tile) -> Iterator[tuple[Tensor, Callable[[Tensor], Tensor]]]:
+    """Yield blocks of fine levels in a tile's scores, (head, count, block, block), and what cuts queries or keys so."""
+    for features, block in tile.fine:
+        # the last block may be shorter
+        whole, rest = divmod(tile.rows.stop - tile.rows.start, block)
+        for first, count, length in ((0, whole, block), (whole * block, min(rest, 1), rest)):
+            if count:
+                inside = slice(first, first + count * length)
+                own = scores[:, :, tile.near][:, inside, inside].unflatten(2, (count, length))
+                diagonal = own.unflatten(1, (count, length)).diagonal(dim1=1, dim2=3).permute(0, 3, 1, 2)
+                rows = slice(tile.rows.start + inside.start, tile.rows.start + inside.stop)
+                yield diagonal, partial(_cut, rows=rows, features=features, shape=(count, length))
+
+
+def _cut(part: Tensor, *, rows: slice, features: slice, shape: tuple[int, int]) -> Tensor:
+    return part[:, rows, features].unflatten(1, shape)
 
 
 def _factor(depth: int, reach: Reach) -> float:
@@ -239,12 +229,6 @@ def _hidden(rows: int, first: int, keys: int, causal: bool, window: int | None) 
     ahead = torch.arange(keys) - torch.arange(rows)[:, None] - first
     hidden = ahead > 0 if causal else torch.zeros_like(ahead, dtype=torch.bool)
     return hidden if window is None else hidden | (ahead.abs() > window)
-
-
-def _blocks(part: Tensor, tile: _Tile, features: slice, first: int, count: int, length: int) -> Tensor:
-    """Return queries or keys of a tile's own tokens, (head, count, length, feature)."""
-    start = tile.rows.start + first
-    return part[:, start : start + count * length, features].unflatten(1, (count, length))
 
 
 class _TiledAttention(torch.autograd.Function):
@@ -276,29 +260,18 @@ class _TiledAttention(torch.autograd.Function):
             scores = _score(q, k, tile, reach, buffer)
             pattern = torch.softmax(scores, -1, out=scores)
             d_value[heads, tile.keys].baddbmm_(pattern.transpose(1, 2), g)
-            d_pattern = torch.bmm(g, v[:, tile.keys].transpose(1, 2), out=_like(other, scores))
+            d_pattern = torch.bmm(g, v[:, tile.keys].transpose(1, 2), out=other[: scores.numel()].view(scores.shape))
             d_scores = torch._softmax_backward_data(d_pattern, pattern, -1, scores.dtype, grad_input=d_pattern)
-            _add_gradients(d_scores, q, k, d_query[heads], d_key[heads], tile, reach)
+            _weigh(d_scores, tile, reach)
+            d_q, d_k = d_query[heads], d_key[heads]
+            for piece, part in _pieces(d_scores, tile):
+                d_q[:, piece.rows, piece.features].baddbmm_(part, k[:, piece.keys, piece.features], alpha=piece.factor)
+                own_q = q[:, piece.rows, piece.features]
+                d_k[:, piece.keys, piece.features].baddbmm_(part.transpose(1, 2), own_q, alpha=piece.factor)
+            for own, blocks in _fine(d_scores, tile):
+                blocks(d_q).add_(own @ blocks(k), alpha=_factor(tile.depth, reach))
+                blocks(d_k).add_(own.transpose(2, 3) @ blocks(q), alpha=_factor(tile.depth, reach))
         return d_query, d_key, d_value, None
-
-
-def _add_gradients(
-    d_scores: Tensor, query: Tensor, key: Tensor, d_query: Tensor, d_key: Tensor, tile: _Tile, reach: Reach
-) -> None:
-    """Add the gradients of a tile's scores to queries and keys."""
-    _weigh(d_scores, tile, reach)
-    for piece in tile.pieces:
-        part = d_scores[:, :, piece.keys.start - tile.keys.start : piece.keys.stop - tile.keys.start]
-        q, k = query[:, piece.rows, piece.features], key[:, piece.keys, piece.features]
-        d_query[:, piece.rows, piece.features].baddbmm_(part, k, alpha=piece.factor)
-        d_key[:, piece.keys, piece.features].baddbmm_(part.transpose(1, 2), q, alpha=piece.factor)
-    factor = _factor(tile.depth, reach)
-    for features, block in tile.fine:
-        for first, count, length in _inside(tile, block):
-            own = _diagonal(d_scores, tile, first, count, length)
-            q, k = (_blocks(part, tile, features, first, count, length) for part in (query, key))
-            _blocks(d_query, tile, features, first, count, length).add_(own @ k, alpha=factor)
-            _blocks(d_key, tile, features, first, count, length).add_(own.transpose(2, 3) @ q, alpha=factor)
 
 
 def _walk(query: Tensor, reach: Reach, more: int) -> Iterator[tuple[slice, _Tile, Tensor, list[Tensor]]]:
@@ -310,7 +283,3 @@ def _walk(query: Tensor, reach: Reach, more: int) -> Iterator[tuple[slice, _Tile
     for first in range(0, len(query), together):
         for tile in tiles:
             yield slice(first, min(first + together, len(query))), tile, buffer, others
-
-
-def _like(buffer: Tensor, scores: Tensor) -> Tensor:
-    return buffer[: scores.numel()].view(scores.shape)

@@ -17,10 +17,12 @@ from tsfm_lens.studies.structured.matrices import whole
 from tsfm_lens.studies.structured.models import (
     Encoder,
     InContextRegressor,
-    PatchForecaster,
-    StepForecaster,
     TokenEmbedding,
 )
+
+__all__ = ["InContextTask", "Prompts"]
+__all__ += ["errors_by_pairs", "fan_in_of", "first_deviation", "least_squares_in_context", "make_regressor"]
+__all__ += ["oracle_errors", "parameter_groups", "redraw", "rms_capped"]
 
 TRAINING, HELD_OUT = 0, 1
 FIRST_DIMENSIONS = 4
@@ -44,7 +46,6 @@ class Prompts:
     curriculum: int = 0
 
     def __post_init__(self) -> None:
-        """Refuse invalid sizes."""
         whole(self.inputs, "inputs")
         if self.points is not None:
             whole(self.points, "points")
@@ -96,8 +97,6 @@ def least_squares_in_context(x: Tensor, y: Tensor) -> Tensor:
 def oracle_errors(inputs: int, points: int) -> Tensor:
     """Compute the oracle's expected squared error after 0, 1, … pairs, 1 - i / d, and 0 from d pairs on, (point,).
 
-    The pairs span a random space of i dimensions; the part of w outside of it is unknown.
-
     Example:
         >>> structured.oracle_errors(4, 6).tolist()
         [1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
@@ -146,8 +145,6 @@ def make_regressor(
 
 def errors_by_pairs(model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512) -> Tensor:
     """Compute the mean squared error of x (prompt, point, d) and y (prompt, point) after 0, 1, … pairs, (point,).
-
-    The model is in evaluation mode and takes ``at_once`` prompts in a forward.
 
     Example:
         >>> prompts = structured.Prompts(4)
@@ -238,8 +235,6 @@ class InContextTask:
 def first_deviation(d_out: int, d_in: int) -> float:
     """Compute the standard deviation of first weights, d_in^-1/2 · min(1, √(d_out / d_in)).
 
-    The spectral norm is then of the order √(d_out / d_in).
-
     Source:
         Structured attention, appendix F.1 (S2-MUP); the norm that it writes ‖·‖_* is the spectral one.
 
@@ -252,9 +247,6 @@ def first_deviation(d_out: int, d_in: int) -> float:
 
 def fan_in_of(module: nn.Module, name: str) -> int | None:
     """Return the length of the sum in one output of a parameter; None without such a sum (biases, norms, read-in).
-
-    Dense layers have their inputs; level l of :class:`LevelFactor` has D / p_l (equation 36); :class:`TrainFactor` has
-    c · s on the queries' side (equation 37) and d on the keys', where equation 38 prints a.
 
     Example:
         >>> structured.fan_in_of(structured.LevelFactor(64, 2, (4, 4)), "factors.1")
@@ -271,9 +263,6 @@ def fan_in_of(module: nn.Module, name: str) -> int | None:
 
 def parameter_groups(model: nn.Module, rate: float, base_width: int) -> list[dict[str, Any]]:
     """Group parameters by the learning rate of AdamW that μP gives each, as torch's optimisers take them.
-
-    A rate tuned at width D_1 is used at another as rate · D_1 / fan-in on matrices, and as it is on biases, norms and
-    the read-in, whose sums have the length of the input.
 
     Args:
         model: a transformer of this package, or any module with its layers.
@@ -312,7 +301,8 @@ def redraw(model: nn.Module, seed: int) -> None:
         16.0
     """
     generator = torch.Generator().manual_seed(seed)
-    last = {id(part.weight) for part in _read_outs(model)}
+    read_outs = (getattr(each, "read_out", getattr(each, "head", None)) for each in model.modules())
+    last = {id(part.weight) for part in read_outs if isinstance(part, nn.Linear)}
     fans = {id(parameter): fan_in for _, parameter, fan_in in _parameters(model)}
     with torch.no_grad():
         for path, parameter in model.named_parameters():
@@ -330,8 +320,6 @@ def redraw(model: nn.Module, seed: int) -> None:
 
 def rms_capped(weight: Tensor, d_out: int, d_in: int) -> Tensor:
     """Compute W / max(1, RMS(W) / σ₀) with σ₀² = min(d_in, d_out) / d_in², of any shape.
-
-    It keeps factors of tensor trains small; d_out and d_in are the sizes of W as a matrix.
 
     Source:
         Structured attention, appendix F.1: factors are RMS-normalised; the cap is that of the published code.
@@ -357,13 +345,3 @@ def _parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter, int | Non
     for path, parameter in model.named_parameters():
         fan_in = None if id(parameter) in read_in else fan_in_of(*owners[id(parameter)])
         yield path, parameter, fan_in
-
-
-def _read_outs(model: nn.Module) -> Iterator[nn.Linear]:
-    for module in model.modules():
-        if isinstance(module, InContextRegressor):
-            yield module.read_out
-        elif isinstance(module, PatchForecaster):
-            yield module.head
-        elif isinstance(module, StepForecaster):
-            yield module.read_out

@@ -14,7 +14,7 @@ from tsfm_lens.models import Lens
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.registry import method_of
-from tsfm_lens.studies.samformer import ChannelAdapter
+from tsfm_lens.studies.samformer.wiring import ChannelAdapter
 from tsfm_lens.studies.structured.models import EncoderBlock, PatchForecaster, StepForecaster
 
 __all__ = ["ForecasterAdapter", "StepAdapter", "as_lens"]

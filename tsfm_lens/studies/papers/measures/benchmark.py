@@ -36,14 +36,7 @@ RECIPES = {
 
 @dataclass(frozen=True)
 class Subject:
-    """Model of a sweep.
-
-    Attributes:
-        source: checkpoint, folder or hub id; its name in results.
-        architecture: of the wiring; equal weights have one name.
-        layers, heads: of the stack that is read out.
-        steps: forecast steps of its own; None if it has not been opened.
-    """
+    """Model of a sweep."""
 
     source: str
     architecture: str
@@ -75,14 +68,7 @@ Subjects = Sequence[Subject]
 
 @dataclass(frozen=True)
 class Design:
-    """Sweep for one table or figure.
-
-    Attributes:
-        variants: of the configuration, for some models.
-        read: the quantities in a finished store.
-        single: whether its numbers are of one model.
-        fit: selects the models that it can run.
-    """
+    """Sweep for one table or figure."""
 
     variants: Callable[[Subjects], dict[str, Any]]
     read: Callable[[Gathered, Subjects], MeasuredValues]
@@ -134,14 +120,7 @@ def _recipes(*, unknown: bool) -> dict[str, Recipe]:
 
 
 def rows_of(subjects: Subjects) -> dict[str, Subject]:
-    """Assign models to the rows of tables 1 and 4, by name.
-
-    A model runs the rows of its architecture. A model whose architecture has no recipe, and that is none of the
-    paper's, stands in for all models of the table.
-
-    Raises:
-        InputError: two models for one row, or none for any.
-    """
+    """Assign models to the rows of tables 1 and 4, by name."""
     recipes, unknown = _recipes(unknown=False), _recipes(unknown=True)
     subject_of_row: dict[str, Subject] = {}
     for subject in subjects:

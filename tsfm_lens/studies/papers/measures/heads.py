@@ -34,22 +34,7 @@ def forecasts_without(
     steps: int | None = None,
     offset: int = 0,
 ) -> xr.Dataset:
-    """Compare forecasts without components, with every seed, with those of the whole model.
-
-    Args:
-        context: input of the measure.
-        recipes: name -> components.
-        label: of the progress.
-        steps: first ones that are compared; all if None.
-        offset: forecasts that were reported before.
-
-    Returns:
-        Dataset over (recipe, seed, series), without the whole model: ``spearman_distance``, and ``error_ratio``, the
-        logarithm of the mean absolute error over that of the whole model, where a truth is known.
-
-    Raises:
-        InputError: forecasts of one step, which have no order.
-    """
+    """Compare forecasts without components, with every seed, with those of the whole model."""
     runs = [run if steps is None else run.shortened(steps) for run in context.runs_by_seed()]
     if runs[0].horizon < 2:
         raise InputError("the Spearman distance compares the order of a forecast's steps; give a horizon of 2 or more")
@@ -175,7 +160,7 @@ def patches(context: Context) -> MeasuredValues:
     if stack.n_heads > 7 and stack.n_layers > 3:
         order = np.argsort(ranks.sel(layer="3").values)
         last = any(set(end.tolist()) == {0, 7} for end in (order[:2], order[-2:]))
-        result.claims["ablated_last"] = exactly("", true=last, of="stable rank of the weights")
+        result.claims["ablated_last"] = Verdict((exactly("", last, "stable rank of the weights"),))
     for row in dict.fromkeys((0, layer)):
         for index, rank in enumerate(ranks.sel(layer=str(row)).values):
             result.add(f"stable rank of layer {row}, head {index}", rank)

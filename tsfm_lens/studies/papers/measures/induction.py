@@ -124,11 +124,7 @@ def _repeated_settings(scores: xr.Dataset) -> dict[str, str]:
 
 
 def _blocks(context: Context) -> list[xr.Dataset]:
-    """Run the test on parts of the sequences.
-
-    Raises:
-        InputError: the model cannot take it, or no sequence rolls out to a token of its context.
-    """
+    """Run the test on parts of the sequences."""
     count = min(BLOCKS, context.n_sequences)
     blocks, failure = [], None
     for number, part in enumerate(np.array_split(np.arange(context.n_sequences), count)):
@@ -181,13 +177,7 @@ def _overlap(context: Context) -> tuple[xr.Dataset, HeadScores, dict[str, str]]:
 
 @dataclass(frozen=True, eq=False)
 class HeadScores:
-    """Scores of heads, for each part of the data that they were measured on.
-
-    Attributes:
-        prefix, copy: (block of sequences, head).
-        entropy: (series, head).
-        seed: of the draws.
-    """
+    """Scores of heads, for each part of the data that they were measured on."""
 
     prefix: np.ndarray
     copy: np.ndarray

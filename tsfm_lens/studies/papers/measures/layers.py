@@ -155,13 +155,10 @@ def distances(context: Context, *, kinds: Sequence[str]) -> MeasuredValues:
 def ablatable_parts(distance: np.ndarray) -> list[ClaimPart]:
     """Compare the middle layers with the others, by distance (layer, seed, window)."""
     before, middle, after = _thirds(len(distance))
+    inside, words = distance[middle].mean(0), "the middle layers move the forecast less than "
     others = dict.fromkeys((tuple(before), tuple(after), (0,), (len(distance) - 1,)))
     return [
-        ClaimPart(
-            f"the middle layers move the forecast less than {_words(layers)}",
-            distance[list(layers)].mean(0) - distance[middle].mean(0),
-            "Spearman distance",
-        )
+        ClaimPart(words + _words(layers), distance[list(layers)].mean(0) - inside, "Spearman distance")
         for layers in others
     ]
 
@@ -193,13 +190,8 @@ def gains(context: Context) -> MeasuredValues:
         for layer, of_windows in enumerate(values):
             median = context.median(of_windows)
             result.add(f"median gain, {metric}, layer {layer}", median.estimate, median.low, median.high, unit="%")
-        parts += [
-            ClaimPart(
-                f"no improvement by layer {layer}: {metric}",
-                values[layer] + SMALLEST_GAIN,
-                f"gain + {SMALLEST_GAIN:g} %",
-            )
-            for layer in middle_third(len(values))
-        ]
+        for layer in middle_third(len(values)):
+            words, of = f"no improvement by layer {layer}: {metric}", f"gain + {SMALLEST_GAIN:g} %"
+            parts.append(ClaimPart(words, values[layer] + SMALLEST_GAIN, of))
     result.claims["no_improvement"] = context.verdict(*parts)
     return result

@@ -15,8 +15,8 @@ from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_
 from tsfm_lens.probes.row_angles import random_angle
 from tsfm_lens.probes.weight_ranks import weight_matrices
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
-from tsfm_lens.studies.papers.verdicts import FAILS, HOLDS, ClaimPart, Tested, Verdict, judged, undecided
-from tsfm_lens.studies.rank_theory import ranks_by_model, spectra_by_patch, vocabulary_plane
+from tsfm_lens.studies.papers.verdicts import ClaimPart, Tested, Verdict, exactly, judged, undecided
+from tsfm_lens.studies.rank_theory.of_models import ranks_by_model, spectra_by_patch, vocabulary_plane
 
 T = TypeVar("T")
 EPSILON = (0.1, 0.01)
@@ -31,12 +31,7 @@ _NO_SERIES = "no model of series is given"
 
 @dataclass
 class ResultTable(MeasuredValues):
-    """Measured values, model by model.
-
-    Attributes:
-        text: models that read text.
-        family: architecture of each model.
-    """
+    """Measured values, model by model."""
 
     text: set[str] = field(default_factory=set)
     family: dict[str, str] = field(default_factory=dict)
@@ -44,14 +39,7 @@ class ResultTable(MeasuredValues):
     def each(
         self, contexts: Iterator[Context], *, series: bool = False, text: bool = True, levels: bool = True
     ) -> Iterator[tuple[str, Context]]:
-        """Yield models by name, in turn, and note their settings.
-
-        Args:
-            contexts: of every model.
-            series: whether the measure runs on series, whose settings are then noted.
-            text: whether it takes models of text.
-            levels: whether it measures ranks, whose ε are then noted last.
-        """
+        """Yield models by name, in turn, and note their settings."""
         for context in contexts:
             name, is_text = context.model.model_id, context.model.takes_ids
             self.family[name] = context.model.wiring.architecture
@@ -71,7 +59,7 @@ class ResultTable(MeasuredValues):
     def apart(self, by_model: dict[str, float], of: str) -> Verdict:
         """Test that each value of a model of text is larger than each of a model of series."""
         parts = [
-            _exact(f"{one} over {other}", by_model[one] > by_model[other], of)
+            exactly(f"{one} over {other}", by_model[one] > by_model[other], of)
             for one in by_model
             for other in by_model
             if one in self.text and other not in self.text
@@ -87,14 +75,7 @@ class ResultTable(MeasuredValues):
         falling: bool = False,
         within: float = 0.0,
     ) -> Verdict:
-        """Test that a quantity rises, falls, or stays within a factor from place to place within an architecture.
-
-        Args:
-            of: place (a width, heads, a patch) and quantity of each model; their mean where several have one place.
-            what, quantity: names of the place and of the quantity.
-            falling: test for a fall instead of a rise.
-            within: test for a factor instead.
-        """
+        """Test that a quantity rises, falls, or stays within a factor from place to place within an architecture."""
         parts = []
         for family in dict.fromkeys(self.family[name] for name in of):
             own = [pair for name, pair in of.items() if self.family[name] == family]
@@ -102,17 +83,13 @@ class ResultTable(MeasuredValues):
             for (one, before), (other, after) in pairwise(means.items()):
                 ratio = after / before
                 true = max(ratio, 1 / ratio) <= within if within else ratio < 1 if falling else ratio > 1
-                parts.append(_exact(f"{family}, {what} {one:g} to {other:g}", true, quantity))
+                parts.append(exactly(f"{family}, {what} {one:g} to {other:g}", true, quantity))
         return _whole(parts, f"no architecture is among the models with more than one {what}", quantity)
 
 
 def _whole(parts: Sequence[Tested], why: str, of: str) -> Verdict:
     """Build a verdict of parts that need no draws, or say why there are none."""
     return Verdict(tuple(parts)) if parts else undecided(why, of)
-
-
-def _exact(words: str, true: bool | np.bool_, of: str) -> Tested:
-    return Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn")
 
 
 @measure("S0-TSVD")
@@ -216,7 +193,7 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
         table.add(f"{name}: mean angle of random lines in {k:g} dimensions", random_angle(int(k)))
         table.add(f"{name}: mean angle of random lines in {embedding.attrs['d_model']} dimensions", random)
         below = float(angles.sel(family="white noise")) < random
-        tokens.append(_exact(name, below, "mean angle of noise below that of random lines"))
+        tokens.append(exactly(name, below, "mean angle of noise below that of random lines"))
     table.claims["by_patch"] = table.steps(by_patch, "patch", "share of directions")
     table.claims["smaller_space"] = _whole(tokens, _NO_SERIES, "mean angle")
     return table
@@ -263,7 +240,7 @@ def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
         widths, own = np.array(text).T
         power = float(np.polyfit(np.log(widths), np.log(own * widths), 1)[0])
         table.add("power of d that the rank of W_Q in language models grows with", power)
-        linear = [_exact("", power >= ALMOST_LINEAR, "power of d")] if np.isfinite(power) else []
+        linear = [exactly("", power >= ALMOST_LINEAR, "power of d")] if np.isfinite(power) else []
     table.claims["stays_low"] = table.steps(of_series, "width", "share of the full rank", falling=True)
     table.claims["linear"] = _whole(linear, "language models of two widths or more are needed", "power of d")
     return table
@@ -287,7 +264,7 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
             for place, rank in enumerate(stream["epsilon_rank"].values[:-1]):
                 table.add(f"{name}: {FINE:g}-rank of the input of layer {place}, {words}", rank)
         ends = fine["weight_rank"].values[[0, -1]]
-        weights.append(_exact(name, ends[1] > ends[0], f"{FINE:g}-rank of W_Q"))
+        weights.append(exactly(name, ends[1] > ends[0], f"{FINE:g}-rank of W_Q"))
         # the input of the last layer against that of the first
         rise = fine["series_rank"].isel(stream=-2) - fine["series_rank"].isel(stream=0)
         inputs.append(ClaimPart(name, rise.values, f"{FINE:g}-rank of the input"))
@@ -314,7 +291,7 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
         }
         for quantity, number in numbers.items():
             table.add(f"{name}: {quantity}", number)
-        blocks.append(_exact(name, bool(angles["closer_stands_out"]), "angle between heads less that within"))
+        blocks.append(exactly(name, bool(angles["closer_stands_out"]), "angle between heads less that within"))
     table.claims = {
         "more_heads": table.steps(whole, "heads", "share of the full rank"),
         "head_constant": table.steps(single, "heads", "mean rank of a head", within=CONSTANT_WITHIN),
@@ -340,8 +317,8 @@ def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
         half = max(len(queries) // 2, 1)
         if name not in table.text:
             rise = queries[-half:].mean() > queries[:half].mean()
-            deeper.append(_exact(name, rise, "share of the later half over the earlier"))
-            less.append(_exact(name, np.median(queries) < np.median(hidden), "share above 0.1"))
+            deeper.append(exactly(name, rise, "share of the later half over the earlier"))
+            less.append(exactly(name, np.median(queries) < np.median(hidden), "share above 0.1"))
     table.claims = {
         "weights_faster": table.apart(shares, "share above 0.1"),
         "deeper_weights": _whole(deeper, _NO_SERIES, "share above 0.1"),

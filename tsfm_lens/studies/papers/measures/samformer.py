@@ -10,12 +10,12 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.experiments import record
+from tsfm_lens.studies.experiments.grid import record
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
 from tsfm_lens.studies.papers.verdicts import LEVEL, ClaimPart, Verdict
-from tsfm_lens.studies.samformer import oracle_loss
+from tsfm_lens.studies.samformer.models import oracle_loss
 
 DRAWS = 500
 NEAR_ORACLE, NEAR_ADAM, SAME_ERROR = 1.01, 1.05, 1.01
@@ -54,13 +54,7 @@ TABLES = {name: _table(text) for name, text in PAPERS["samformer"]["tables"].ite
 
 
 def parameter_count(length: int, horizon: int, channels: int, *, width: int = 16, bias: bool = False) -> int:
-    """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and the biases.
-
-    Args:
-        length, horizon, channels: L, H and D.
-        width: d_m.
-        bias: whether the five maps have one, 3·d_m + L + H in all.
-    """
+    """Count trained numbers of SAMformer by the stated shapes: 4·L·d_m + L·H + 2·D, and the biases."""
     return 4 * length * width + length * horizon + 2 * channels + bias * (3 * width + length + horizon)
 
 

@@ -10,8 +10,9 @@ import xarray as xr
 
 from tsfm_lens.models.timing import ratios
 from tsfm_lens.studies import structured
-from tsfm_lens.studies.experiments import prepare, record
 from tsfm_lens.studies.experiments.config import TrainConfig
+from tsfm_lens.studies.experiments.grid import record
+from tsfm_lens.studies.experiments.running import prepare
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
 
@@ -43,10 +44,6 @@ def _verdict(data: xr.Dataset, *pairs: tuple[str, str, str]) -> Verdict:
     """Test whether each first arm errs more than the second, over the seeds that both have."""
     errors, of = _errors(data), "error, less that of the other"
     return verdict_over("seed", *(ClaimPart(words, errors[more] - errors[less], of) for words, more, less in pairs))
-
-
-def _add_mean(result: MeasuredValues, quantity: str, of_seeds: np.ndarray) -> None:
-    result.mean(quantity, of_seeds[np.isfinite(of_seeds)])
 
 
 def _result(data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdict]) -> MeasuredValues:
@@ -130,10 +127,9 @@ def forecasts(context: Context) -> MeasuredValues:
     for arm, of_seeds in errors.items():
         standard = errors[f"standard, {arm.rsplit(', ', 1)[1]}"]
         if standard is of_seeds:
-            _add_mean(result, f"absolute error, {arm}", of_seeds)
+            result.mean(f"absolute error, {arm}", of_seeds)
         else:
-            words = f"absolute error over that of standard attention, less 1, {arm}"
-            _add_mean(result, words, of_seeds / standard - 1)
+            result.mean(f"absolute error over that of standard attention, less 1, {arm}", of_seeds / standard - 1)
     return result
 
 
@@ -152,10 +148,9 @@ def chronos(context: Context) -> MeasuredValues:
     }
     result = MeasuredValues(settings=settings)
     for arm, of_seeds in loss.items():
-        _add_mean(result, f"loss in nats, {arm}", of_seeds)
+        result.mean(f"loss in nats, {arm}", of_seeds)
         if arm != "standard":
-            words = f"loss in nats, less that of standard attention, {arm}"
-            _add_mean(result, words, of_seeds - loss["standard"])
+            result.mean(f"loss in nats, less that of standard attention, {arm}", of_seeds - loss["standard"])
             words = f"multiply-adds of the encoder's scores over those of standard attention, {arm}"
             result.add(words, data["score_share"].sel(arm=arm))
     return result
@@ -180,9 +175,9 @@ def rates(context: Context) -> MeasuredValues:
         if finite.shape[1]:
             best = data["rate"].values[finite.argmin(-1)]
             words = f"best rate at the largest width over that at the smallest, {kind}"
-            _add_mean(result, words, best[-1] / best[0])
+            result.mean(words, best[-1] / best[0])
             for width, of_width in zip(widths, finite, strict=True):
-                _add_mean(result, f"lowest error, {kind}, width {width}", of_width.min(-1))
+                result.mean(f"lowest error, {kind}, width {width}", of_width.min(-1))
     return result
 
 
@@ -253,7 +248,7 @@ def level_costs(context: Context) -> MeasuredValues:
     for words, ranks in (("32|8|8|16", (32, 8, 8, 16)), ("8 of 8", EIGHT)):
         costs = structured.bilinear_level_operations(tokens=256, width=512, ranks=ranks)
         cheapest = costs["c"] == min(costs.values())
-        result.claims[f"best {words}"] = exactly("", true=cheapest, of="multiply-adds of c, less the fewest")
+        result.claims[f"best {words}"] = Verdict((exactly("", cheapest, "multiply-adds of c, less the fewest"),))
         for order, cost in costs.items():
             result.add(f"multiply-adds, T = 256, D = 512, ranks {words}, order {order}", cost)
     return result

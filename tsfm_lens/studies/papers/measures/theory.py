@@ -121,19 +121,18 @@ def chebyshev(context: Context, *, dimension: int = 768, n_points: int = 4096) -
     return MeasuredValues(values, sizes)
 
 
-@measure("S0-TH1")
-def smooth_embeddings(context: Context) -> MeasuredValues:
-    """Check theorem 1."""
-    data = rank_theory.embedding_bounds(draws=1, seed=context.seed).drop_sel(embedding="gated, β = 1")
-    settings = {"embeddings": ", ".join(map(str, data["embedding"].values)), **_sizes(data)}
-    return MeasuredValues({"above_theorem_1": _above_bounds(data)}, settings)
-
-
-@measure("S0-C2")
-def gated_embeddings(context: Context) -> MeasuredValues:
-    """Check corollary 2."""
-    data = rank_theory.embedding_bounds(draws=1, seed=context.seed).sel(embedding=["gated, β = 1"])
-    return MeasuredValues({"above_corollary_2": _above_bounds(data)}, {"β": "1", **_sizes(data)})
+@measure("S0-TH1", key="above_theorem_1", gated=False)
+@measure("S0-C2", key="above_corollary_2", gated=True)
+def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
+    """Check theorem 1, or corollary 2, by the singular values above their bounds."""
+    data = rank_theory.embedding_bounds(draws=1, seed=context.seed)
+    name = "gated, β = 1"
+    data = data.sel(embedding=[name]) if gated else data.drop_sel(embedding=name)
+    # smaller values are rounding in double precision
+    least = 1e-12 * data["singular_value"].isel(index=0)
+    above = float((data["singular_value"] > data["bound"] + least).sum())
+    about = {"β": "1"} if gated else {"embeddings": _list(data, "embedding")}
+    return MeasuredValues({key: above}, {**about, **_sizes(data)})
 
 
 @measure("S0-TH2")
@@ -204,12 +203,6 @@ def _growth(context: Context) -> tuple[xr.Dataset, MeasuredValues]:
     data = rank_theory.growth_bounds(draws=context.draws(10), seed=context.seed)
     first = f"1, then {data.attrs['gap']:g} · exp(−(j − 2)/{data.attrs['decay']:g})"
     return data, _result(data, context, {"heads": _list(data, "heads"), "singular values": first, **_sizes(data)})
-
-
-def _above_bounds(data: xr.Dataset) -> float:
-    # smaller values are rounding in double precision
-    least = 1e-12 * data["singular_value"].isel(index=0)
-    return float((data["singular_value"] > data["bound"] + least).sum())
 
 
 def _list(data: xr.Dataset, name: str) -> str:
