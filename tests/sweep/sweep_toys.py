@@ -13,7 +13,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tsfm_lens.sweep.run.engines import GroupTask, run_groups
+from tsfm_lens.sweep.run.engines import run_groups
+from tsfm_lens.sweep.run.tasks import GroupTask
 from tsfm_lens.sweep.store.files import cell_key
 from tsfm_lens.sweep.store.folder import Store
 

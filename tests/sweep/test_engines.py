@@ -14,8 +14,9 @@ import pytest
 import sweep_toys as toys
 
 from tsfm_lens.errors import StoreError, SweepFailedError
-from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, run_groups
+from tsfm_lens.sweep.run.engines import run_groups
 from tsfm_lens.sweep.run.sweeping import SweepProgress
+from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask
 from tsfm_lens.sweep.store import folder as store_module
 from tsfm_lens.sweep.store.files import KEY_COLUMNS
 from tsfm_lens.sweep.store.folder import Store

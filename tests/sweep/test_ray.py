@@ -15,7 +15,8 @@ import pytest
 import sweep_toys as toys
 
 from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
-from tsfm_lens.sweep.run.engines import GroupDone, run_groups
+from tsfm_lens.sweep.run.engines import run_groups
+from tsfm_lens.sweep.run.tasks import GroupDone
 from tsfm_lens.sweep.store.folder import Store
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")

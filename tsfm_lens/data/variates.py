@@ -43,9 +43,9 @@ def by_variate(dataset: xr.Dataset) -> xr.Dataset:
     if (rows < 0).any():
         present = xr.DataArray(rows >= 0, dims=("series", "variate"))
         # whole numbers become floats where a group lacks a variate
-        for name in [name for name, array in parted.variables.items() if "variate" in array.dims]:
-            text = parted[name].dtype.kind == "U"
-            parted[name] = parted[name].where(present, "") if text else parted[name].where(present)
+        for key in [key for key, array in parted.variables.items() if "variate" in array.dims]:
+            text = parted[key].dtype.kind == "U"
+            parted[key] = parted[key].where(present, "") if text else parted[key].where(present)
     labels = {name: (name, each, dataset[name].attrs) for name, each in (("series", groups), ("variate", variates))}
     return parted.assign_coords(labels)
 

@@ -27,7 +27,7 @@ from tsfm_lens.models.ablating import reference_activations
 from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
 from tsfm_lens.sweep.plan.stages import parts_of
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantSpec, plan_frame
-from tsfm_lens.sweep.run.engines import GroupTask
+from tsfm_lens.sweep.run.tasks import GroupTask
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, forecast_distances, window_scores
 from tsfm_lens.sweep.store.files import cell_key
 from tsfm_lens.sweep.store.folder import Store

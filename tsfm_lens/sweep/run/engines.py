@@ -6,22 +6,27 @@ import logging
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, ProcessPoolExecutor, wait
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
-
-from tsfm_lens.errors import InputError, LensError, StoreError, SweepFailedError, unknown_name
-from tsfm_lens.sweep.store.files import group_key
+from tsfm_lens.errors import InputError, StoreError, SweepFailedError, unknown_name
+from tsfm_lens.sweep.run.ray_engine import ray_slots
+from tsfm_lens.sweep.run.tasks import (
+    GroupDone,
+    GroupTask,
+    MakeWorker,
+    RunSummary,
+    Worker,
+    WorkerSlot,
+    cores,
+    error_line,
+)
 from tsfm_lens.sweep.store.folder import Store
 
 ENGINES = ("single", "processes", "ray")
@@ -30,146 +35,6 @@ _LOG = logging.getLogger(__name__)
 _MOST_WORKERS = 8
 _RETRY_SECONDS = 0.5
 _PATIENCE_SECONDS = 60.0
-
-
-@dataclass(frozen=True, eq=False)
-class GroupTask:
-    """A group of cells that is computed, kept and resumed as one."""
-
-    cells: tuple[str, ...]
-    payload: Any = None
-    data: Any = None
-    cost: float = 1.0
-    label: str = ""
-
-    @cached_property
-    def key(self) -> str:
-        """Key of the group's lock."""
-        return group_key(self.cells)
-
-    def __str__(self) -> str:
-        return self.label or f"{len(self.cells)} cells from {self.cells[0]}"
-
-
-Work = Callable[[GroupTask], pa.Table]
-MakeWorker = Callable[[Any, str | None], Work]
-"""Makes a worker from what all tasks share, and its device; picklable, so a function or class of a module."""
-
-
-@dataclass(frozen=True)
-class GroupDone:
-    """Outcome of a group: "resumed", "finished", "skipped" (by another process) or "failed"; or "held" or "stop"."""
-
-    task: GroupTask
-    how: str
-    seconds: float = 0.0
-    error: str = ""
-
-
-@dataclass
-class RunSummary:
-    """Outcome of a run of groups: how many of each kind, as in :class:`GroupDone`, and those that failed."""
-
-    finished: int = 0
-    skipped: int = 0
-    resumed: int = 0
-    failed: list[GroupDone] = field(default_factory=list)
-
-    def add(self, group: GroupDone) -> None:
-        """Count a group."""
-        if group.how == "failed":
-            self.failed.append(group)
-        else:
-            setattr(self, group.how, getattr(self, group.how) + 1)
-
-
-class Worker:
-    """Computation of groups in one process, of a store at a path, with so many threads of its libraries if not None."""
-
-    def __init__(
-        self, make_worker: MakeWorker, common: Any, device: str | None, path: Path, threads: int | None = None
-    ) -> None:
-        self._make_worker, self._arguments = make_worker, (common, device)
-        self._path, self._threads = path, threads
-        self._work: Work | None = None
-        self._store: Store | None = None
-        self._data: Any = None
-
-    def start(self) -> int:
-        """Make what computes, and return the number of the process."""
-        for _ in range(2):
-            # before libraries are imported, and after
-            if self._threads is not None:
-                os.environ["OMP_NUM_THREADS"] = str(self._threads)
-                pa.set_cpu_count(self._threads)
-                if "torch" in sys.modules:
-                    sys.modules["torch"].set_num_threads(self._threads)
-            self._work = self._work or self._make_worker(*self._arguments)
-        return os.getpid()
-
-    def compute(self, task: GroupTask) -> pa.Table:
-        """Compute the rows of a group."""
-        assert self._work is not None
-        return self._work(task)
-
-    def run(self, task: GroupTask, data: tuple[Any] | None) -> GroupDone:
-        """Compute a group and write it; its data are those of the group before if None."""
-        self._data = self._data if data is None else data[0]
-        self._store = self._store or Store(self._path, create=False)
-        done = run_group(self._store, replace(task, data=self._data), self.compute)
-        return replace(done, task=task)
-
-
-def run_group(store: Store, task: GroupTask, compute: Work) -> GroupDone:
-    """Lock a group, skip it if another process has finished it, compute it, and write it."""
-    start = time.perf_counter()
-    try:
-        with store.lock(task.key) as ours:
-            if not ours:
-                return GroupDone(task, "held")
-            if store.holds(task.cells):
-                return GroupDone(task, "skipped")
-            store.write(compute(task), task.cells)
-    except BrokenExecutor:
-        raise
-    except Exception as error:
-        return GroupDone(task, "stop" if isinstance(error, StoreError) else "failed", error=error_line(error))
-    return GroupDone(task, "finished", time.perf_counter() - start)
-
-
-class WorkerSlot:
-    """Place of a worker, here in the calling process; a ``BrokenExecutor`` in a future means that the worker died."""
-
-    def __init__(self, worker: Worker, store: Store) -> None:
-        self._worker, self._store = worker, store
-
-    def start(self) -> Future[None]:
-        """Start a worker, in place of an earlier one."""
-        self._worker.start()
-        return _finished(None)
-
-    def run(self, task: GroupTask) -> Future[GroupDone]:
-        """Let the worker compute a group."""
-        return _finished(run_group(self._store, task, self._worker.compute))
-
-    def stop(self) -> None:
-        """End the worker, in the middle of a group if need be."""
-
-
-def _finished(result: Any) -> Future[Any]:
-    future: Future[Any] = Future()
-    future.set_result(result)
-    return future
-
-
-def error_line(error: BaseException) -> str:
-    """Say an error in one line: the package's messages say what to do, others need their type to be understood."""
-    return str(error) if isinstance(error, LensError) else f"{type(error).__name__}: {error}"
-
-
-def cores() -> int:
-    """Count the cores that this process may use, as a scheduler such as SLURM gave them."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def run_groups(
@@ -213,8 +78,6 @@ def run_groups(
             worker = Worker(make_worker, common, devices[0] if devices else None, store.path)
             slots = [WorkerSlot(worker, store)]
         elif engine == "ray":
-            from tsfm_lens.sweep.run.ray_engine import ray_slots
-
             slots += ray_slots(make_worker, common, store, workers, devices, address, shared_store, len(pending), stack)
         else:
             count = min(workers or len(devices) or min(cores(), _MOST_WORKERS), len(pending))

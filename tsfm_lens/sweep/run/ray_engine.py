@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
-from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, MakeWorker, Worker, WorkerSlot, cores, run_group
+from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, MakeWorker, Worker, WorkerSlot, cores, run_group
 from tsfm_lens.sweep.store.folder import Store
 
 _ANSWER_SECONDS = 5.0

@@ -29,7 +29,8 @@ from tsfm_lens.sweep.run.cells import (
     save_plan,
     specs_of,
 )
-from tsfm_lens.sweep.run.engines import GroupDone, GroupTask, cores, run_groups
+from tsfm_lens.sweep.run.engines import run_groups
+from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, cores
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, SUMS
 from tsfm_lens.sweep.store.files import cell_key
 from tsfm_lens.sweep.store.folder import Store

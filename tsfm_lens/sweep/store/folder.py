@@ -243,12 +243,15 @@ class Store:
             move: move them into ``damaged``, and remove what killed processes left half written, but nothing else.
         """
         results: list[object] = [
-            footer if isinstance(footer, Damage) else _whole(footer.path, lambda _, f=footer: read_rows(f))
+            footer if isinstance(footer, Damage) else _whole(footer.path, partial(read_rows, footer))
             for footer in self._scan()
         ]
         blocking = sorted(place for place in (self.path / "cells").glob("[0-9a-f][0-9a-f]") if place.is_file())
         results += [Damage(place, "a file stands in the way of a folder") for place in blocking]
-        results += [_whole(path, read_json if path.suffix == ".json" else read_table) for path in self._plan_files()]
+        results += [
+            _whole(path, partial(read_json if path.suffix == ".json" else read_table, path))
+            for path in self._plan_files()
+        ]
         damages = [damage for damage in results if isinstance(damage, Damage)]
         report = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
         if move:
@@ -341,10 +344,10 @@ class Store:
         return sorted(path for path in paths if path.suffix in (".parquet", ".json"))
 
 
-def _whole(path: Path, read: Callable[[Path], Any]) -> Any:
+def _whole(path: Path, read: Callable[[], Any]) -> Any:
     """Read a file, or return its damage."""
     try:
-        return read(path)
+        return read()
     except PermissionError as error:
         raise trouble(error, path) from error
     except StoreError:
