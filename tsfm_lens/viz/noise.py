@@ -71,7 +71,7 @@ class Finding:
 
     def with_another(self, value: float) -> Finding:
         """Add one more member at the end, of which nothing is known and which is drawn as it is."""
-        parts = {name: np.append(getattr(self, name), value) for name in ("estimate", "low", "high")}
+        parts: dict[str, Any] = {name: np.append(getattr(self, name), value) for name in ("estimate", "low", "high")}
         return replace(self, leads=None, stands=np.append(self.stands, True), **parts)
 
     def hover(self, i: int | tuple[int, ...]) -> str:
@@ -118,7 +118,7 @@ def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) ->
     return Finding(estimate, low, high, stands > 0, *ends, unit, leads, _count_series(ds, name, at))
 
 
-def judged(ds: xr.Dataset, name: str, *dims: str, **at: int) -> Finding:
+def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:
     """Read a judged effect, of which a sentence may name what stands out; refuse a result that does not judge it."""
     effect = finding(ds, name, *dims, **at)
     if effect is None:

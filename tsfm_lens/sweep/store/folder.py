@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +294,11 @@ class Store:
                     if file.name.startswith(".") or not file.name.endswith(".parquet"):
                         continue
                     stamp, old = (file.stat().st_mtime_ns, file.stat().st_size), self._footers.get(file.name)
-                    fresh[file.name] = old if old and old[0] == stamp else (stamp, _whole(Path(file), read_footer))
+                    fresh[file.name] = (
+                        old
+                        if old and old[0] == stamp
+                        else (stamp, _whole(Path(file), partial(read_footer, Path(file))))
+                    )
             except FileNotFoundError:
                 if not (self.path / "store.json").exists():
                     raise StoreError(f"{self.path} is no longer there") from None
