@@ -36,6 +36,7 @@ MAPS: dict[str, Case] = {
     "patch_attention_grid": ("patch_attention", {"layer": -1}, lambda ds: ds["attention"].sel(layer="1")),
     "attention_rollout_map": ("flow", {"zmax": 1.0}, lambda ds: ds["flow"]),
     "path_map": ("paths", {"series": 0}, lambda ds: [ds["recovered"].isel(series=0)]),
+    "path_map of edges": ("edges", {}, lambda ds: [ds["score"].isel(series=0).where(ds["score"].any("series"))]),
 }
 LINES: dict[str, Case] = {
     "entropic_rank_line": ("entropic_rank", {}, lambda ds: {"all series": ds["rank"]}),
@@ -74,7 +75,7 @@ LINES: dict[str, Case] = {
 def test_maps_hold_the_numbers(name: str) -> None:
     result, options, expected = MAPS[name]
     ds = everything()[result]
-    fig = getattr(viz, name)(ds, **options)
+    fig = getattr(viz, name.split()[0])(ds, **options)
     maps = [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
     for trace, values in zip(maps, expected(ds), strict=True):
         np.testing.assert_allclose(np.asarray(trace.z, dtype=float), values, rtol=1e-6)

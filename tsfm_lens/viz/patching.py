@@ -200,9 +200,9 @@ def _map(
     axes = [(lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)]
     height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
     aside = any(len(axis.aside) for _, axis in axes)
-    look: Look = {"column_gap": 0.03, "min_width": 560}
-    look |= {"specs": [[{}, None] if aside else [{}], *([{}, {}] if aside else [{}] for _ in axes)]}
-    canvas = sheet([_UPPER, *(height for _ in axes)], [0.94, 0.06] if aside else [1], row_gap=_GAP, above=14, **look)
+    widths, first, others = ([0.94, 0.06], [{}, None], [{}, {}]) if aside else ([1], [{}], [{}])
+    room: Look = {"row_gap": _GAP, "column_gap": 0.03, "above": 14, "min_width": 560}
+    canvas = sheet([_UPPER, *(height for _ in axes)], widths, specs=[first, *(others for _ in axes)], **room)
     view, top = Contrast.of(ds, series), canvas.panel(1, 1)
     view.draw(top, unit_of(ds, series))
     top.y(value_title(ds, series))
@@ -278,10 +278,10 @@ def _colours(values: np.ndarray, value: str, unit: str, length: float) -> dict[s
     if value == "effect":
         return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
     limit = min(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND)
-    if limit >= 0.75 and value != "error":
-        limit = max(limit, 1.0)
-        bar |= {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"]}
-    return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
+    if value == "error" or limit < 0.75:
+        return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
+    ticks: Look = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"]}
+    return colour_scale(WORDS[value], high=max(limit, 1.0), diverging=True, **bar, **ticks)
 
 
 def _beyond(values: np.ndarray, value: str) -> str:
@@ -383,11 +383,11 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist())
         for one, shade in zip(layers, shades, strict=True):
             mine = np.flatnonzero(layer == one)
-            look: Look = {"colour": shade, "edge": "#FFFFFF", "text": [words[i] for i in mine]}
-            panel.dots(x[mine], y[mine], f"layer {one}", hover, **look)
+            texts = [words[i] for i in mine]
+            panel.dots(x[mine], y[mine], f"layer {one}", hover, colour=shade, edge="#FFFFFF", text=texts)
     else:
-        look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}, "text": words}
-        panel.dots(x, y, "a place and position", hover, legend=False, **look)
+        look: Look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}}
+        panel.dots(x, y, "a place and position", hover, legend=False, text=words, **look)
         bar = {"title": {"text": "layer", "side": "right"}}
         sheet.colours({"colorscale": _SHADES, "cmin": int(layers[0]), "cmax": int(layers[-1]), "colorbar": bar})
     for axis, title, values in ((panel.x, "share recovered by patching", x), (panel.y, "estimated share", y)):
@@ -398,9 +398,12 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         if name in ds.attrs
     ]
     base, source = way(ds)
-    remarks = [", ".join(quality) or "each dot a place, position and series"]
-    remarks += [f"{places.what()}, {shown([ids[row] for row in rows])}", f"1 is the {source} forecast, 0 the {base}"]
-    return sheet.dress(f"Attribution patching of {model_of(ds)} against patching", *remarks)
+    return sheet.dress(
+        f"Attribution patching of {model_of(ds)} against patching",
+        ", ".join(quality) or "each dot a place, position and series",
+        f"{places.what()}, {shown([ids[row] for row in rows])}",
+        f"1 is the {source} forecast, 0 the {base}",
+    )
 
 
 @ATTRIBUTION_PATCHING.panels
