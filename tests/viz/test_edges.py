@@ -204,8 +204,8 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         [0.8, 0, -3],
     ),
     "few labels of a logarithmic axis are numbers": (
-        lambda: log_axis(np.array([0.2, 2.0]))["ticktext"][:3],
-        ["0.1", "0.15", "0.2"],
+        lambda: {"0.2", "0.5", "1", "2"} <= set(log_axis(np.array([0.2, 2.0]))["ticktext"]),
+        True,
     ),
     "many labels of a logarithmic axis are powers": (
         lambda: log_axis(np.array([1e-9, 1e4]))["ticktext"][-1],
@@ -243,7 +243,7 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
 def test_rules_at_the_edges(rule: str) -> None:
     result, expected = RULES[rule]
     if np.asarray(expected).dtype.kind == "f":
-        np.testing.assert_allclose(np.asarray(result(), dtype=float), expected, rtol=1e-6)
+        np.testing.assert_allclose(np.asarray(result(), dtype=float), expected)
     else:
         assert result() == expected
 

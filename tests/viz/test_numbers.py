@@ -15,6 +15,7 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.registry import measurements
+from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.spectra import LEAST
 
@@ -78,7 +79,7 @@ def test_maps_hold_the_numbers(name: str) -> None:
     fig = getattr(viz, name.split()[0])(ds, **options)
     maps = [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
     for trace, values in zip(maps, expected(ds), strict=True):
-        np.testing.assert_allclose(np.asarray(trace.z, dtype=float), values, rtol=1e-6)
+        assert_close(np.asarray(trace.z, dtype=float), np.asarray(values), depth=16, dtype=np.float32)
     if name in ("similarity_map", "head_similarity_map"):
         assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
 

@@ -152,12 +152,6 @@ def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) 
     return table
 
 
-def entropy_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the measures, mean over steps, a row per layer and series."""
-    measures = [name for name in _MEASURES if name in ds]
-    return frame(ds[measures].astype(float).mean("step", skipna=False), *measures)
-
-
 @LOGIT_LENS.figure(needs=TOKENS, instead="lens_forecast")
 def logit_map(
     ds: xr.Dataset,
@@ -356,7 +350,8 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
             yield ReportPanel(lens_forecast(ds, series=i), lens_table(ds, i), read_lens_forecast(ds, i))
         return
     if "entropy" in ds:
-        yield ReportPanel(layer_entropy(ds), entropy_table(ds), read_entropy(ds))
+        measures = ds[[name for name in _MEASURES if name in ds]].astype(float).mean("step", skipna=False)
+        yield ReportPanel(layer_entropy(ds), frame(measures, *_MEASURES), read_entropy(ds))
     for i in forecast_series(ds, _MAPS):
         fig = logit_map(ds, series=i)
         yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i))
@@ -385,11 +380,6 @@ def read_gain(ds: xr.Dataset) -> list[str]:
                 parts.append(f"{listed([words[i] for i in sorted(places)])} {what}")
         out.append(f"{metric}: {'; '.join(parts) or 'no layer changes the error by more than the noise'}.")
     return out
-
-
-def gain_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate error and gain in percent, a row per metric, layer and series."""
-    return frame(ds, "error", "gain").rename(columns={"gain": "gain_percent"})
 
 
 @LAYER_GAIN.figure()
@@ -443,4 +433,5 @@ def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
 def _gain_panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     # where every layer's forecast is exact there is no gain
     if np.isfinite(ds["gain"].values).any():
-        yield ReportPanel(layer_gain(ds), gain_table(ds), read_gain(ds))
+        table = frame(ds, "error", "gain").rename(columns={"gain": "gain_percent"})
+        yield ReportPanel(layer_gain(ds), table, read_gain(ds))
