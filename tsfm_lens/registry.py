@@ -229,7 +229,7 @@ class Measurement:
 
         def register(function: Draw[P]) -> Draw[P]:
             draw, words = _checked(function, self.kind, tuple(variables)), title or self.titles[function.__name__]
-            columns = table if callable(table) or table is None else lambda ds: frame(ds, *table)
+            columns = table if callable(table) or table is None else _table_of(table)
             self.figures.append(Figure(draw, words, table=columns, sentences=sentences, **facts))
             return draw
 
@@ -386,6 +386,10 @@ def _documentation(function: Callable[..., Any], kind: str, parameters: list[str
     texts = {parameters[0]: f"of kind {kind!r}.", **_PARAMETERS} if parameters else {}
     shared = [f"    {name}: {texts[name]}\n" for name in parameters if name in texts and f"    {name}" not in own]
     return f"{head}\n\nArgs:\n{''.join(shared)}{own}".rstrip() + _RAISES
+
+
+def _table_of(variables: Sequence[str]) -> Callable[[xr.Dataset], pd.DataFrame]:
+    return lambda ds: frame(ds, *variables)
 
 
 def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:

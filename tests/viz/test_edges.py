@@ -252,7 +252,7 @@ def test_rules_at_the_edges(rule: str) -> None:
     ("draw", "canvas", "least"),
     [
         (lambda _: None, lambda: sheet([100], [1, 1, 1], titles=[LONG] * 3), text_width(LONG, 36)),
-        (lambda panel: panel.x(LONG), lambda: sheet([100], [1, 1, 1]), text_width(LONG, 39)),
+        (lambda panel: panel.sheet.x(LONG), lambda: sheet([100], [1, 1, 1]), text_width(LONG, 39)),
         (lambda panel: panel.bars([LONG], [1], across=True), blank, text_width(LONG, 12)),
         (lambda panel: panel.cells(np.ones((2, 12)), write=lambda _: LONG), blank, 12 * text_width(LONG, 10)),
     ],
