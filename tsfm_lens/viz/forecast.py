@@ -221,7 +221,7 @@ def _table(titles: list[list[tuple[str, ...]]]) -> Sheet:
     rows, columns = len(titles), len(titles[0])
     room: Look = {"row_gap": _GAP, "column_gap": 0.02, "above": 16 + 14 * len(titles[0][0])}
     words, least = ["\n".join(title) for row in titles for title in row], width_for(columns, least=150)
-    shared = {"shared_xaxes": "all", "shared_yaxes": "rows"}
+    shared: Look = {"shared_xaxes": "all", "shared_yaxes": "rows"}
     grid = sheet([_PANEL] * rows, [1] * columns, titles=words, min_width=least, **room, **shared)
     grid.fig.update_annotations(font={"size": 11})
     for (row, _), panel in zip(grid.places, grid, strict=True):

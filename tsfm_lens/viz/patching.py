@@ -188,9 +188,11 @@ def _map(
     axes = [(lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)]
     height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
     aside = any(len(axis.aside) for _, axis in axes)
-    widths, first, others = ([0.94, 0.06], [{}, None], [{}, {}]) if aside else ([1], [{}], [{}])
+    first: list[Any] = [{}, None] if aside else [{}]
+    others: list[Any] = [{}, {}] if aside else [{}]
     room: Look = {"row_gap": _GAP, "column_gap": 0.03, "above": 14, "min_width": 560}
-    canvas = sheet([_UPPER, *(height for _ in axes)], widths, specs=[first, *(others for _ in axes)], **room)
+    heights, widths = [_UPPER, *(height for _ in axes)], [0.94, 0.06] if aside else [1.0]
+    canvas = sheet(heights, widths, specs=[first, *(others for _ in axes)], **room)
     view, top = pair.view, canvas.panel(1, 1)
     pair.draw(top)
     top.y(view.title)
