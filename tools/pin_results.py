@@ -66,7 +66,7 @@ def pins_of_source(source: str) -> dict[str, Any]:
     from specimens import figures_of, kind_of, specimens
     from tsfm_lens.registry import find
 
-    results = specimens(source, "plain")
+    results = specimens(source)
     pins: dict[str, Any] = {}
     seen: Counter[str] = Counter()
     for name, result in results.items():

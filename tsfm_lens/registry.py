@@ -85,17 +85,16 @@ class Needs:
 
     def check(self, lens: Any, name: str, instead: str = "") -> None:
         """Refuse a lens that does not have it, naming what can be had ``instead``."""
-        if not self.met(lens):
-            raise self._refusal(name, lens.model_id, instead)
+        self._require(self.met(lens), lens.model_id, name, instead)
 
     def check_architecture(self, architecture: Any, model: str, name: str, instead: str = "") -> None:
         """Refuse a model that is not open yet by its architecture."""
-        if not self.possible(architecture):
-            raise self._refusal(name, model, instead)
+        self._require(self.possible(architecture), model, name, instead)
 
-    def _refusal(self, name: str, model: str, instead: str) -> InputError:
-        other = f"; {instead}" if instead else ""
-        return InputError(f"{name} is defined by {self.words}, which {model} does not have{other}")
+    def _require(self, has: bool, model: str, name: str, instead: str) -> None:
+        if not has:
+            other = f"; {instead}" if instead else ""
+            raise InputError(f"{name} is defined by {self.words}, which {model} does not have{other}")
 
 
 @dataclass(frozen=True)
@@ -229,9 +228,8 @@ class Measurement:
         """
 
         def register(function: Draw[P]) -> Draw[P]:
-            draw = _checked(function, self.kind, tuple(variables))
+            draw, words = _checked(function, self.kind, tuple(variables)), title or self.titles[function.__name__]
             columns = table if callable(table) or table is None else _table_of(table)
-            words = title or self.titles[function.__name__]
             self.figures.append(Figure(draw, words, table=columns, sentences=sentences, **facts))
             return draw
 
@@ -249,9 +247,8 @@ class Measurement:
             return
         for figure in self.figures:
             if figure.table is not None:
-                yield ReportPanel(
-                    figure.draw(result), figure.table(result), figure.sentences(result) if figure.sentences else []
-                )
+                words = figure.sentences(result) if figure.sentences else []
+                yield ReportPanel(figure.draw(result), figure.table(result), words)
 
     def check(self, lens: Any) -> None:
         """Refuse a model that the definition does not allow."""
@@ -271,7 +268,7 @@ def measurement(kind: str, **facts: Any) -> Measurement:
     """
     module = sys._getframe(1).f_globals
     home = str(module.get("__name__", ""))
-    facts = {**_texts(Path(module.get("__file__", "")).parent).get(kind, {}), **facts}
+    facts = {**declarations(Path(module.get("__file__", "")).with_name("measurements.yaml")).get(kind, {}), **facts}
     if not home.startswith("tsfm_lens."):
         load_extensions(FIGURES)
     if kind in _MEASUREMENTS and _MEASUREMENTS[kind].home != home:
@@ -284,9 +281,8 @@ def measurement(kind: str, **facts: Any) -> Measurement:
 
 
 @cache
-def _texts(folder: Path) -> dict[str, dict[str, Any]]:
-    """Read the texts of the measurements that modules of a folder declare, by kind."""
-    file = folder / "measurements.yaml"
+def declarations(file: Path) -> dict[str, dict[str, Any]]:
+    """Read the texts that a YAML file declares for measurements, by kind; none where there is no file."""
     texts: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return texts
 

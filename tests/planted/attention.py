@@ -88,22 +88,13 @@ def head_entropy() -> xr.Dataset:
     return ds.assign({name: (GRID, values) for name, values in parts.items()})
 
 
-def kernel_regression(
-    on: xr.Dataset = THREE,
-    missing: np.ndarray | None = None,
-    bound: np.ndarray | None = None,
-    applicable: np.ndarray | None = None,
-    bandwidth: np.ndarray | None = None,
-) -> xr.Dataset:
+def kernel_regression(on: xr.Dataset = THREE) -> xr.Dataset:
     """Bandwidths 1 to 4; tilt 2 in one head of four; two of eight bounds below 1, twice what is measured."""
-    if missing is None or bound is None or applicable is None:
-        missing, bound = np.full((2, 2, 2), 0.9), np.full((2, 2, 2), 10.0)
-        missing[1, 1], bound[1, 1] = [0.01, 0.2], [0.02, 0.4]
-        applicable = np.ones((2, 2, 2), dtype=bool)
-        applicable[0, 0, 0], bound[0, 0, 0] = False, np.nan
-    if bandwidth is None:
-        bandwidth = np.tile(np.array([1.0, 2.0, 4.0]), (2, 2, 1))
-        bandwidth[0, 1, 0] = 0.5
+    missing, bound, applicable = np.full((2, 2, 2), 0.9), np.full((2, 2, 2), 10.0), np.ones((2, 2, 2), dtype=bool)
+    missing[1, 1], bound[1, 1] = [0.01, 0.2], [0.02, 0.4]
+    applicable[0, 0, 0], bound[0, 0, 0] = False, np.nan
+    bandwidth = np.tile(np.array([1.0, 2.0, 4.0]), (2, 2, 1))
+    bandwidth[0, 1, 0] = 0.5
     ds = described(None, "kernel_regression", series=str(on["series"].values[0]))
     by_query = {"missing": missing, "bound": bound, "applicable": applicable}
     return ds.assign_coords(layer=["0", "1"], head=[0, 1]).assign(

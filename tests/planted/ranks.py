@@ -11,6 +11,11 @@ from tsfm_lens.probes.findings import judge
 LEVELS = [0.1, 0.01]
 
 
+def measures(dim: str, *values: float) -> dict[str, tuple[str, np.ndarray]]:
+    """The measures without a threshold, all the same."""
+    return {name: (dim, np.array(values)) for name in ("stable_rank", "effective_rank", "participation_ratio")}
+
+
 def weight_ranks() -> xr.Dataset:
     """Of 4 directions W_Q of layer 0 uses 1, that of layer 1 uses 3, and both W_in use all; ε = 0.01 is not told."""
     values = np.array([[1, 1e-3, 1e-3, 1e-3], [1, 0.5, 0.2, 1e-3], [1, 1, 1, 1], [1, 1, 1, 1]])
@@ -23,10 +28,7 @@ def weight_ranks() -> xr.Dataset:
         told=(("epsilon", "matrix"), np.array([[True] * 4, [False] * 4])),
         decade_count=(("matrix", "decade"), np.array([[1, 0, 0], [3, 0, 0], [4, 0, 0], [4, 0, 0]])),
         rounding_floor=("matrix", np.full(4, 0.05)),
-        **{
-            name: ("matrix", np.array([1.0, 2.0, 4.0, 4.0]))
-            for name in ("stable_rank", "effective_rank", "participation_ratio")
-        },
+        **measures("matrix", 1.0, 2.0, 4.0, 4.0),
     )
     parts = ["W_Q", "W_Q", "W_in", "W_in"]
     kinds = ["self_attn", "self_attn", "mlp", "mlp"]
@@ -77,10 +79,9 @@ def embedding_ranks() -> xr.Dataset:
         epsilon_rank=(("epsilon", "family"), ranks),
         told=(("epsilon", "family"), np.ones((2, 3), dtype=bool)),
         signal_rank=(("epsilon", "family", "signal"), np.stack([signals] * 2)),
-        **{
-            f"signal_rank_{name}": (("epsilon", "family"), np.stack([ends] * 2))
-            for name, ends in (("estimate", middle), ("low", low), ("high", high))
-        },
+        signal_rank_estimate=(("epsilon", "family"), np.stack([middle] * 2)),
+        signal_rank_low=(("epsilon", "family"), np.stack([low] * 2)),
+        signal_rank_high=(("epsilon", "family"), np.stack([high] * 2)),
         angle=(
             ("family", "token", "other_token"),
             np.stack([10 * (1 - np.eye(3)), 60 * (1 - np.eye(3)), np.zeros((3, 3))]),
@@ -89,10 +90,7 @@ def embedding_ranks() -> xr.Dataset:
         tokens=("family", [30, 30, 10]),
         full=("family", [3, 3, 3]),
         rounding_floor=("family", np.full(3, 1e-8)),
-        **{
-            name: ("family", np.array([1.1, 2.5, 1.0]))
-            for name in ("stable_rank", "effective_rank", "participation_ratio")
-        },
+        **measures("family", 1.1, 2.5, 1.0),
     )
     return ds.assign_coords(family=["own series", "white noise", "zero"], epsilon=LEVELS)
 
@@ -116,10 +114,7 @@ def flow_of_ranks() -> xr.Dataset:
         query_key_norm=("layer", np.array([3.0, 2.0])),
         value_norm=("layer", np.array([0.5, 5.0])),
         bound=(("layer", "mode"), np.full((2, 4), np.nan)),
-        **{
-            name: ("stream", np.array([1.0, 2.0, 4.0]))
-            for name in ("stable_rank", "effective_rank", "participation_ratio")
-        },
+        **measures("stream", 1.0, 2.0, 4.0),
     )
     ds = ds.assign_coords(stream=["embed", "0", "1"], layer=["0", "1"], series=["a", "b", "c"], epsilon=LEVELS)
     return judge(ds, "rank_rise", floor=0.0, signed=True, groups="epsilon")

@@ -1,10 +1,8 @@
-"""A result of every kind that the registry draws, in four cases that try the room for words."""
+"""A result of every kind that the registry draws."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -21,37 +19,19 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.registry import find, measurements
 from tsfm_lens.results import Results
 
-CASES = ("plain", "long", "one", "forty")
 # tokens; quantiles; covariates; and what no run makes
 SOURCES = ("chronos-nano", "bolt-nano", "chronos2-nano", "elsewhere")
-NAME = "Übertragene Wirkleistung am Knoten Köln {}"
-UNIT = "megawatt hours per square metre"
-LEVEL = -1e6
-MANY = 40
-_HORIZON = 12
-# what users name themselves
-_NAMED = ("model", "run", "arm")
 
 
-def specimens(source: str, case: str) -> dict[str, Any]:
-    """Results by name; cases that do not change a result leave it out."""
+def specimens(source: str) -> dict[str, Any]:
+    """Results by name: everything that is measured on a model by kind, or what no run makes."""
     if source == "elsewhere":
-        return _elsewhere(case)
-    if case in ("plain", "long"):
-        return measured(source, case)
-    # the series of an explained item are its variates, of which none can be taken out or shown twice
-    several = {
-        name: ds
-        for name, ds in measured(source, "long").items()
-        if ds.sizes.get("series", 0) > 1 and "segment" not in ds.dims
-    }
-    return {name: ds.isel(series=[0]) if case == "one" else _tiled(ds) for name, ds in several.items()}
-
-
-@cache
-def measured(model: str, case: str) -> dict[str, xr.Dataset]:
-    """Everything that is measured on a model, by kind."""
-    work, found = _work(model, case), {}
+        # planted sweeps draw one number per dataset
+        swept = planted.sweep(["model a", "model b"], 4, name="data {}".format)
+        results = [*drawn_in_examples(), *_records()]
+        numbered = {f"{ds.attrs['kind']} {place}": ds for place, ds in enumerate(results)}
+        return {str(table.attrs["kind"]): table for table in swept.values()} | numbered
+    work, found = _work(source), {}
     for kind, each in measurements().items():
         if each.of_run:
             try:
@@ -62,44 +42,13 @@ def measured(model: str, case: str) -> dict[str, xr.Dataset]:
     return found
 
 
-def _work(model: str, case: str) -> Results:
-    long = case == "long"
+def _work(model: str) -> Results:
     if model == "chronos2-nano":
-        cause, name = np.sin(np.arange(80) / 5), NAME.format("Süd") if long else "cause"
-        target = (1 + cause[:72]) * (LEVEL if long else 1)
-        entry = {"target": target, "past_covariates": {name: cause[:72]}, "future_covariates": {name: cause[72:]}}
-        return Results(load(model).run(as_series([entry]), 8))
-    batch = bundled("co2", "elnino")
-    if long:
-        ids = tuple(NAME.format(place) for place in range(len(batch.values)))
-        values = tuple(LEVEL / abs(np.nanmean(each)) * each for each in batch.values)
-        batch = replace(batch, values=values, ids=ids, groups=ids, units=(UNIT,) * len(ids))
+        cause = np.sin(np.arange(80) / 5)
+        entry = {"target": 1 + cause[:72], "past_covariates": {"cause": cause[:72]}}
+        return Results(load(model).run(as_series([entry | {"future_covariates": {"cause": cause[72:]}}]), 8))
     few = 4 if model == "chronos-nano" else None
-    return Results(load(model).run(batch, _HORIZON, holdout=True, num_samples=few))
-
-
-def _tiled(ds: xr.Dataset) -> xr.Dataset:
-    """The same series again and again, each under a name of its own."""
-    many = ds.isel(series=np.arange(MANY) % ds.sizes["series"])
-    return many.assign_coords(series=[NAME.format(place) for place in range(MANY)])
-
-
-@cache
-def _elsewhere(case: str) -> dict[str, Any]:
-    models = [NAME.format(place) for place in range({"one": 1, "forty": 12}.get(case, 2))]
-    # planted sweeps draw one number per dataset
-    swept = planted.sweep(
-        ["model a", "model b"] if case == "plain" else models,
-        MANY if case == "forty" else 4,
-        name="data {}".format if case == "plain" else NAME.format,
-    )
-    tables = {str(table.attrs["kind"]): table for table in swept.values()}
-    if case in ("one", "forty"):
-        return tables
-    results = [*_examples(), *_records()]
-    return tables | {
-        f"{ds.attrs['kind']} {place}": _renamed(ds) if case == "long" else ds for place, ds in enumerate(results)
-    }
+    return Results(load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few))
 
 
 def _records() -> list[xr.Dataset]:
@@ -108,18 +57,6 @@ def _records() -> list[xr.Dataset]:
         return []
     experiments = import_module("tsfm_lens.studies.experiments")
     return [experiments.record(name) for name in experiments.record_names()]
-
-
-@cache
-def _examples() -> list[xr.Dataset]:
-    return drawn_in_examples()
-
-
-def _renamed(ds: xr.Dataset) -> xr.Dataset:
-    for dim in _NAMED:
-        if dim in ds.coords and ds[dim].dims == (dim,) and ds[dim].dtype.kind in "UO":
-            ds = ds.assign_coords({dim: [f"{word} {NAME[:28]}" for word in ds[dim].values]})
-    return ds.assign_attrs(model=NAME.format(ds.attrs["model"])) if "model" in ds.attrs else ds
 
 
 def kind_of(name: str) -> str:

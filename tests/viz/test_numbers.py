@@ -15,6 +15,7 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.registry import measurements
+from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.spectra import LEAST
 
@@ -36,6 +37,7 @@ MAPS: dict[str, Case] = {
     "patch_attention_grid": ("patch_attention", {"layer": -1}, lambda ds: ds["attention"].sel(layer="1")),
     "attention_rollout_map": ("flow", {"zmax": 1.0}, lambda ds: ds["flow"]),
     "path_map": ("paths", {"series": 0}, lambda ds: [ds["recovered"].isel(series=0)]),
+    "path_map of edges": ("edges", {}, lambda ds: [ds["score"].isel(series=0).where(ds["score"].any("series"))]),
 }
 LINES: dict[str, Case] = {
     "entropic_rank_line": ("entropic_rank", {}, lambda ds: {"all series": ds["rank"]}),
@@ -74,10 +76,10 @@ LINES: dict[str, Case] = {
 def test_maps_hold_the_numbers(name: str) -> None:
     result, options, expected = MAPS[name]
     ds = everything()[result]
-    fig = getattr(viz, name)(ds, **options)
+    fig = getattr(viz, name.split()[0])(ds, **options)
     maps = [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
     for trace, values in zip(maps, expected(ds), strict=True):
-        np.testing.assert_allclose(np.asarray(trace.z, dtype=float), values, rtol=1e-6)
+        assert_close(np.asarray(trace.z, dtype=float), np.asarray(values), depth=16, dtype=np.float32)
     if name in ("similarity_map", "head_similarity_map"):
         assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
 

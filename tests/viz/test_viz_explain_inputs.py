@@ -50,6 +50,10 @@ def test_strips_cover_the_segments_of_each_series() -> None:
         here = ds.isel(segment=np.flatnonzero(ds["row"].values == row))
         edges = [*here["start"].values, here["stop"].values[-1]]
         np.testing.assert_array_equal(np.array(strip.x) + 0.5, edges)
+    holed = viz.input_timeline(ds.isel(segment=[0, 2, 3]))
+    first = next(trace for trace in holed.data if trace.type == "heatmap")
+    assert np.isnan(np.ravel(first.z)[1])
+    assert len(first.x) == 4
     drawn = {trace.name: trace for trace in fig.data if trace.name}
     np.testing.assert_array_equal(drawn["forecast"].y, ds["forecast"].sel(quantile=0.5))
     np.testing.assert_array_equal(drawn["reference forecast"].y, ds["reference_forecast"].sel(quantile=0.5))
@@ -108,6 +112,9 @@ def test_each_series_is_a_dot_in_each_row() -> None:
     np.testing.assert_allclose(np.sort(dots), np.sort(ds["effect"].values.ravel()))
     largest = ds["segment"].values[int(ds["size_estimate"].values.argmax())]
     assert fig.layout.yaxis.ticktext[0] == str(largest).replace("-", "−")
+    # dots in one place stand in line
+    level = viz.input_beeswarm(ds.assign(effect=0 * ds["effect"] + 1))
+    assert len({float(y) for trace in level.data for y in trace.y}) == ds["effect"].size
     with pytest.raises(InputError, match="input_beeswarm draws that kind"):
         viz.input_map(ds)
 

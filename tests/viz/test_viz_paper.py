@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import xarray as xr
 
 import planted
 from tsfm_lens import viz
@@ -14,16 +13,12 @@ from tsfm_lens.viz import theme
 STEPS = 6
 
 
-@pytest.fixture
-def recipes() -> xr.Dataset:
-    return planted.recipes(planted.rivers_and_roads())
-
-
 def lines(fig, name: str):
     return [t for t in fig.data if t.name == name]
 
 
-def test_recipes_are_columns_and_series_are_rows(recipes):
+def test_recipes_are_columns_and_series_are_rows():
+    recipes = planted.recipes(planted.rivers_and_roads())
     fig = viz.recipe_forecasts(recipes, samples=2)
     assert len(lines(fig, "context")) == 6
     # the original's median is repeated in every panel, the ablated one stands in its own
@@ -45,12 +40,8 @@ def test_recipes_are_columns_and_series_are_rows(recipes):
     assert fig.layout.yaxis.title.text == "rivers<br>(m³/s)"
 
 
-@pytest.fixture
-def logits() -> xr.Dataset:
-    return planted.lens_logits(planted.rivers_and_roads())
-
-
-def test_logit_maps_are_symmetric_and_peak_where_planted(logits):
+def test_logit_maps_are_symmetric_and_peak_where_planted():
+    logits = planted.lens_logits(planted.rivers_and_roads())
     fig = viz.lens_logit_map(logits, value_range=(-10, 40))
     maps = [t for t in fig.data if t.type == "heatmap"]
     assert len(maps) == 2
@@ -89,12 +80,8 @@ def test_the_scheme_shows_every_writer_with_its_share():
     assert all(a.ay == b.ay for a, b in zip(moved, [a for a in fig.layout.annotations if a.showarrow], strict=True))
 
 
-@pytest.fixture
-def patches() -> xr.Dataset:
-    return planted.patch_attention(planted.rivers_and_roads())
-
-
-def test_the_selected_patch_is_marked_at_its_first_step(patches):
+def test_the_selected_patch_is_marked_at_its_first_step():
+    patches = planted.patch_attention(planted.rivers_and_roads())
     fig = viz.selected_patch(patches, layer="0")
     (mark,) = lines(fig, "most read by layer 0, head 1")
     assert list(mark.x) == [-20, -20]

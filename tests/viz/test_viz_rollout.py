@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import xarray as xr
 
 import planted
-from tsfm_lens import probes, viz
-from tsfm_lens.data import bundled
+from tsfm_lens import viz
 from tsfm_lens.errors import UnknownNameError
-from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.tokens import Ruler, ruler, token_axis
-
-
-@cache
-def results() -> dict[str, xr.Dataset]:
-    lens, series = load("chronos-nano"), bundled("co2").tail(60)
-    causal = load(architectures()["timesfm-2.5"].tiny(), check=False)
-    return {
-        "autoregressive_attention": probes.autoregressive_attention(lens.run(series, 12)),
-        "norm_weighted": probes.norm_weighted_attention(lens.run(series, 12)),
-        "head_entropy": probes.head_entropy(lens.run(series, 12)),
-        "attention_rollout": probes.attention_rollout(lens.run(series, 12), stack="encoder"),
-        "causal": probes.autoregressive_attention(causal.run(series)),
-    }
 
 
 def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
@@ -44,7 +27,7 @@ def long_map(kind: str, keys: int, queries: int, lag: int) -> xr.Dataset:
 
 
 def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
-    ds = results()["autoregressive_attention"]
+    ds = planted.rollout()
     sharp, diffuse = (
         viz.autoregressive_attention_map(ds, count=3),
         viz.autoregressive_attention_map(ds, heads="diffuse", count=3),
@@ -56,10 +39,10 @@ def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
         ordinary = [not word for word in ds["key_special"].values]
         weights = ds["attention"].values[layer, head]
         z = np.asarray(fig.data[0].z)
-        np.testing.assert_array_equal(z[: sum(ordinary)], weights[ordinary])
+        assert_close(z[: sum(ordinary)], weights[ordinary], depth=16, dtype=np.float32)
         # above a gap stands the end token
         assert np.isnan(z[-2]).all()
-        np.testing.assert_array_equal(z[-1], weights[-1])
+        assert_close(z[-1], weights[-1], depth=16, dtype=np.float32)
         assert fig.data[0].name == f"layer {layer}, head {head}"
     assert "above the dotted line: EOS" in sharp.layout.meta["subtitle"]
     assert sharp.layout.coloraxis.cmax >= 0.1
@@ -67,20 +50,15 @@ def test_rollout_panels_are_sorted_by_entropy_and_hold_the_weights() -> None:
 
 
 def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
-    ds = results()["attention_rollout"]
+    ds = planted.attention_rollout()
     fig = viz.attention_rollout_map(ds)
     assert len(fig.data) == ds.sizes["layer"]
-    steps = [not word for word in ds["key_special"].values]
     for layer, trace in enumerate(fig.data):
-        z = np.asarray(trace.z)[: sum(steps), : sum(steps)]
-        assert_close(z, ds["flow"].values[layer][np.ix_(steps, steps)], depth=16, dtype=np.float32)
+        assert_close(trace.z, ds["flow"].values[layer], depth=16, dtype=np.float32)
     # the colours end where the others' shares do, not the diagonal's
-    others = ds["flow"].values.copy()
-    others[:, np.arange(len(steps)), np.arange(len(steps))] = 0
-    assert fig.layout.coloraxis.cmax == pytest.approx(np.quantile(others.max(axis=-1), 0.99))
-    assert fig.layout.coloraxis.cmax < np.quantile(ds["flow"].values.max(axis=-1), 0.99)
+    assert fig.layout.coloraxis.cmax == pytest.approx(0.7)
     assert fig.layout.yaxis.range[0] > fig.layout.yaxis.range[1]
-    assert "Attention flow through the encoder of chronos-nano" in fig.layout.meta["title"]
+    assert "Attention flow through the encoder of toy" in fig.layout.meta["title"]
     assert len(viz.attention_rollout_map(ds, layers=[-1]).data) == 1
     with pytest.raises(UnknownNameError, match="no layer '9'"):
         viz.attention_rollout_map(ds, layers=[9])
@@ -135,11 +113,11 @@ def test_ticks_are_few_and_round_and_inside(low: int, high: int) -> None:
 
 
 def test_of_few_heads_none_is_drawn_among_both_the_sharpest_and_the_most_diffuse() -> None:
-    ds = results()["autoregressive_attention"]
+    ds = planted.rollout()
     drawn = [
         {t.name for t in viz.autoregressive_attention_map(ds, heads=word).data if t.type == "heatmap"}
         for word in ("sharp", "diffuse")
     ]
-    assert ds["entropy"].size == 12
-    assert len(drawn[0]) == len(drawn[1]) == 6
+    assert ds["entropy"].size == 4
+    assert len(drawn[0]) == len(drawn[1]) == 2
     assert not drawn[0] & drawn[1]

@@ -91,6 +91,9 @@ def test_measures_are_drawn_as_they_are() -> None:
     lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
     np.testing.assert_array_equal(lines[0].y, ds["loss"])
     np.testing.assert_array_equal(lines[1].y, ds["sharpness"])
+    wide = viz.training_measures(ds.assign(sharpness_residual=0 * ds["sharpness"] + 0.25))
+    low, high = (trace for trace in wide.data if trace.mode == "lines" and trace.line.width == 0)
+    np.testing.assert_allclose(np.subtract(high.y, low.y), 0.5)
     heads = [line.y for line in lines[2:6]]
     np.testing.assert_array_equal(heads, ds["entropy"].transpose("layer", "head", "step").values.reshape(4, -1))
     # a loss that falls by more than a factor of 30 has a logarithmic axis, and all layers have one log D

@@ -142,7 +142,7 @@ def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> No
 @pytest.mark.parametrize("source", specimens.SOURCES)
 def test_the_words_of_every_figure_can_be_read(faults: Faults, source: str) -> None:
     """Every figure of every result at every width."""
-    results = specimens.specimens(source, "plain")
+    results = specimens.specimens(source)
     count, found = 0, []
     for name, result in results.items():
         drawings, unread = faults_of(faults, name, specimens.figures_of(name, result, results))

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import plotly.graph_objects as go
-import yaml
 
-from tsfm_lens.registry import Measurement, measurement
+from tsfm_lens.registry import Measurement, declarations, measurement
 
 Draw = Callable[..., go.Figure]
 
@@ -19,7 +18,8 @@ class Declarations:
     """Measurements whose texts a file holds by kind, beside facts that are common to all."""
 
     def __init__(self, file: Path, **common: Any) -> None:
-        self._texts, self._common = yaml.safe_load(file.read_text(encoding="utf-8")), common
+        self._texts = {kind: dict(texts) for kind, texts in declarations(file).items()}
+        self._common = common
 
     def measurement(self, kind: str, **more: Any) -> Measurement:
         """Declare a kind; a ``subject`` that is a text is filled in with the attributes of the result."""
@@ -27,8 +27,8 @@ class Declarations:
         subject, where = facts.get("subject"), facts.pop("where", "")
         if isinstance(subject, str):
             facts["subject"] = lambda ds: subject.format_map(defaultdict(lambda: "?", ds.attrs))
-        source = f"{facts.pop('source')}, {where}" if where else facts.pop("source")
-        return measurement(kind, **facts | {"source": source, "paper": tuple(facts.get("paper", ()))})
+        source = f"{facts['source']}, {where}" if where else facts["source"]
+        return measurement(kind, **facts | {"source": source})
 
     def figure(self, kind: str, sentences: Callable[..., list[str]]) -> Callable[[Draw], Draw]:
         """Declare a kind with one figure, one table and its sentences; the decorated function draws it."""

@@ -196,9 +196,8 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
     canvas.fig.update_layout(showlegend=False)
     entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries" if "entropy" in ds else ""
     place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
-    remarks = [single_series(ds), entropy, "each row sums to 1"]
-    remarks += [grouped(group) or "tokens as wide as the time they cover"]
-    return canvas.dress(f"{sentence_start(ds)}, {place} of {model_of(ds)}", *remarks)
+    title, cells = f"{sentence_start(ds)}, {place} of {model_of(ds)}", "tokens as wide as the time they cover"
+    return canvas.dress(title, single_series(ds), entropy, "each row sums to 1", grouped(group) or cells)
 
 
 def _draw_cells(
@@ -290,10 +289,9 @@ def pattern_heads(
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
     limit = zmax or float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    look: Look = {"column_gap": 0.08 / columns}
-    look |= {"min_width": max(420, 130 + (110 if columns <= _MAX_NUMBERED else 60) * columns), "below": 56}
-    look |= {"shared_xaxes": "all", "shared_yaxes": "all"}
-    canvas = sheet([int(np.clip(560 / max(rows, columns), 52, 150))] * rows, [1] * columns, row_gap=8, above=28, **look)
+    height, least = int(np.clip(560 / max(rows, columns), 52, 150)), 110 if columns <= _MAX_NUMBERED else 60
+    room: Look = {"row_gap": 8, "column_gap": 0.08 / columns, "min_width": max(420, 130 + least * columns)}
+    canvas = sheet([height] * rows, [1] * columns, above=28, below=56, shared_xaxes="all", shared_yaxes="all", **room)
     entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
     quantity = word.split(" (")[0].removeprefix("attention ")
     row_names, column_names = layer_names(cut), names(cut, "head")

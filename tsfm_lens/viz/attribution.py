@@ -196,9 +196,8 @@ def attribution_heatmap(
     panel.x("date" if time.stamps is not None else "forecast step")
     canvas.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
     title = f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}"
-    remarks = [shares.note, f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else ""]
-    remarks += [beyond]
-    return canvas.dress(title, *remarks)
+    fewer = f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else ""
+    return canvas.dress(title, shares.note, fewer, beyond)
 
 
 def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
@@ -367,6 +366,7 @@ def _draw_shares(panel: Panel, writers: list[str], kinds: list[str], share: np.n
     panel.dots(100 * heads[finite], where, "single heads", "%{customdata}", **look)
     # numbers stand right of bar and points
     ends = 100 * np.maximum(share, np.where(finite, heads, 0.0).max(axis=1))
-    look = {"mode": "text", "textposition": "middle right", "textfont": {"size": 10}}
-    panel.dots(ends + 0.03 * ends.max(), rows, text=[percent(float(value)) for value in share], **look)
+    words = [percent(float(value)) for value in share]
+    right = ends + 0.03 * ends.max()
+    panel.dots(right, rows, mode="text", text=words, textposition="middle right", textfont={"size": 10})
     panel.x("share of all writes (%)", range=[0, (float(ends.max()) or 1.0) * 1.35])

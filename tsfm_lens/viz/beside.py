@@ -18,8 +18,10 @@ _WIDEST = 2400  # pixels of both
 _HEADING = 30  # pixels over the panels for the names
 _SHIFT = 100  # numbers between the axes of the left half and those of the right one
 _AXIS = re.compile(r"(x|y|xaxis|yaxis|coloraxis)(\d*)( domain)?")
-_REFERENCES = {f"{letter}{name}" for letter in "xy" for name in ("axis", "ref")} | {"axref", "ayref", "coloraxis"}
-_REFERENCES |= {"anchor", "matches", "overlaying", "scaleanchor"}
+_REFERENCES = {
+    *("xaxis", "xref", "axref", "yaxis", "yref", "ayref"),
+    *("coloraxis", "anchor", "matches", "overlaying", "scaleanchor"),
+}
 Part = dict[str, Any]
 
 
@@ -50,10 +52,8 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
     if least > _WIDEST:
         raise InputError(f"two of these figures side by side need {least} pixels; draw each by itself")
     gap = min(max(1.2 * metas[1]["left"] / least, _GAPS[0]), _GAPS[1])
-    width, above = (
-        (1 - gap) / 2,
-        max(margin.t - meta["title_height"] for margin, meta in zip(margins, metas, strict=True)),
-    )
+    width = (1 - gap) / 2
+    above = max(margin.t - meta["title_height"] for margin, meta in zip(margins, metas, strict=True))
     halves = [_half(figure, place * _SHIFT, place * (width + gap), width) for place, figure in enumerate(figures)]
     _agree(*(layout for layout, _ in halves))
     notes = [note for layout, _ in halves for note in layout.pop("annotations", [])]

@@ -158,10 +158,14 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     panel.x("components kept", range=[-0.5, sizes[-1] + 0.5])
     panel.y("faithfulness", range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)], showgrid=True, gridcolor=PALE)
     ranking = str(ds.attrs.get("ranking", ""))
-    remarks = [f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}"]
-    remarks += [f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else "")]
-    remarks += ["1: the whole model, 0: none of the components", remark, str(ds.attrs.get("refused", ""))]
-    return sheet.dress(f"How many components of {model_of(ds)} keep {_behaviour(ds)}", *remarks)
+    return sheet.dress(
+        f"How many components of {model_of(ds)} keep {_behaviour(ds)}",
+        f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
+        f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
+        "1: the whole model, 0: none of the components",
+        remark,
+        str(ds.attrs.get("refused", "")),
+    )
 
 
 @CIRCUIT.figure()
@@ -176,9 +180,9 @@ def circuit_forecasts(ds: xr.Dataset, *, series: str | int = 0, context_steps: i
     core = np.concatenate([view.observations, forecasts["model"], forecasts["circuit"]])
     cut = fit(sheet, core, np.append(forecasts["complement"], forecasts["nothing"]), reach=1.0)
     view.title_axes(panel)
-    remarks = [_quality(ds, view.place)]
-    remarks += [f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}", cut]
-    return sheet.dress(f"Forecasts of {view.id} by {model_of(ds)} and by its circuit alone", *remarks)
+    outside = f"what is outside is {ablation_word(ds)}; {view.statistic} forecasts, {view.remark}"
+    title = f"Forecasts of {view.id} by {model_of(ds)} and by its circuit alone"
+    return sheet.dress(title, _quality(ds, view.place), outside, cut)
 
 
 @dataclass(frozen=True)
@@ -278,9 +282,8 @@ def _quality(ds: xr.Dataset, series: int | None = None) -> str:
         noise, part = finding(ds, name) if series is None else None, f"no verdict on {name}"
         if np.isfinite(values).any():
             part = f"{name} {np.nanmean(values):.3g}"
-            part += (
-                f" ({float(noise.low):.3g} to {float(noise.high):.3g})" if noise is not None and noise.spread else ""
-            )
+            if noise is not None and noise.spread:
+                part = f"{part} ({float(noise.low):.3g} to {float(noise.high):.3g})"
         parts.append(part)
     return ", ".join(filter(None, [size, *parts])) + f" (means over {ds.sizes['series']} series)" * several
 

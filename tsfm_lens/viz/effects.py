@@ -163,10 +163,12 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     short = unit.replace("the series' range", "range")
     left.x(f"direct effect\n({short})", nticks=5)
     right.x("self-repair\n(share of the direct effect undone)", range=bounds)
-    remarks = [f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time"]
-    remarks += ["0: nothing undone, 1: all of it (dashed), below 0: added to"]
-    remarks += ["what leaves the axis is cut off" if cut else ""]
-    return canvas.dress(f"Self-repair in {model_of(ds)} after its strongest components are taken out", *remarks)
+    return canvas.dress(
+        f"Self-repair in {model_of(ds)} after its strongest components are taken out",
+        f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time",
+        "0: nothing undone, 1: all of it (dashed), below 0: added to",
+        "what leaves the axis is cut off" if cut else "",
+    )
 
 
 def ablation_word(ds: xr.Dataset) -> str:
@@ -208,8 +210,8 @@ def _regions(panel: Panel, x: np.ndarray, y: np.ndarray) -> None:
     if low < -0.1 * high:
         # on the side where no dot lies below
         crowded = bool(((y < 0) & (x < 0.4 * right)).any())
-        look |= {"xanchor": "right"} if crowded else {}
-        panel.note("more than undone", 0.98 if crowded else 0.02, 0.01, yanchor="bottom", **look)
+        x, side = (0.98, "right") if crowded else (0.02, "left")
+        panel.note("more than undone", x, 0.01, yanchor="bottom", **look | {"xanchor": side})
 
 
 def _dots(
@@ -319,10 +321,9 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     options: Look = {"below": 50 + 6 * max(len(label) for label in receivers.ticks()["ticktext"])}
     sheet = blank(height, min_width=140 + max(height, 10 * len(receivers.names)), **options)
     panel, gap = sheet.panel(), 1 if max(z.shape) <= 60 else 0
-    look: Look = {"noise": None if noise is None else noise.at(cells)}
-    look |= {"text": [[f"{plain(a)} → {plain(b)}" for b in receivers.names] for a in senders.names], "xgap": gap}
-    look |= {"ygap": gap}
-    panel.cells(z, np.arange(z.shape[1]), np.arange(z.shape[0]), f"%{{text}}<br>{WORDS[variable]} %{{z:.3g}}", **look)
+    words = [[f"{plain(a)} → {plain(b)}" for b in receivers.names] for a in senders.names]
+    x, y, hover = np.arange(z.shape[1]), np.arange(z.shape[0]), f"%{{text}}<br>{WORDS[variable]} %{{z:.3g}}"
+    panel.cells(z, x, y, hover, noise=noise and noise.at(cells), text=words, xgap=gap, ygap=gap)
     panel.partings(senders.breaks)
     panel.partings(receivers.breaks, across=False)
     panel.x("receiver", tickangle=-90, showline=False, **receivers.ticks())
@@ -332,11 +333,14 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     sheet.fig.update_layout(plot_bgcolor=PALE)
     base, source = way(ds)
     via = str(ds.attrs.get("via", "all"))
-    remarks = [f"{over_series(ds, rows)}, {source} activations in the {base} run"]
-    remarks += [f"via the receiver's {via}" if via != "all" else ""]
-    remarks += [f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else ""]
-    remarks += [f"grey: no path{', or no effect' if kind == 'edges' else ''}", beyond]
-    return sheet.dress(f"{KINDS[kind]} of {model_of(ds)}: what each component passes on to later ones", *remarks)
+    return sheet.dress(
+        f"{KINDS[kind]} of {model_of(ds)}: what each component passes on to later ones",
+        f"{over_series(ds, rows)}, {source} activations in the {base} run",
+        f"via the receiver's {via}" if via != "all" else "",
+        f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else "",
+        f"grey: no path{', or no effect' if kind == 'edges' else ''}",
+        beyond,
+    )
 
 
 def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> np.ndarray:
@@ -346,7 +350,7 @@ def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> 
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])
-    return means(values.reshape(-1, values.shape[-1])).reshape(values.shape[:2])
+    return means(values)
 
 
 def _limit(z: np.ndarray) -> tuple[float, str]:

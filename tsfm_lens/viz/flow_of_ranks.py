@@ -10,7 +10,7 @@ import xarray as xr
 
 from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.logit_lens import few_ticks
+from tsfm_lens.viz.logit_lens import layer_axis
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
@@ -160,9 +160,10 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     canvas.y(**log_axis(np.concatenate([values.ravel(), weights.ravel()])))
     left.y("singular value / largest")
     canvas.x("mode")
-    remarks = ["the deeper the darker", f"{_stack_words(ds)}, {shown(names(ds, 'series'))}"]
-    remarks += ["theorem 4 says nothing of this model" if np.isnan(bound).all() else ""]
-    return canvas.dress(f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}", *remarks)
+    which = f"{_stack_words(ds)}, {shown(names(ds, 'series'))}"
+    title = f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}"
+    silent = "theorem 4 says nothing of this model" if np.isnan(bound).all() else ""
+    return canvas.dress(title, "the deeper the darker", which, silent)
 
 
 @FLOW_OF_RANKS.figure(
@@ -185,12 +186,11 @@ def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
         panel.line(labels, mean, "mean over series", colour=BLUE, width=2.5, legend=False)
         hover = "mean over series, %{text}<br>%{y:+.3g} directions"
         panel.dots(labels, mean, "mean over series", hover, colour=BLUE, size=8, text=labels, noise=noise)
-    panel.x("stream", type="category")
-    few_ticks(canvas, labels)
+    layer_axis(canvas, labels, "stream")
     panel.y("rank, less that of the embedding")
-    remarks = [f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens"]
-    remarks += [f"{_stack_words(ds)}, {int(finite.sum())} series"]
-    return canvas.dress(f"Rise of the rank of single series through {model_of(ds)}", *remarks)
+    level = f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens"
+    which = f"{_stack_words(ds)}, {int(finite.sum())} series"
+    return canvas.dress(f"Rise of the rank of single series through {model_of(ds)}", level, which)
 
 
 def _stream_names(ds: xr.Dataset) -> list[str]:
@@ -283,7 +283,9 @@ def token_angle_map(ds: xr.Dataset, *, families: Sequence[str] | None = None) ->
     title_axes(grid, "token", "token")
     grid.y(autorange="reversed")
     grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
-    remarks = ["tokens before the first layer, as lines"]
-    remarks += [f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
-    remarks += ["empty: tokens that are zero, or fewer of them"]
-    return grid.dress(f"Angles between tokens that {model_of(ds)} embeds", *remarks)
+    return grid.dress(
+        f"Angles between tokens that {model_of(ds)} embeds",
+        "tokens before the first layer, as lines",
+        f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart",
+        "empty: tokens that are zero, or fewer of them",
+    )

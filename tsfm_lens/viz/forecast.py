@@ -92,9 +92,9 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
     draw_bands(panel, view, ds["quantile"].values, values, bands=not len(paths), statistic="median")
     view.draw(panel)
     view.title_axes(panel)
-    remarks = [f"{len(view.future)} steps ahead from {view.remark}"]
-    remarks += ["sampled paths" if len(paths) else "bands: central intervals of the forecast distribution"]
-    return sheet.dress(f"Forecast of {view.id} by {model_of(ds)}", *remarks)
+    ahead = f"{len(view.future)} steps ahead from {view.remark}"
+    spread = "sampled paths" if len(paths) else "bands: central intervals of the forecast distribution"
+    return sheet.dress(f"Forecast of {view.id} by {model_of(ds)}", ahead, spread)
 
 
 @FORECAST.panels
@@ -219,9 +219,10 @@ def _title(ds: xr.Dataset, recipe: int, series: int, *, first: bool) -> tuple[st
 def _table(titles: list[list[tuple[str, ...]]]) -> Sheet:
     """Make panels in rows of their own value axis and columns of one time axis."""
     rows, columns = len(titles), len(titles[0])
-    look: Look = {"row_gap": _GAP, "column_gap": 0.02, "above": 16 + 14 * len(titles[0][0])}
-    look |= {"min_width": width_for(columns, least=150), "shared_xaxes": "all", "shared_yaxes": "rows"}
-    grid = sheet([_PANEL] * rows, [1] * columns, titles=["\n".join(title) for row in titles for title in row], **look)
+    room: Look = {"row_gap": _GAP, "column_gap": 0.02, "above": 16 + 14 * len(titles[0][0])}
+    words, least = ["\n".join(title) for row in titles for title in row], width_for(columns, least=150)
+    shared: Look = {"shared_xaxes": "all", "shared_yaxes": "rows"}
+    grid = sheet([_PANEL] * rows, [1] * columns, titles=words, min_width=least, **room, **shared)
     grid.fig.update_annotations(font={"size": 11})
     for (row, _), panel in zip(grid.places, grid, strict=True):
         panel.x("step" if row == rows else "", showticklabels=row == rows, nticks=5)
@@ -336,9 +337,9 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     panel.x("numbers that are left (% of the model's)")
     panel.y("rise of MASE (%)")
     count = int(ds.attrs.get("n_series", 0))
-    remarks = [f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals"]
-    remarks += ["ring: the choice" if choice else "no point is known to be harmless"]
-    return canvas.dress(f"Size and error of {model_of(ds)}, compressed", *remarks)
+    over = f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals"
+    ring = "ring: the choice" if choice else "no point is known to be harmless"
+    return canvas.dress(f"Size and error of {model_of(ds)}, compressed", over, ring)
 
 
 @COMPRESSION_QUALITY.figure()
@@ -375,9 +376,9 @@ def compressed_forecasts(
         view.forecast(panel, other[middle], "compressed model (median)", VERMILION, words="compressed model")
         panel.x(view.time.title if view is views[-1] else "")
         panel.y(view.title)
-    remarks = [f"{ds.sizes['step']} steps ahead from {views[0].remark}"]
-    remarks += [f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile"]
-    return canvas.dress(f"Forecasts of {model_of(ds)} before and after compression", *remarks)
+    ahead = f"{ds.sizes['step']} steps ahead from {views[0].remark}"
+    interval = f"interval: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile"
+    return canvas.dress(f"Forecasts of {model_of(ds)} before and after compression", ahead, interval)
 
 
 @COMPRESSION_QUALITY.panels

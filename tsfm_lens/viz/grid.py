@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tsfm_lens.viz.sheet import Look, Sheet, sheet, shortened
+from tsfm_lens.viz.sheet import Sheet, sheet, shortened
 
 _GAP = 36  # pixels between two rows of panels
 _DIGITS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))  # of labels: as many as have room
@@ -33,9 +33,18 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
     columns = columns_for(len(titles), most)
     rows = -(-len(titles) // columns)
     lines = max(title.count("\n") for title in words)
-    look: Look = {"row_gap": _GAP + 14 * lines, "column_gap": min(0.08, 0.3 / columns), "min_width": width_for(columns)}
-    look |= {"shared_xaxes": "all", "shared_yaxes": "all"}
-    canvas = sheet([row_height] * rows, [1] * columns, titles=words, title_type=_TYPE, above=30 + 14 * lines, **look)
+    canvas = sheet(
+        [row_height] * rows,
+        [1] * columns,
+        titles=words,
+        title_type=_TYPE,
+        row_gap=_GAP + 14 * lines,
+        column_gap=min(0.08, 0.3 / columns),
+        min_width=width_for(columns),
+        above=30 + 14 * lines,
+        shared_xaxes="all",
+        shared_yaxes="all",
+    )
     places, empty = canvas.places[: len(titles)], canvas.places[len(titles) :]
     for row, column in empty:
         canvas.panel(row, column).x(visible=False)

@@ -45,8 +45,18 @@ _NEEDS = ("attention", "write", "singular_value", "quantile_forecast", "ablated_
 _CELLS = 1024  # of the attention drawn; longer contexts are drawn in cells of several steps
 _ROW, _WIDTHS, _GAP = 195, (0.34, 0.24, 0.42), 0.13  # pixels of a row of panels; shares of the columns and between them
 _LEAST = 1e-12  # of the largest singular value: what rounding leaves of one that is 0
-_BAR = {"orientation": "h", "x": 0, "xanchor": "left", "yanchor": "top", "len": _WIDTHS[0] * (1 - 2 * _GAP)}
-_BAR |= {"thickness": 10, "outlinewidth": 0, "tickfont": {"size": 10}, "ypad": 0, "xpad": 0}
+_BAR = {
+    "orientation": "h",
+    "x": 0,
+    "xanchor": "left",
+    "yanchor": "top",
+    "len": _WIDTHS[0] * (1 - 2 * _GAP),
+    "thickness": 10,
+    "outlinewidth": 0,
+    "tickfont": {"size": 10},
+    "ypad": 0,
+    "xpad": 0,
+}
 _LAST = {"row": 2, "col": 3}
 _PLACES: dict[str, tuple[Callable[..., go.Scatter | go.Heatmap | go.Bar], dict[str, Any]]] = {
     "scores": (go.Heatmap, {"row": 1, "col": 1}),

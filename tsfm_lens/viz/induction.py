@@ -133,10 +133,10 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
                 value = float(ds["correlation"].sel(score=below, other_score=beside))
                 text = f"r = {value:+.2f}".replace("-", "−") if np.isfinite(value) else "r undefined"
                 place = canvas.fig.get_subplot(row, col)
-                where: Look = {letter: sum(getattr(place, f"{letter}axis").domain) / 2 for letter in "xy"}
+                middle: Look = {letter: sum(getattr(place, f"{letter}axis").domain) / 2 for letter in "xy"}
                 # what hangs on an invisible axis is not drawn
-                where |= {"xref": "paper", "yref": "paper", "xanchor": "center", "font": {"size": 14, "color": GREY}}
-                canvas.fig.add_annotation(text=text, **where)
+                on_paper = {"xref": "paper", "yref": "paper", "xanchor": "center"}
+                canvas.fig.add_annotation(text=text, font={"size": 14, "color": GREY}, **middle, **on_paper)
                 continue
             # the lines of one column share their axis, the histogram's heights have their own
             title = _AXES[beside] if row == 3 else None
@@ -180,9 +180,9 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
     # 0 is white, so what is undefined must not be
     canvas.fig.update_layout(plot_bgcolor=PALE)
-    remarks = [f"left and middle: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"]
-    remarks += ["grey: no head to take a share of"]
-    return canvas.dress(f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds", *remarks)
+    title = f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds"
+    least = f"left and middle: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"
+    return canvas.dress(title, least, "grey: no head to take a share of")
 
 
 def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:

@@ -212,8 +212,8 @@ def _draw_hidden(panel: Panel, x: float, y: float, text: str, colour: str, size:
 
 def _draw_nodes(panel: Panel, at: int, column: _Column) -> None:
     """Draw a column of nodes with their names beside them."""
-    side: Look = {"xanchor": "left" if at else "right", "yanchor": "middle"}
-    side |= {"bgcolor": "rgba(255,255,255,0.75)", "borderpad": 0} if at == 1 else {}
+    ground = {"bgcolor": "rgba(255,255,255,0.75)", "borderpad": 0} if at == 1 else {}
+    side: Look = {"xanchor": "left" if at else "right", "yanchor": "middle", **ground}
     for label, size, colour, note, low in zip(*column, strict=True):
         panel.shape("rect", (at - _WIDE, at + _WIDE), (low, low + size), line={"width": 0}, fillcolor=colour)
         _draw_hidden(panel, at, low + size / 2, note, colour, 8)
@@ -314,9 +314,9 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     panel.x("share of all components' effects" if name == "carried_share" else whole)
     ticks = [plain(labels[i]) for i in order]
     panel.y(tickvals=list(range(len(order))), ticktext=ticks, range=[len(order) - 0.5, -0.5])
-    remarks = [f"mean over {shown(names(ds, 'series'))}"]
-    remarks += [f"the {len(order)} of {len(labels)} components that carry most" * (len(order) < len(labels))]
-    return sheet.dress(f"What carries the input through {model_of(ds)}", *remarks)
+    fewer = f"the {len(order)} of {len(labels)} components that carry most" if len(order) < len(labels) else ""
+    title, over = f"What carries the input through {model_of(ds)}", f"mean over {shown(names(ds, 'series'))}"
+    return sheet.dress(title, over, fewer)
 
 
 ROUTE_FAITHFULNESS = measurement("route_faithfulness", needs=SERIES)
@@ -362,6 +362,6 @@ def faithfulness_dots(ds: xr.Dataset) -> go.Figure:
     change.x("forecast step")
     change.y(f"change of the forecast ({unit})")
     error = float(array(ds, "prediction_error", "segment")[0])
-    remarks = [f"forecast of {ds.attrs.get('target', '')}"]
-    remarks += [f"at the right {segments[0]}, error of the prediction {number(100 * error)} %"]
-    return canvas.dress(f"Routes of {model_of(ds)}, cut and restored", *remarks)
+    right = f"at the right {segments[0]}, error of the prediction {number(100 * error)} %"
+    title = f"Routes of {model_of(ds)}, cut and restored"
+    return canvas.dress(title, f"forecast of {ds.attrs.get('target', '')}", right)

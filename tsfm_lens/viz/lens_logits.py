@@ -155,9 +155,12 @@ def thought_lines(
     # labels of neighbouring panels would run into each other
     grid.x(nticks=2 if len(panels) > 2 else 4)
     count = int(ds["spurious"].values[lines].sum())
-    remarks = ["logit lens after each layer, probability in colours"]
-    remarks += ["spurious: not continuous with the context, and gone in the last layer", view.time.remark]
-    return grid.dress(f"Lines of thought of {model_of(ds)} on {view.id}: {count} of {len(lines)} spurious", *remarks)
+    return grid.dress(
+        f"Lines of thought of {model_of(ds)} on {view.id}: {count} of {len(lines)} spurious",
+        "logit lens after each layer, probability in colours",
+        "spurious: not continuous with the context, and gone in the last layer",
+        view.time.remark,
+    )
 
 
 @LINES_OF_THOUGHT.figure(table=("count", "spurious_count"))
@@ -183,9 +186,8 @@ def thought_counts(ds: xr.Dataset) -> go.Figure:
     left.y("lines per series" if several else "lines", **({} if several else {"tickformat": "d", "nticks": 5}))
     right.y("probability (%)", rangemode="tozero")
     canvas.fig.update_layout(barmode="stack")
-    remarks = [f"{shown(ids)}, {ds.sizes['step']} steps"]
-    remarks += ["spurious: not continuous with the context, gone in the last layer"]
-    return canvas.dress(f"Lines of thought of {model_of(ds)}, layer by layer", *remarks)
+    title, which = f"Lines of thought of {model_of(ds)}, layer by layer", f"{shown(ids)}, {ds.sizes['step']} steps"
+    return canvas.dress(title, which, "spurious: not continuous with the context, gone in the last layer")
 
 
 def _line(panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray) -> None:

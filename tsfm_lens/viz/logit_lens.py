@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.stats import leader
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
@@ -149,15 +149,6 @@ def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) 
         parts.append(part.assign(value_from=edges[row], value_to=edges[row + 1], probability=mass[row, column]))
     table = pd.concat(parts, ignore_index=True)
     table["unit"] = unit_of(ds, series)
-    return table
-
-
-def entropy_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the measures, mean over steps, a row per layer and series."""
-    layers, ids = names(ds, "layer"), names(ds, "series")
-    table = pd.DataFrame({"layer": np.repeat(layers, len(ids)), "series": np.tile(ids, len(layers))})
-    for measure in filter(ds.__contains__, _MEASURES):
-        table[measure] = array(ds, measure, "layer", "series", "step").mean(axis=-1).ravel()
     return table
 
 
@@ -308,9 +299,8 @@ def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[
         note = f"uniform over {ds.sizes['bin']} bins: {uniform:.3g} nats"
         panel.level(uniform, dash="dot")
         panel.note(note, 1, uniform, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
-    panel.x("layer whose residual stream is read", type="category")
+    layer_axis(canvas, labels, "layer whose residual stream is read")
     panel.y(f"{word} ({unit})", rangemode="tozero")
-    few_ticks(canvas, labels)
     remarks = [f"logit lens on {shown(names(ds, 'series'))}", f"mean over {ds.sizes['step']} forecast steps", meaning]
     return canvas.dress(f"{title}, layer by layer, in {model_of(ds)}", *remarks)
 
@@ -325,9 +315,16 @@ def series_lines(
         # under the lines, which it would hide
         panel.band(labels, noise.low, noise.high, mixed(INK, 0.15), "interval of the mean", legend=True)
     for i, name in enumerate(ids):
-        options: Look = {"colour": CATEGORICAL[i] if coloured else "#A8A8A8", "width": 1.2 if several else 2}
-        options |= {"mode": "lines" if several else "lines+markers", "text": labels}
-        panel.line(labels, values[:, i], name if coloured else "one series each", f"{plain(name)}, {hover}", **options)
+        panel.line(
+            labels,
+            values[:, i],
+            name if coloured else "one series each",
+            f"{plain(name)}, {hover}",
+            colour=CATEGORICAL[i] if coloured else "#A8A8A8",
+            width=1.2 if several else 2,
+            mode="lines" if several else "lines+markers",
+            text=labels,
+        )
     if noise is not None:
         hover = f"mean of {len(ids)} series, {hover}"
         word, mean = "mean over series", noise.estimate
@@ -339,11 +336,11 @@ def series_lines(
         panel.line(labels, medians(values), "median over series", f"median of {len(ids)} series, {hover}", **look)
 
 
-def few_ticks(canvas: Sheet, labels: list[str], most: int = 16) -> None:
-    """Label the axis with numbers of layers, at most ``most`` of them; hover keeps the words."""
+def layer_axis(canvas: Sheet, labels: list[str], title: str = "layer", *, most: int = 16) -> None:
+    """Label the horizontal axes with numbers of layers, at most ``most`` of them; hover keeps the words."""
     keep = list(range(0, len(labels), max(1, -(-len(labels) // most))))
     words = ["embed." if labels[i] == "embedding" else labels[i].removeprefix("layer ") for i in keep]
-    canvas.x(tickvals=keep, ticktext=words, linecolor=PALE)
+    canvas.x(title, type="category", tickvals=keep, ticktext=words, linecolor=PALE)
 
 
 @LOGIT_LENS.panels
@@ -353,7 +350,8 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
             yield ReportPanel(lens_forecast(ds, series=i), lens_table(ds, i), read_lens_forecast(ds, i))
         return
     if "entropy" in ds:
-        yield ReportPanel(layer_entropy(ds), entropy_table(ds), read_entropy(ds))
+        measures = ds[[name for name in _MEASURES if name in ds]].astype(float).mean("step", skipna=False)
+        yield ReportPanel(layer_entropy(ds), frame(measures, *_MEASURES), read_entropy(ds))
     for i in forecast_series(ds, _MAPS):
         fig = logit_map(ds, series=i)
         yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i))
@@ -384,15 +382,6 @@ def read_gain(ds: xr.Dataset) -> list[str]:
     return out
 
 
-def gain_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate error and gain in percent, a row per metric, layer and series."""
-    dims = ("metric", "layer", "series")
-    table = pd.MultiIndex.from_product([names(ds, dim) for dim in dims], names=dims).to_frame(index=False)
-    if "error" in ds:
-        table["error"] = array(ds, "error", *dims).ravel()
-    return table.assign(gain_percent=array(ds, "gain", *dims).ravel())
-
-
 @LAYER_GAIN.figure()
 def layer_gain(
     ds: xr.Dataset, *, metrics: Sequence[str] | None = None, layers: Sequence[str | int] | None = None
@@ -419,14 +408,13 @@ def layer_gain(
         measure = f"{plain(title)} %{{y:+.3g}} % against the layer before"
         panel.level(0, layer="below")
         series_lines(panel, labels, values, ids, measure, noise)
-        panel.x("layer", type="category")
     beyond = _limit_gain(canvas, gain, ends)
     canvas.panel().y("change of the error (%)\nnegative = better")
-    few_ticks(canvas, labels, 8)
+    layer_axis(canvas, labels, most=8)
     against = "the truth" if ds.attrs.get("reference", "truth") == "truth" else "the model's own forecast"
-    remarks = [f"change of the error against {against} from layer to layer; negative = better", shown(ids)]
-    remarks += [f"{beyond} value{'s' if beyond > 1 else ''} beyond the axis" if beyond else ""]
-    return canvas.dress(f"Gain of each layer of {model_of(ds)}", *remarks)
+    change = f"change of the error against {against} from layer to layer; negative = better"
+    outside = f"{beyond} value{'s' if beyond > 1 else ''} beyond the axis" if beyond else ""
+    return canvas.dress(f"Gain of each layer of {model_of(ds)}", change, shown(ids), outside)
 
 
 def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
@@ -434,7 +422,7 @@ def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
     flat = gain[np.isfinite(gain)]
     if not len(flat):
         return 0
-    middle = medians(gain.reshape(-1, gain.shape[2])) if gain.shape[2] > 2 else np.empty(0)
+    middle = medians(gain).ravel() if gain.shape[2] > 2 else np.empty(0)
     core = np.concatenate([np.quantile(flat, [0.05, 0.95]), [0.0], middle, *ends])
     bounds, _ = fitted_range(core, flat, reach=0.5)
     canvas.y(range=bounds)
@@ -445,4 +433,5 @@ def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
 def _gain_panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     # where every layer's forecast is exact there is no gain
     if np.isfinite(ds["gain"].values).any():
-        yield ReportPanel(layer_gain(ds), gain_table(ds), read_gain(ds))
+        table = frame(ds, "error", "gain").rename(columns={"gain": "gain_percent"})
+        yield ReportPanel(layer_gain(ds), table, read_gain(ds))

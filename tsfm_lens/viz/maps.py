@@ -113,15 +113,21 @@ def head_maps(
     width = max(150, 16 * len(heads)) if several else 26 * len(heads)
     titles = [shortened(one.label, 0.95 * width, LABEL_TYPE) for one in maps]
     foot = _FOOT + _BAR + 14 * max(title.count("\n") for title in titles)
-    look: Look = {"titles": [one.title for one in maps] if several else None, "row_gap": foot + 30, "column_gap": 0.06}
-    look |= {"min_width": 110 + columns * width if several else max(360, 150 + width), "below": foot if several else 52}
-    look |= {"shared_yaxes": True}
-    canvas = sheet([max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns), [1] * columns, **look)
+    canvas = sheet(
+        [max((24 if several else 26) * len(layers), 130)] * -(-len(maps) // columns),
+        [1] * columns,
+        titles=[one.title for one in maps] if several else None,
+        row_gap=foot + 30,
+        column_gap=0.06,
+        min_width=110 + columns * width if several else max(360, 150 + width),
+        below=foot if several else 52,
+        shared_yaxes=True,
+    )
     for index, (one, panel) in enumerate(zip(maps, canvas, strict=False)):
         axis = f"coloraxis{index + 1 if index else ''}"
-        look = {"printed": _MAX_NUMBERED if several else PRINTED, "coloraxis": axis, "name": one.title}
-        look |= {"customdata": one.words}
-        panel.cells(one.values, heads, layers, one.hover, write=one.write or two_digits, noise=one.noise, **look)
+        printed = _MAX_NUMBERED if several else PRINTED
+        look: Look = {"coloraxis": axis, "name": one.title, "customdata": one.words, "noise": one.noise}
+        panel.cells(one.values, heads, layers, one.hover, write=one.write or two_digits, printed=printed, **look)
         if several:
             place = canvas.fig.get_subplot(*canvas.places[index])
             colours = one.colours(titles[index], **_under(place, canvas.plot_height))

@@ -10,7 +10,7 @@ import pandas as pd
 import xarray as xr
 
 from tsfm_lens.viz.select import array, names, series_position, statistic_of, unit_of, value_title
-from tsfm_lens.viz.sheet import Look, Panel, Sheet
+from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain
 
 
@@ -90,9 +90,19 @@ def scene(ds: xr.Dataset, series: str | int, context_steps: int | None, least: i
     usual = max(5 * len(future), 60) if least is None else max(2 * len(future), least)
     start = max(first, len(past) - (usual if context_steps is None else context_steps))
     truth = array(ds, "truth", "step", series=at) if "truth" in ds else np.full(len(future), np.nan)
-    look: Look = {"statistic": statistic_of(ds), "time": timeline(ds, at), "past": past[start:]}
-    look |= {"context": context[start:], "future": future, "truth": truth, "hidden": start - first}
-    return Scene(place=at, id=names(ds, "series")[at], unit=unit_of(ds, at), title=value_title(ds, at), **look)
+    return Scene(
+        place=at,
+        id=names(ds, "series")[at],
+        unit=unit_of(ds, at),
+        title=value_title(ds, at),
+        statistic=statistic_of(ds),
+        time=timeline(ds, at),
+        past=past[start:],
+        context=context[start:],
+        future=future,
+        truth=truth,
+        hidden=start - first,
+    )
 
 
 def value_hover(words: str, time: Timeline, unit: str) -> str:
@@ -163,14 +173,14 @@ def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, 
 
 
 def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:
-    """Average every row of (row, series) that has a finite value, NaN for the others."""
-    valid, out = np.isfinite(values).any(axis=1), np.full(len(values), np.nan)
-    out[valid] = middle(values[valid], axis=1)
+    """Average over series, the last axis, where any value is finite; NaN elsewhere."""
+    valid, out = np.isfinite(values).any(axis=-1), np.full(values.shape[:-1], np.nan)
+    out[valid] = middle(values[valid], axis=-1)
     return out
 
 
 def medians(values: np.ndarray) -> np.ndarray:
-    """Take the median of every row of (row, series) that has a finite value, NaN for the others."""
+    """Take the median over series, the last axis, where any value is finite; NaN elsewhere."""
     return means(values, np.nanmedian)
 
 

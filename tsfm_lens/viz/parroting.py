@@ -196,12 +196,12 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
     at = series_rows(ds, series)
     # what stands out does so over all series
     noise = {name: finding(ds, name, "layer", "head") if series is None else None for name in ("mass", *_CHANGES)}
-    mass = _mean(ds, "mass", at)
-    maps = [HeadMap(mass, "attention at the lag", "share of attention", low=0.0, noise=noise["mass"])]
+    values = {name: means(array(ds, name, "layer", "head", "series")[..., at]) for name in noise if name in ds}
+    maps = [HeadMap(values["mass"], "attention at the lag", "share of attention", low=0.0, noise=noise["mass"])]
     for name, (title, word) in _CHANGES.items():
         # nothing is known of a parrot where no context is long enough for one
-        if name in ds and np.isfinite(values := _mean(ds, name, at)).any():
-            maps.append(HeadMap(values, title, word, "std", diverging=True, noise=noise[name]))
+        if name in values and np.isfinite(values[name]).any():
+            maps.append(HeadMap(values[name], title, word, "std", diverging=True, noise=noise[name]))
     lags = ds["lag"].values[at]
     distinct = list(dict.fromkeys(lags[np.isfinite(lags)]))
     chance = ds["chance"].values[at]
@@ -216,12 +216,6 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
         over_series(ds, at),
         f"lag {words or 'unknown'}; even spread: {even}; heads ablated one by one, brown: further off without it",
     )
-
-
-def _mean(ds: xr.Dataset, name: str, at: list[int]) -> np.ndarray:
-    """Average over the series that have a value, (layer, head)."""
-    values = array(ds, name, "layer", "head", "series")[..., at]
-    return means(values.reshape(-1, len(at))).reshape(values.shape[:2])
 
 
 _PARTS: dict[str, dict[str, Any]] = {
@@ -284,7 +278,10 @@ def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = No
     title_axes(grid, "period (steps)", "amplitude (sd of the context)")
     ticks = [tick for tick in _TICKS if trial[0] <= tick <= trial[-1]]
     grid.x(type="log", tickvals=ticks[:: -(-len(ticks) // 7) or 1])
-    remarks = [f"amplitude of the best sine of each period over {ds.sizes['step']} steps"]
-    remarks += ["dashed: the context's strongest period"]
-    remarks += [f"dotted: the patch length, {patch} steps" if patch > 1 else "", shown([ids[i] for i in rows])]
-    return grid.dress(f"Seasons in the forecasts of {model_of(ds)}", *remarks)
+    return grid.dress(
+        f"Seasons in the forecasts of {model_of(ds)}",
+        f"amplitude of the best sine of each period over {ds.sizes['step']} steps",
+        "dashed: the context's strongest period",
+        f"dotted: the patch length, {patch} steps" if patch > 1 else "",
+        shown([ids[i] for i in rows]),
+    )

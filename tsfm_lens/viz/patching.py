@@ -18,23 +18,11 @@ from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import GRADIENTS
 from tsfm_lens.viz.noise import Finding, finding, judged
-from tsfm_lens.viz.panels import Timeline, fit, fitted_range, mark_start, timeline, value_hover
+from tsfm_lens.viz.panels import Scene, fit, fitted_range, mark_start, scene
 from tsfm_lens.viz.places import Places, places_in
-from tsfm_lens.viz.select import (
-    array,
-    forecast_series,
-    kind_word,
-    model_of,
-    names,
-    series_position,
-    series_rows,
-    shown,
-    statistic_of,
-    unit_of,
-    value_title,
-)
+from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, series_rows, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
-from tsfm_lens.viz.theme import BLUE, GREY, PALE, SEQUENTIAL, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, SEQUENTIAL, VERMILION, mixed, number, percent, plain
 from tsfm_lens.viz.tokens import token_axis
 from tsfm_lens.viz.words import listed, measured, num, signed
 
@@ -129,15 +117,15 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
     variable = available[0] if value is None else value
     if variable not in available:
         raise unknown_name("value", variable, available)
-    at, places = series_position(ds, series), places_in(ds)
-    values = array(ds, variable, "component", "position", series=at)[places.order]
-    noise = _noise(ds, variable, places, unit_of(ds, at) if variable == "effect" else "")
+    pair, places = Contrast.of(ds, series), places_in(ds)
+    values = array(ds, variable, "component", "position", series=pair.view.place)[places.order]
+    noise = _noise(ds, variable, places, pair.view.unit if variable == "effect" else "")
     draw = _bars if ds.attrs.get("positions") == "all" else _map
-    canvas, remark = draw(ds, places, values, variable, at, noise)
-    differ = Contrast.of(ds, at).differ
+    canvas, remark = draw(ds, places, values, variable, pair, noise)
+    differ = pair.differ
     base, source = way(ds)
     return canvas.dress(
-        f"{KINDS[kind]} of {model_of(ds)} on {names(ds, 'series')[at]}: {WORDS[variable]}"
+        f"{KINDS[kind]} of {model_of(ds)} on {pair.view.id}: {WORDS[variable]}"
         f"{' of the forecast' if variable == 'effect' else ''}",
         f"{places.what()}: activations of the {source} run put into the {base} run",
         f"0: the {base} forecast, 1: the {source}" if variable in ("recovered", "first_order") else "",
@@ -163,9 +151,10 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
     """Draw the forecasts of the places that recover most, between the clean and the corrupted forecast."""
     if top < 1:
         raise InputError(f"top is {top}, expected 1 or more")
-    at, places = series_position(ds, series), places_in(ds)
-    recovered = array(ds, "recovered", "component", "position", series=at)[places.order]
-    forecasts = array(ds, "forecast", "component", "position", "step", series=at)[places.order]
+    pair, places = Contrast.of(ds, series), places_in(ds)
+    view = pair.view
+    recovered = array(ds, "recovered", "component", "position", series=view.place)[places.order]
+    forecasts = array(ds, "forecast", "component", "position", "step", series=view.place)[places.order]
     order = np.argsort(-recovered.ravel(), kind="stable")[:top]
     cells = [divmod(int(flat), recovered.shape[1]) for flat in order]
     titles = [
@@ -173,20 +162,19 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
         for row, col in cells
     ]
     grid = panel_grid(titles, row_height=190)
-    view, unit = Contrast.of(ds, at), unit_of(ds, at)
     tail = max(2 * ds.sizes["step"], 24)
     for panel, title, place in zip(grid, titles, cells, strict=True):
-        view.draw(panel, unit, tail=tail)
-        hover = value_hover(f"patched at {title[0]} ({statistic_of(ds)})", view.time, unit)
-        panel.line(view.time.at(view.future), forecasts[place], "patched forecast", hover, width=1.6, dash="4px,2px")
-    core = np.concatenate([view.clean[-tail:], view.corrupted[-tail:], *view.forecasts])
+        pair.draw(panel, tail=tail)
+        words = f"patched at {title[0]} ({view.statistic})"
+        view.forecast(panel, forecasts[place], "patched forecast", INK, 1.6, "4px,2px", words)
+    core = np.concatenate([view.context[-tail:], pair.corrupted[-tail:], *pair.forecasts])
     cut = fit(grid, core, np.concatenate([forecasts[place] for place in cells]), reach=1.0)
     grid.y(nticks=5)
-    title_axes(grid, view.time.short_title, value_title(ds, at))
+    title_axes(grid, view.time.short_title, view.title)
     base, source = way(ds)
     return grid.dress(
-        f"Forecasts of {names(ds, 'series')[at]} by {model_of(ds)}, patched where most is recovered",
-        f"{statistic_of(ds)} forecasts; activations of the {source} run put into the {base} run at one place",
+        f"Forecasts of {view.id} by {model_of(ds)}, patched where most is recovered",
+        f"{view.statistic} forecasts; activations of the {source} run put into the {base} run at one place",
         f"recovers: share of the way to the {source} forecast",
         cut,
         view.time.remark,
@@ -194,18 +182,20 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
 
 
 def _map(
-    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int, noise: Finding | None
+    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, pair: Contrast, noise: Finding | None
 ) -> tuple[Sheet, str]:
     """Draw the series over a heat map per variate; return a remark too."""
     axes = [(lane, token_axis(ds.isel(position=lane), "position")) for lane in _lanes(ds)]
     height = max(len(places.names) * int(np.clip(480 / len(places.names), 8, 32)), 130)
     aside = any(len(axis.aside) for _, axis in axes)
-    look: Look = {"column_gap": 0.03, "min_width": 560}
-    look |= {"specs": [[{}, None] if aside else [{}], *([{}, {}] if aside else [{}] for _ in axes)]}
-    canvas = sheet([_UPPER, *(height for _ in axes)], [0.94, 0.06] if aside else [1], row_gap=_GAP, above=14, **look)
-    view, top = Contrast.of(ds, series), canvas.panel(1, 1)
-    view.draw(top, unit_of(ds, series))
-    top.y(value_title(ds, series))
+    first: list[Any] = [{}, None] if aside else [{}]
+    others: list[Any] = [{}, {}] if aside else [{}]
+    room: Look = {"row_gap": _GAP, "column_gap": 0.03, "above": 14, "min_width": 560}
+    heights, widths = [_UPPER, *(height for _ in axes)], [0.94, 0.06] if aside else [1.0]
+    canvas = sheet(heights, widths, specs=[first, *(others for _ in axes)], **room)
+    view, top = pair.view, canvas.panel(1, 1)
+    pair.draw(top)
+    top.y(view.title)
     edges, labels = [float(view.past[0]) - 0.5, float(view.future[-1]) + 0.5], [plain(each) for each in places.labels]
     word = "residual stream" if set(places.kind) == {"stream"} else "component"
     for row, (lane, axis) in enumerate(axes, start=2):
@@ -235,20 +225,18 @@ def _map(
     top.x(matches=None, showticklabels=False)
     canvas.panel(1 + len(axes), 1).x(view.time.title)
     length = max(canvas.plot_height - _UPPER - _GAP, _BAR) / canvas.plot_height
-    canvas.colours(_colours(values, value, unit_of(ds, series), length))
+    canvas.colours(_colours(values, value, view.unit, length))
     return canvas, _beyond(values, value)
 
 
 def _bars(
-    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, series: int, noise: Finding | None
+    ds: xr.Dataset, places: Places, values: np.ndarray, value: str, pair: Contrast, noise: Finding | None
 ) -> tuple[Sheet, str]:
     """Draw the series over a bar per place; return a remark too."""
     canvas = sheet([_UPPER, 220], row_gap=70, above=14, below=76, min_width=560)
-    view, unit = Contrast.of(ds, series), unit_of(ds, series)
     above, below = canvas
-    view.draw(above, unit)
-    above.x(view.time.title)
-    above.y(value_title(ds, series))
+    pair.draw(above)
+    pair.view.title_axes(above)
     for kind, colour in places.colours().items():
         mine = [i for i, other in enumerate(places.kind) if other == kind]
         below.bars(
@@ -267,7 +255,7 @@ def _bars(
         below.level(1.0, dash="dash")
     below.partings(places.breaks, across=False)
     below.x("component", tickangle=-90, range=[-0.6, len(places.names) - 0.4], **places.ticks(60))
-    below.y(_bar_title(value, unit))
+    below.y(_bar_title(value, pair.view.unit))
     canvas.fig.update_layout(bargap=0.25)
     return canvas, "all positions patched at once"
 
@@ -278,10 +266,10 @@ def _colours(values: np.ndarray, value: str, unit: str, length: float) -> dict[s
     if value == "effect":
         return colour_scale(_bar_title(value, unit), values, low=0.0, **bar)
     limit = min(float(np.abs(values[np.isfinite(values)]).max(initial=0.0)) or 1.0, _BEYOND)
-    if limit >= 0.75 and value != "error":
-        limit = max(limit, 1.0)
-        bar |= {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"]}
-    return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
+    if value == "error" or limit < 0.75:
+        return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
+    ticks: Look = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"]}
+    return colour_scale(WORDS[value], high=max(limit, 1.0), diverging=True, **bar, **ticks)
 
 
 def _beyond(values: np.ndarray, value: str) -> str:
@@ -383,11 +371,11 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist())
         for one, shade in zip(layers, shades, strict=True):
             mine = np.flatnonzero(layer == one)
-            look: Look = {"colour": shade, "edge": "#FFFFFF", "text": [words[i] for i in mine]}
-            panel.dots(x[mine], y[mine], f"layer {one}", hover, **look)
+            texts = [words[i] for i in mine]
+            panel.dots(x[mine], y[mine], f"layer {one}", hover, colour=shade, edge="#FFFFFF", text=texts)
     else:
-        look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}, "text": words}
-        panel.dots(x, y, "a place and position", hover, legend=False, **look)
+        look: Look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}}
+        panel.dots(x, y, "a place and position", hover, legend=False, text=words, **look)
         bar = {"title": {"text": "layer", "side": "right"}}
         sheet.colours({"colorscale": _SHADES, "cmin": int(layers[0]), "cmax": int(layers[-1]), "colorbar": bar})
     for axis, title, values in ((panel.x, "share recovered by patching", x), (panel.y, "estimated share", y)):
@@ -398,9 +386,12 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         if name in ds.attrs
     ]
     base, source = way(ds)
-    remarks = [", ".join(quality) or "each dot a place, position and series"]
-    remarks += [f"{places.what()}, {shown([ids[row] for row in rows])}", f"1 is the {source} forecast, 0 the {base}"]
-    return sheet.dress(f"Attribution patching of {model_of(ds)} against patching", *remarks)
+    return sheet.dress(
+        f"Attribution patching of {model_of(ds)} against patching",
+        ", ".join(quality) or "each dot a place, position and series",
+        f"{places.what()}, {shown([ids[row] for row in rows])}",
+        f"1 is the {source} forecast, 0 the {base}",
+    )
 
 
 @ATTRIBUTION_PATCHING.panels
@@ -424,49 +415,44 @@ def way(ds: xr.Dataset) -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class Contrast:
-    """Both contexts (time,) and both forecasts (step,) of one series, with their steps."""
+    """One series with its clean context, the corrupted one (time,) and both forecasts (step,)."""
 
-    time: Timeline
-    past: np.ndarray
-    future: np.ndarray
-    clean: np.ndarray
+    view: Scene
     corrupted: np.ndarray
-    forecasts: tuple[np.ndarray, np.ndarray]
+    forecasts: tuple[np.ndarray, ...]
 
     @classmethod
-    def of(cls, ds: xr.Dataset, series: int) -> Contrast:
+    def of(cls, ds: xr.Dataset, series: str | int) -> Contrast:
         """Read it from a result, from the first step known on."""
         check(ds, str(ds.attrs.get("kind")), "context", "corrupted_context", "clean_forecast", "corrupted_forecast")
-        clean, corrupted = (array(ds, name, "time", series=series) for name in ("context", "corrupted_context"))
-        places = np.flatnonzero(np.isfinite(clean) | np.isfinite(corrupted))
-        first = int(places[0]) if len(places) else 0
-        past, future = (np.array([int(v) for v in names(ds, dim)], dtype=int) for dim in ("time", "step"))
-        ends = tuple(array(ds, f"{name}_forecast", "step", series=series) for name in ("clean", "corrupted"))
-        return cls(timeline(ds, series), past[first:], future, clean[first:], corrupted[first:], (ends[0], ends[1]))
+        view = scene(ds, series, ds.sizes["time"])
+        ends = tuple(array(ds, f"{name}_forecast", "step", series=view.place) for name in ("clean", "corrupted"))
+        return cls(view, array(ds, "corrupted_context", "time", series=view.place)[-len(view.past) :], ends)
 
     @property
     def differ(self) -> np.ndarray:
         """Context steps where the two differ, (time,)."""
-        size = np.nanmax(np.abs(self.clean), initial=0.0)
-        return ~np.isclose(self.clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True)
+        clean = self.view.context
+        size = np.nanmax(np.abs(clean), initial=0.0)
+        return ~np.isclose(clean, self.corrupted, rtol=0, atol=1e-9 * size, equal_nan=True)
 
-    def draw(self, panel: Panel, unit: str, *, tail: int | None = None) -> None:
+    def draw(self, panel: Panel, *, tail: int | None = None) -> None:
         """Add both series with their forecasts, and shade where the contexts differ if only there."""
-        start = 0 if tail is None else max(len(self.past) - tail, 0)
-        differ = self.differ
+        view, differ = self.view, self.differ
+        start = 0 if tail is None else max(len(view.past) - tail, 0)
         shade: Look = {"yref": "y domain", "layer": "below", "line_width": 0, "fillcolor": mixed(VERMILION, 0.1)}
         # shading all of it would mark nothing
         for first, last in [] if differ.all() else _runs(differ[start:]):
-            ends = [self.time.scalar(self.past[start + step] + off) for step, off in ((first, -0.5), (last, 0.5))]
+            ends = [view.time.scalar(view.past[start + step] + off) for step, off in ((first, -0.5), (last, 0.5))]
             panel.shape("rect", ends, (0, 1), **shade)
-        steps = self.time.at(np.concatenate([self.past[start:], self.future]))
+        steps = view.time.at(np.concatenate([view.past[start:], view.future]))
         for name, colour, context, forecast in (
             ("corrupted", VERMILION, self.corrupted, self.forecasts[1]),
-            ("clean", BLUE, self.clean, self.forecasts[0]),
+            ("clean", BLUE, view.context, self.forecasts[0]),
         ):
             values = np.concatenate([context[start:], forecast])
-            panel.line(steps, values, f"{name}, and its forecast", value_hover(name, self.time, unit), colour=colour)
-        mark_start(panel, self.time)
+            panel.line(steps, values, f"{name}, and its forecast", view.hover(name), colour=colour)
+        mark_start(panel, view.time)
 
 
 def when(ds: xr.Dataset, position: int) -> str:

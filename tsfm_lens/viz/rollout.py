@@ -163,9 +163,14 @@ def autoregressive_attention_map(
     title_axes(grid, "forecast step" if forecasts else "query step", "context step" if forecasts else "key step")
     word = "Sharpest" if heads == "sharp" else "Most diffuse"
     marks = ", ".join(keys.axis.aside_labels())
-    remarks = [attention_kind(ds), "steps from the start of the forecast", f"black: {number(limit)} and more"]
-    remarks += [f"above the dotted line: {marks}" if marks else "", grouped(group)]
-    return grid.dress(f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}", *remarks)
+    return grid.dress(
+        f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}",
+        attention_kind(ds),
+        "steps from the start of the forecast",
+        f"black: {number(limit)} and more",
+        f"above the dotted line: {marks}" if marks else "",
+        grouped(group),
+    )
 
 
 def heads_shown(heads: int) -> int:
@@ -190,10 +195,14 @@ def attention_rollout_map(
     title_axes(grid, "input token (step)", "token (step)")
     marks = ", ".join(keys.axis.aside_labels())
     stack = f"the {ds.attrs['stack']} of " if ds.attrs.get("stack") else ""
-    remarks = [single_series(ds), "mean over heads and half a residual stream, multiplied layer by layer"]
-    remarks += [f"darkest: {number(limit)} and more", f"right of the dotted line: {marks}" if marks else ""]
-    remarks += [grouped(group)]
-    return grid.dress(f"Attention flow through {stack}{model_of(ds)}", *remarks)
+    return grid.dress(
+        f"Attention flow through {stack}{model_of(ds)}",
+        single_series(ds),
+        "mean over heads and half a residual stream, multiplied layer by layer",
+        f"darkest: {number(limit)} and more",
+        f"right of the dotted line: {marks}" if marks else "",
+        grouped(group),
+    )
 
 
 def _draw(
@@ -342,9 +351,9 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
     ends = (view.past[0] - 0.02 * len(view.past), view.future[-1] + 0.5)
     panel.x(range=[view.time.scalar(float(end)) for end in ends])
     panel.y(range=bounds)
-    remarks = [f"{ds.sizes['step']} steps ahead from {view.remark}"]
-    remarks += [f"the patch holds {percent(float(weights[which]))} of the weight, mean over forecast tokens"]
-    return sheet.dress(f"Forecast of {view.id} by {model_of(ds)}, and the patch that {place} selects", *remarks)
+    title = f"Forecast of {view.id} by {model_of(ds)}, and the patch that {place} selects"
+    share = f"the patch holds {percent(float(weights[which]))} of the weight, mean over forecast tokens"
+    return sheet.dress(title, f"{ds.sizes['step']} steps ahead from {view.remark}", share)
 
 
 @PATCH_ATTENTION.panels

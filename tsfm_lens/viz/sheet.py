@@ -245,10 +245,9 @@ class Panel:
         **more: Any,
     ) -> None:
         """Draw points, with whiskers (``across``: along the horizontal axis) and hollow where the noise says so."""
-        marker: Look = {"color": colour, "size": size}
-        marker |= {"symbol": symbol} if symbol is not None else {}
-        marker |= {"line": {"color": edge, "width": 0.5}} if edge else {}
-        marker |= more.pop("marker", {})
+        form: Look = {} if symbol is None else {"symbol": symbol}
+        outline: Look = {"line": {"color": edge, "width": 0.5}} if edge else {}
+        marker: Look = {"color": colour, "size": size, **form, **outline, **more.pop("marker", {})}
         if noise is not None:
             marker["symbol"] = [f"{symbol or 'circle'}{'-open' * bool(pale)}" for pale in noise.pale]
             self.sheet.noisy(noise, "hollow" * bool(noise.pale.any()))
@@ -295,8 +294,8 @@ class Panel:
         if write is not None and z.size <= printed:
             texts = np.array([[write(float(v)) if np.isfinite(v) else "" for v in row] for row in z], dtype=object)
             size = 10 if z.shape[1] > 12 else 11
-            look: Look = {"texttemplate": "%{text}", "textfont": {"size": size}}
-            more |= {"text": np.where(pale, "", texts).tolist(), **look}
+            written = np.where(pale, "", texts).tolist()
+            more = {**more, "text": written, "texttemplate": "%{text}", "textfont": {"size": size}}
             widest = max(texts.ravel(), key=len, default="") + "()" * bool(pale.any())
             low, high = self._place().xaxis.domain or (0, 1)
             self.sheet.words = max(self.sheet.words, (text_width(widest, size) + _CELL) * z.shape[1] / (high - low))
@@ -388,8 +387,8 @@ class Panel:
     ) -> None:
         """Draw an arrow between two places on the axes."""
         refs = self._axes()
-        where = {"x": tip[0], "y": tip[1], "ax": tail[0], "ay": tail[1], **refs}
-        where |= {"axref": refs["xref"], "ayref": refs["yref"]}
+        tail_refs = {"axref": refs["xref"], "ayref": refs["yref"]}
+        where = {"x": tip[0], "y": tip[1], "ax": tail[0], "ay": tail[1], **refs, **tail_refs}
         look = {"showarrow": True, "arrowhead": 2, "arrowsize": head, "arrowwidth": width, "arrowcolor": colour}
         self.sheet.fig.add_annotation(text="", **where, **look)
 

@@ -13,7 +13,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, check, frame, measurement
 from tsfm_lens.viz.attention import attention_kind, single_series
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.logit_lens import few_ticks
+from tsfm_lens.viz.logit_lens import layer_axis
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps, two_digits
 from tsfm_lens.viz.needs import CROSS_ATTENTION
 from tsfm_lens.viz.panels import medians
@@ -181,9 +181,9 @@ def kernel_bandwidths(ds: xr.Dataset, *, layers: Sequence[str | int] | None = No
     rows = positions(ds, "layer", layers)
     grid = head_lines(ds, rows, array(ds, "bandwidth", "layer", "head", "mode")[rows], "bandwidth %{y:.3g}")
     title_axes(grid, "mode", "bandwidth (residual stream units)")
-    remarks = ["standard deviation 1/√σ of the Gaussian kernel along each singular direction of W_Q W_Kᵀ"]
-    remarks += ["narrow: queries and keys must agree"]
-    return grid.dress(f"Kernel bandwidths of the cross-attention of {model_of(ds)}", *remarks)
+    title = f"Kernel bandwidths of the cross-attention of {model_of(ds)}"
+    width = "standard deviation 1/√σ of the Gaussian kernel along each singular direction of W_Q W_Kᵀ"
+    return grid.dress(title, width, "narrow: queries and keys must agree")
 
 
 @KERNEL_REGRESSION.figure(table=("tilt_share", "identity_error"), sentences=read_tilt)
@@ -317,9 +317,12 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
     panel.x(type="category", ticks="", nticks=12)
     panel.y(type="category", autorange="reversed", ticks="", nticks=24)
     what = "residual streams after each layer" if cka else "what each layer adds to the residual stream"
-    remarks = [f"{word} of {what}, over all tokens", "1: alike" + ("" if cka else ", −1: opposite")]
-    remarks += [f"empty: the {' and '.join(alike)}, the same at every token" if alike else ""]
-    return canvas.dress(f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}", *remarks)
+    return canvas.dress(
+        f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}",
+        f"{word} of {what}, over all tokens",
+        "1: alike" if cka else "1: alike, −1: opposite",
+        f"empty: the {' and '.join(alike)}, the same at every token" if alike else "",
+    )
 
 
 @HEAD_SIMILARITY.figure(table=("cosine",), sentences=read_head_similarity)
@@ -336,9 +339,8 @@ def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = 
     grid.x(type="category", ticks="")
     grid.y(type="category", ticks="", autorange="reversed")
     grid.colours(colour_scale("cosine", high=1.0, diverging=True))
-    remarks = [attention_kind(ds)]
-    remarks += ["cosine between what two heads of a layer write at a token, mean over tokens and series"]
-    return grid.dress(f"Similarity of the heads of {model_of(ds)}", *remarks)
+    cosine = "cosine between what two heads of a layer write at a token, mean over tokens and series"
+    return grid.dress(f"Similarity of the heads of {model_of(ds)}", attention_kind(ds), cosine)
 
 
 @LAYER_SIMILARITY.panels
@@ -385,9 +387,8 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
         words = f"{heads} heads: no two share a direction"
         panel.note(words, 1, heads, colour=GREY, xref="domain", xanchor="right", yanchor="bottom")
         panel.y(range=[0.9, heads + 0.12 * (heads - 0.9)])
-    panel.x("layer", type="category")
-    few_ticks(canvas, labels)
+    layer_axis(canvas, labels)
     panel.y("entropic rank (directions)")
-    remarks = [attention_kind(ds), f"entropy averaged over tokens and {len(ids)} series"]
-    remarks += ["1: all heads write along one line"]
-    return canvas.dress(f"Entropic rank of the heads of {model_of(ds)}", *remarks)
+    over = f"entropy averaged over tokens and {len(ids)} series"
+    title = f"Entropic rank of the heads of {model_of(ds)}"
+    return canvas.dress(title, attention_kind(ds), over, "1: all heads write along one line")

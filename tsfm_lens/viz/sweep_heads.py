@@ -248,9 +248,9 @@ def _by_model(table: pd.DataFrame, remark: str) -> go.Figure:
     next(iter(grid)).dots([None], [None], marker={"color": [0], "coloraxis": "coloraxis"})
     grid.colours({"colorscale": scale, "cmin": 0, "cmax": max(deepest, 1), "colorbar": sweep.bar_title("layer")})
     title_axes(grid, "heads ablated (%)", "change of MASE (%)")
-    remarks = [f"geometric mean of MASE over datasets; dotted: {percent(tolerance)} more than unablated", cut]
-    remarks += [f"{first}{remark}".removeprefix(", ")]
-    return grid.dress("Error as more heads of a layer are ablated, in each layer's better order", *remarks)
+    title = "Error as more heads of a layer are ablated, in each layer's better order"
+    over = f"geometric mean of MASE over datasets; dotted: {percent(tolerance)} more than unablated"
+    return grid.dress(title, over, cut, f"{first}{remark}".removeprefix(", "))
 
 
 def _verdict(rows: pd.DataFrame) -> str:

@@ -113,9 +113,10 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     canvas.x(showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step", showticklabels=True)
     several = "run" in ds.dims
-    remarks = [f"{len(steps)} looks", "attention: mean over layers and heads" if several and "layer" in ds.dims else ""]
-    remarks += ["bands: all seeds" if "seed" in ds.dims else "band: residual of the eigenvalue" * ("sharpness" in ds)]
-    return canvas.dress(f"Training of {model_of(ds)}, watched", *remarks)
+    mean = "attention: mean over layers and heads" if several and "layer" in ds.dims else ""
+    residual = "band: residual of the eigenvalue" if "sharpness" in ds else ""
+    bands = "bands: all seeds" if "seed" in ds.dims else residual
+    return canvas.dress(f"Training of {model_of(ds)}, watched", f"{len(steps)} looks", mean, bands)
 
 
 def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:

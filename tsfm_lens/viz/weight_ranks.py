@@ -13,7 +13,7 @@ import xarray as xr
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.logit_lens import few_ticks
+from tsfm_lens.viz.logit_lens import layer_axis
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Panel, blank, text_width
@@ -321,8 +321,7 @@ def head_closeness(ds: xr.Dataset) -> go.Figure:
     panel.line(labels, within, "rows of one head", f"rows of one head, {hover}", colour=BLUE, dots=6, width=2.5)
     panel.level(random, dash="dot")
     panel.note("random lines", 1, random, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
-    panel.x("layer", type="category")
-    few_ticks(canvas, labels)
+    layer_axis(canvas, labels)
     panel.y("mean angle (degrees)")
     remarks = [f"{ds.attrs.get('part', 'W_Q')}, {_where(ds)}", "below the dashed line: closer than chance"]
     return canvas.dress(f"Rows of one head and of different heads of {model_of(ds)}", *remarks)

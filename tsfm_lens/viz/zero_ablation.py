@@ -169,9 +169,9 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     noise = finding(ds, f"{metric}_change" if metric in ("mae", "mase") else metric, "component")
     canvas = _draw(ds, middle, effect, measure, noise)
     canvas.colours(_scale(middle[heads] if heads.any() else middle, measure))
-    remarks = [f"{measure.words}{unit}, {over_series(ds, range(effect.shape[1]))}", "zeroed one at a time"]
-    remarks += ["colours up to the largest head" if heads.any() else ""]
-    return canvas.dress(f"Ablation of every component of {model_of(ds)}: {measure.word}", *remarks)
+    title = f"Ablation of every component of {model_of(ds)}: {measure.word}"
+    what = f"{measure.words}{unit}, {over_series(ds, range(effect.shape[1]))}"
+    return canvas.dress(title, what, "zeroed one at a time", "colours up to the largest head" * bool(heads.any()))
 
 
 @ABLATION.figure()
@@ -206,9 +206,9 @@ def ablation_forecasts(
     cut = fit(grid, np.append(view.observations, baseline), ablated.ravel(), reach=1.0)
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    remarks = [f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"]
-    remarks += [words, cut, view.time.remark]
-    return grid.dress(f"Forecasts of {view.id} by {model_of(ds)} without single components", *remarks)
+    title = f"Forecasts of {view.id} by {model_of(ds)} without single components"
+    what = f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"
+    return grid.dress(title, what, words, cut, view.time.remark)
 
 
 @dataclass(frozen=True)
@@ -285,13 +285,18 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
             continue
         layers, first = rows[stack], stack not in stacks
         stacks.add(stack)
-        look: Look = {"write": measure.write if heads <= 8 or not count else None}
-        look |= {"noise": None if noise is None else noise.at(grid)}
-        look |= {"customdata": [[words[i] if i >= 0 else "" for i in row] for row in grid]}
-        panel.cells(np.where(there, middle[grid], np.nan), np.arange(grid.shape[1]), layers, "%{customdata}", **look)
-        look = {"showticklabels": first, "tickvals": layers[:: -(-len(layers) // 12)], "showline": False}
-        look |= {"ticks": "outside" if first else ""}
-        panel.y((f"{stack} layer" if len(rows) > 1 else "layer") if first else "", autorange="reversed", **look)
+        panel.cells(
+            np.where(there, middle[grid], np.nan),
+            np.arange(grid.shape[1]),
+            layers,
+            "%{customdata}",
+            write=measure.write if heads <= 8 or not count else None,
+            noise=noise and noise.at(grid),
+            customdata=[[words[i] if i >= 0 else "" for i in row] for row in grid],
+        )
+        ticks: Look = {"tickvals": layers[:: -(-len(layers) // 12)], "ticks": "outside" if first else ""}
+        title_of = (f"{stack} layer" if len(rows) > 1 else "layer") if first else ""
+        panel.y(title_of, autorange="reversed", showline=False, showticklabels=first, **ticks)
         panel.x("head" if count else "", tickvals=np.arange(0, count, -(-max(count, 1) // 12)), showline=False)
     return canvas
 

@@ -1,0 +1,262 @@
+"""Rules of figures at their edges: gaps, missing values, padded dates, two stacks, empty bounds, room for words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+import xarray as xr
+
+import planted
+from tsfm_lens import viz
+from tsfm_lens.registry import find
+from tsfm_lens.viz import theme
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
+from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.noise import NOT_ABOVE
+from tsfm_lens.viz.sheet import Panel, Sheet, blank, sheet, text_width
+
+LONG = "Wirkleistung am Knoten Köln-Süd " * 3
+ROLLOUT = "autoregressive_attention"
+HEADS, SPAN = np.full((2, 2), 0.5), np.array([[1.0, 3.0]])
+DAYS = np.arange("2001-01-01", "2001-01-06", dtype="datetime64[D]").astype("datetime64[ns]")
+Change = Callable[[xr.Dataset], xr.DataArray]
+made = cache(planted.everything)
+sweep = cache(planted.sweep)
+
+
+# what an edge makes of one variable
+never: Change = lambda ds: ds["applicable"] & False  # noqa: E731
+unknown: Change = lambda ds: ds["spearman_distance"].where(False)  # noqa: E731
+rest: Change = lambda ds: ds["pattern"].where(ds["key_special"] == "", 1.0)  # noqa: E731
+longer: Change = lambda ds: ds["key_stop"] + 2 * (ds["key_special"] == "")  # noqa: E731
+
+
+def without_beta(table: pd.DataFrame) -> pd.Series:
+    return table["mase"].where(table["model"] != "beta")
+
+
+def of(name: str, **changes: Change) -> xr.Dataset:
+    """A planted result with other variables or coordinates, each a function of it."""
+    ds = made()[name]
+    values = {key: change(ds) for key, change in changes.items()}
+    coords = {key: value for key, value in values.items() if key in ds.coords}
+    return ds.assign_coords(coords).assign({key: value for key, value in values.items() if key not in coords})
+
+
+def maps(fig: go.Figure) -> list[go.Heatmap]:
+    return [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
+
+
+def named(fig: go.Figure, name: str) -> Any:
+    return next(trace for trace in fig.data if trace.name == name)
+
+
+def two_stacks() -> xr.Dataset:
+    ds = made()["ablation"]
+    names = [f"encoder.0.{part}" for part in ("cross_attn.0", "cross_attn.1", "cross_attn.2", "mlp")]
+    encoder = ds.isel(component=range(4)).assign_coords(component=names, stack=("component", ["encoder"] * 4))
+    return xr.concat([encoder, ds], "component", data_vars="minimal")
+
+
+def many(name: str, dim: str, places: list[int]) -> xr.Dataset:
+    """A result whose members come again and again, each under a name of its own."""
+    return made()[name].isel({dim: places}).assign_coords({dim: [f"{i}" for i in range(len(places))]})
+
+
+def drawn(draw: Callable[[Panel], Any], canvas: Sheet | None = None) -> go.Figure:
+    canvas = canvas or blank()
+    draw(canvas.panel())
+    return canvas.dress("title")
+
+
+def titled() -> go.Figure:
+    grid = panel_grid([("a",), ("b",)], row_height=90)
+    title_axes(grid, "step", f"value ({LONG})")
+    return grid.dress("title")
+
+
+def four_maps() -> go.Figure:
+    return head_maps(made()["head_entropy"], [HeadMap(HEADS, f"map {i}", "share") for i in range(4)], "title")
+
+
+def room(fig: go.Figure) -> float:
+    return float(fig.layout.height - fig.layout.margin.t - fig.layout.margin.b)
+
+
+SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
+    "long context": (lambda: viz.forecast_fan(made()["forecast"], context_steps=7), "last 7 of 24 context steps"),
+    "values outside": (lambda: viz.logit_map(made()["lens"], value_range=(9.6, 10.4)), "100 % outside"),
+    "large weights": (lambda: viz.attention_grid(made()["attention"], zmax=0.1), "darkest: 0.1 and more"),
+    "special keys": (lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"), "90 % on EOS"),
+    "no bound holds": (lambda: viz.concentration_bound_plot(of("kernel", applicable=never)), "0 of 8 meet"),
+    "tiny floor": (
+        lambda: viz.ablation_heatmap(
+            of("ablation", spearman_distance_floor=lambda ds: ds["spearman_distance_floor"] / 1e4)
+        ),
+        "noise floor below 0.1 % of the largest effect",
+    ),
+    "undecided": (
+        lambda: viz.head_curves(sweep()["curves"].assign(better=False, within=-1, judged_by="", order_stands=False)),
+        "not decided yet",
+    ),
+    "wide bands": (lambda: viz.range_curves(sweep()["layers"].assign(upper=40.0)), "what leaves the axis is cut off"),
+    "padded dates": (
+        lambda: viz.forecast_fan(
+            of("forecast", context_timestamp=lambda ds: ds["context_timestamp"].where(ds["time"] > -20))
+        ),
+        "axis date",
+    ),
+    "a date is missing": (
+        lambda: viz.forecast_fan(
+            of("forecast", forecast_timestamp=lambda ds: ds["forecast_timestamp"].where(ds["step"] != 2))
+        ),
+        "axis time (steps",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SAID)
+def test_words_say_what_the_marks_leave_out(case: str) -> None:
+    draw, words = SAID[case]
+    fig = draw()
+    axes = [f"axis {axis.title.text}" for axis in fig.select_xaxes()]
+    assert words in " ".join([fig.layout.meta["subtitle"], *(note.text for note in fig.layout.annotations), *axes])
+
+
+RULES: dict[str, tuple[Callable[[], Any], Any]] = {
+    "a quantile without partner is a line": (
+        lambda: [trace.name for trace in viz.forecast_fan(made()["forecast"].isel(quantile=[1, 2])).data][:2],
+        ["median forecast", "quantile 0.9"],
+    ),
+    "one series has no median": (lambda: len(viz.layer_entropy(many("lens", "series", [0])).data), 1),
+    "many series have one entry": (
+        lambda: sum(bool(trace.showlegend) for trace in viz.layer_entropy(many("lens", "series", [0, 1, 2] * 3)).data),
+        2,
+    ),
+    "a gain of nothing has no chapter": (
+        lambda: list(find("layer_gain").draw_panels(of("gain", gain=lambda ds: ds["gain"] * np.nan))),
+        [],
+    ),
+    "two stacks stand apart": (
+        lambda: [np.shape(each.z) for each in maps(viz.ablation_heatmap(two_stacks()))],
+        [(1, 3), (1, 1), (2, 3), (2, 1), (2, 1)],
+    ),
+    "a missing effect is an empty cell": (
+        lambda: maps(viz.ablation_heatmap(of("ablation", spearman_distance=unknown)))[0].text[0][0],
+        "",
+    ),
+    "attention has dates": (
+        lambda: [str(np.datetime64(maps(viz.attention_map(made()["attention"]))[0].x[end], "h")) for end in (0, -1)],
+        ["2000-12-31T12", "2001-01-24T12"],
+    ),
+    "tokens of the forecast read no context": (
+        lambda: len(
+            viz.attention_map(made()["attention"].isel(key=[0, 1]).assign_coords(planted.tokens("key", [0, 1]))).data
+        ),
+        1,
+    ),
+    "special keys do not set the colours": (
+        lambda: viz.attention_grid(of("attention", pattern=rest).isel(layer=[0], head=[1])).layout.coloraxis.cmax,
+        0.04,
+    ),
+    "keys of several passes may overlap": (
+        lambda: (np.diff(viz.autoregressive_attention_map(of(ROLLOUT, key_stop=longer)).data[0].y) > 0).all(),
+        True,
+    ),
+    "a copy at a short lag repeats itself": (
+        lambda: (
+            named(
+                viz.parroting_forecast(of("parroting", best_lag=lambda ds: 0 * ds["best_lag"] + 2)), "context 2 back"
+            ).y
+        ),
+        [8.0, 9.0, 8.0, 9.0, 8.0],
+    ),
+    "many layers go from pale to dark": (
+        lambda: len(
+            {trace.marker.color for trace in viz.concentration_bound_plot(many("kernel", "layer", [1] * 12)).data}
+        ),
+        12,
+    ),
+    "panels keep their height": (
+        lambda: [room(fig(viz.forecast_fan(made()["forecast"]))) for fig in (go.Figure, theme.untitled)],
+        [300, 300],
+    ),
+    "without paths a recipe has an interval": (
+        lambda: named(viz.recipe_forecasts(made()["recipes"].drop_vars("sample"), series=["b"]), "interval").y[0],
+        11.6,
+    ),
+    "rows of several bins hold their mean": (
+        lambda: viz.lens_logit_map(made()["lens_logits"], value_range=(-50, 145), rows=10, raw=True).data[0].customdata,
+        -np.abs(-50 + 5.0 * np.arange(40)[:, None] - 5.0 * np.arange(5)).reshape(10, 4, 5).mean(1),
+    ),
+    "variates in one sequence have a map each": (
+        lambda: len(maps(viz.patching_map(made()["patching"].isel(position=[0, 1, 0, 1])))),
+        2,
+    ),
+    "colours leave white to nothing": (
+        lambda: [HeadMap(SPAN, "", "", **end).colours()["cmin"] for end in ({}, {"low": 0.0}, {"diverging": True})],
+        [0.8, 0, -3],
+    ),
+    "few labels of a logarithmic axis are numbers": (
+        lambda: {"0.2", "0.5", "1", "2"} <= set(log_axis(np.array([0.2, 2.0]))["ticktext"]),
+        True,
+    ),
+    "many labels of a logarithmic axis are powers": (
+        lambda: log_axis(np.array([1e-9, 1e4]))["ticktext"][-1],
+        "10<sup>4</sup>",
+    ),
+    "nearly equal values have an axis": (lambda: np.ptp(log_axis(np.array([1.0, 1.0001]))["range"]) > 0.5, True),
+    "dates get few labels": (lambda: drawn(lambda panel: panel.line(DAYS, np.arange(5.0))).layout.xaxis.nticks, 5),
+    "more than three maps stand in two rows": (
+        lambda: [axis.domain[0] > 0 for axis in four_maps().select_yaxes()],
+        [True, True, False, False],
+    ),
+    "a legend has room for its rows": (
+        lambda: (
+            drawn(lambda panel: [panel.line([0], [0], f"{LONG} {i}") for i in range(12)]).layout.meta["legend_rows"]
+            >= 6
+        ),
+        True,
+    ),
+    "long titles have several lines": (lambda: titled().layout.yaxis.title.text.count("<br>") >= 2, True),
+    "a model without finished curves is left out": (
+        lambda: viz.head_curves(sweep()["curves"].assign(mase=without_beta), by="model").layout.annotations[0].text,
+        "alpha",
+    ),
+    "recipes of one size have names": (
+        lambda: [
+            label.split(", ")[-1]
+            for label in viz.recipe_changes(sweep()["recipes"].assign(heads_ablated=6, n_mlps=1)).layout.yaxis.ticktext
+        ],
+        ["light", "heavy"] * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_at_the_edges(rule: str) -> None:
+    result, expected = RULES[rule]
+    if np.asarray(expected).dtype.kind == "f":
+        np.testing.assert_allclose(np.asarray(result(), dtype=float), expected)
+    else:
+        assert result() == expected
+
+
+@pytest.mark.parametrize(
+    ("draw", "canvas", "least"),
+    [
+        (lambda _: None, lambda: sheet([100], [1, 1, 1], titles=[LONG] * 3), text_width(LONG, 36)),
+        (lambda panel: panel.sheet.x(LONG), lambda: sheet([100], [1, 1, 1]), text_width(LONG, 39)),
+        (lambda panel: panel.bars([LONG], [1], across=True), blank, text_width(LONG, 12)),
+        (lambda panel: panel.cells(np.ones((2, 12)), write=lambda _: LONG), blank, 12 * text_width(LONG, 10)),
+    ],
+    ids=["titles of panels", "titles of axes", "names of bars", "numbers of cells"],
+)
+def test_words_have_room(draw: Callable[[Panel], Any], canvas: Callable[[], Sheet], least: float) -> None:
+    assert drawn(draw, canvas()).layout.meta["min_width"] >= least
