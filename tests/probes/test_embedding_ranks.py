@@ -15,7 +15,7 @@ from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens, architectures
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes import embedding_ranks, row_angles, signal_families
-from tsfm_lens.probes.row_angles import random_angle
+from tsfm_lens.probes.weights import random_angle
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())

@@ -16,7 +16,7 @@ from tsfm_lens.models import Lens, architectures
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import measured
 from tsfm_lens.probes import flow_of_ranks
-from tsfm_lens.probes.flow_of_ranks import _bound
+from tsfm_lens.probes.stream_ranks import _bound
 from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import rank_rise

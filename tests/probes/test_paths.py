@@ -13,7 +13,7 @@ from tiny_lenses import lens_of
 from tsfm_lens.hooks import Component, PatchFrom
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import activation_patching, edge_attribution, path_patching
-from tsfm_lens.probes.path_patching import _HeadInput, heard_in_groups, sender_contrast
+from tsfm_lens.probes.patching import _HeadInput, heard_in_groups, sender_contrast
 from tsfm_lens.probes.places import later_branches, places_of
 from tsfm_lens.testing import assert_close, rounding
 

@@ -17,7 +17,7 @@ from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import repeated_motif
 from tsfm_lens.probes.attention import pick_attention
-from tsfm_lens.probes.repeated_motif import _draw, _Plan, _targets
+from tsfm_lens.probes.induction import _draw, _Plan, _targets
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())

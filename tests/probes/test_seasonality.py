@@ -12,7 +12,7 @@ from tiny_lenses import fresh
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import seasonality_bias
-from tsfm_lens.probes.seasonality import amplitude_at, dominant_period
+from tsfm_lens.probes.parroting import amplitude_at, dominant_period
 from tsfm_lens.testing import assert_close
 
 # of the paths on which periods are tried: a noisy season of ten turns tells its period to a fraction of one turn

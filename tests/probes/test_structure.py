@@ -12,9 +12,8 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, layer_similarity
-from tsfm_lens.probes.entropic_rank import head_entropy_of_writes
-from tsfm_lens.probes.similarity import linear_cka
-from tsfm_lens.probes.spectra import stable_rank
+from tsfm_lens.probes.similarity import head_entropy_of_writes, linear_cka
+from tsfm_lens.probes.weights import stable_rank
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())

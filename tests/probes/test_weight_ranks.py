@@ -14,7 +14,7 @@ from tiny_lenses import fresh, lens_of
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens, architectures
 from tsfm_lens.probes import row_angles, weight_ranks
-from tsfm_lens.probes.weight_ranks import StreamedSpectrum
+from tsfm_lens.probes.weights import StreamedSpectrum
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())

@@ -19,8 +19,7 @@ from tsfm_lens.models.noise import noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.given import refuse_word
-from tsfm_lens.probes.patching import contrast
-from tsfm_lens.probes.path_patching import edge_attribution
+from tsfm_lens.probes.patching import contrast, edge_attribution
 from tsfm_lens.probes.places import Place, component_coords, nodes_of
 from tsfm_lens.probes.zero_ablation import ablations_of
 from tsfm_lens.registry import probe

@@ -21,7 +21,7 @@ from tsfm_lens.probes.attention import (
     shown_attention,
 )
 from tsfm_lens.probes.attribution import attribute, of_median
-from tsfm_lens.probes.spectra import head_spectra
+from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
 from tsfm_lens.registry import probe
 

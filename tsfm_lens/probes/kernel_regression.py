@@ -11,7 +11,7 @@ from torch import Tensor
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import refuse_several
-from tsfm_lens.probes.spectra import core_svd
+from tsfm_lens.probes.weights import core_svd
 from tsfm_lens.registry import probe
 
 __all__ = ["kernel_regression"]
