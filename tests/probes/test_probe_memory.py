@@ -60,7 +60,7 @@ OTHERS = {
     "head_spectra",
     "head_states",
 }
-# and what streams its series by itself, for which tests/probes/test_weight_ranks.py stands
+# and what streams its series by itself, for which tests/probes/test_rank_probes.py stands
 OTHERS |= {"embedding_ranks", "flow_of_ranks", "row_angles", "signal_families", "weight_ranks"}
 OTHERS |= {"heads_at_1pp", "heads_by_stable_rank", "lag_attention", "norm_weighted_attention"}
 OTHERS |= {"patch_attention", "random_heads", "autoregressive_attention"}
