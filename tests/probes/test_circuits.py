@@ -19,8 +19,8 @@ from tsfm_lens.data import SeriesBatch, bundled, shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import causal_effects, circuits, component_writes, minimal_circuit, zero_ablation
-from tsfm_lens.probes.zero_ablation import self_repair
+from tsfm_lens.probes import ablation, causal_effects, component_writes, minimal_circuit
+from tsfm_lens.probes.ablation import self_repair
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
@@ -147,13 +147,13 @@ def test_a_circuit_holds_nothing_that_writes_nothing(ranking: str) -> None:
 @pytest.mark.parametrize("ranking", ["greedy", "effects", "edges"])
 def test_rounding_is_no_effect(ranking: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """As on kernels that sum in another order for every place in a batch: each forecast is off by a few last digits."""
-    exact, chosen = circuits.point_forecasts, np.random.default_rng(3)
+    exact, chosen = ablation.point_forecasts, np.random.default_rng(3)
 
     def rounded(*given: Any) -> np.ndarray:
         found = exact(*given)
         return found + chosen.integers(-2, 3, found.shape) * np.spacing(np.float32(found))
 
-    monkeypatch.setattr(circuits, "point_forecasts", rounded)
+    monkeypatch.setattr(ablation, "point_forecasts", rounded)
     context = bundled("co2").tail(40)
     runs = [sparse_lens().run(each, 4) for each in (context, shift_phase(context, 6, period=12))]
     found = minimal_circuit(*runs, ranking=ranking, tolerance=1e-6)
@@ -274,7 +274,7 @@ def test_what_was_ablated_is_not_run_again_and_is_the_same(monkeypatch: pytest.M
         asked.extend(variant.name for variant in variants)
         return point_forecasts(run, variants, progress)
 
-    monkeypatch.setattr(zero_ablation, "point_forecasts", counted)
+    monkeypatch.setattr(ablation, "point_forecasts", counted)
     alone = probes.causal_effects(lens.run(series, 8))
     assert sum(not name.startswith("direct") for name in asked) == alone.sizes["component"]
     shared = lens.run(series, 8)

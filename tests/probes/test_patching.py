@@ -17,7 +17,7 @@ from tsfm_lens.hooks import Component, PatchFrom, Steer
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
-from tsfm_lens.probes.patching import _HeadInput, contrast, heard_in_groups, sender_contrast, slopes
+from tsfm_lens.probes.patching import contrast, heard_in_groups, receive, sender_contrast, slopes
 from tsfm_lens.probes.places import group_coords, later_branches, places_of, position_groups
 from tsfm_lens.testing import assert_close, rounding
 
@@ -34,7 +34,7 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
     lens, runs = lens_of(name), runs_of(name)
     branch = lens.components()[1]
     found = activation_patching(*runs, at=[branch], positions=3)
-    pair = contrast(*runs, names=[places_of(lens, [branch])[0].point])
+    pair = contrast(*runs, places_of(lens, [branch]))
     groups = position_groups(pair.base.encoded.spans[branch.stack], 3)
     assert list(found["position"]) == [group[0] for group in groups]
     last = max(index for index, word in enumerate(found["position_special"].values) if not word)
@@ -132,8 +132,9 @@ def test_slopes_are_finite_differences(name: str) -> None:
     """For token models, too, whose tokens cannot change by little but whose streams can."""
     lens = lens_of(name)
     at = f"{lens.wiring.output_stack.prefix}.1.hook_resid_pre"
-    pair = contrast(*runs_of(name), names=[at])
-    own = slopes(pair, [at])
+    places = places_of(lens, [at])
+    pair = contrast(*runs_of(name), places)
+    own = slopes(pair, places)
     token = int(own[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
     direction = torch.randn(own[at].shape[-1], generator=torch.Generator().manual_seed(1))
     step = 1e-2 * float(own[at].norm() / own[at].numel() ** 0.5)
@@ -309,11 +310,11 @@ def test_queries_keys_and_values_together_are_the_whole_path() -> None:
     asked = {"senders": [sender], "receivers": [receiver]}
     whole = path_patching(*runs, **asked)["forecast"].values[0, 0]
     pair = sender_contrast(*runs, places_of(lens, [sender]), direction="noise")
-    point = "decoder_blocks.1.cross_attn.hook_{}"
+    places = [places_of(lens, [name]) for name in (sender, receiver)]
     edits = []
     for part in "qkv":
-        ((_, _, heard),) = next(heard_in_groups(pair, places_of(lens, [sender]), places_of(lens, [receiver]), part))
-        edits.append(_HeadInput(point.format(part), 2, heard))
+        ((_, _, heard),) = next(heard_in_groups(pair, *places, part))
+        edits.append(receive(places[1][0], heard, part))
         alone = path_patching(*runs, via=part, **asked)["forecast"].values[0, 0]
         # the encoder reaches a decoder head through its keys and values, never through its queries
         bound = rounding(np.float32, np.abs(alone).max(), depth=100)

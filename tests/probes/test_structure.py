@@ -14,7 +14,7 @@ from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, kernel_regression, layer_similarity
-from tsfm_lens.probes.kernel_regression import concentration_bound, equal_norm_weights, spectral_kernel
+from tsfm_lens.probes.attention import concentration_bound, equal_norm_weights, spectral_kernel
 from tsfm_lens.probes.similarity import head_entropy_of_writes, linear_cka
 from tsfm_lens.probes.weights import stable_rank
 from tsfm_lens.testing import assert_close
@@ -145,7 +145,7 @@ def draw(seed: int, n: int, m: int, d: int, r: int, size: float) -> tuple[torch.
 def test_kernel_and_tilt_are_the_softmax(seed: int, n: int, m: int, d: int, size: float) -> None:
     queries, keys, product = draw(seed, n, m, d, max(1, d // 2), size)
     expected = torch.softmax(queries @ product[0] @ product[1].T @ keys.T, dim=-1)
-    assert_close(spectral_kernel(queries, keys, product).weights, expected, depth=1000)
+    assert_close(spectral_kernel(queries, keys, product)[2], expected, depth=1000)
 
 
 @settings(max_examples=40, deadline=None, derandomize=True)
@@ -176,28 +176,28 @@ def test_keys_of_other_lengths_are_off_by_what_is_said() -> None:
 def test_the_bound_comes_with_what_it_is_made_of() -> None:
     queries, keys, product = draw(4, 6, 7, 6, 2, 30.0)
     found = concentration_bound(queries, keys, product, 2)
-    at = found.applicable
+    at = found["applicable"]
     assert int(at.sum()) > 0
     whole = product[0] @ product[1].T
     scores = queries @ whole @ keys.T
     size, top = float(scores.abs().max()), scores.topk(2).values
-    assert_close(found.margin, top[:, 0] - top[:, 1], depth=100, magnitude=size)
+    margin = top[:, 0] - top[:, 1]
     # a d |S q| is the margin, by the definition of the angle
     stretched = (queries @ torch.linalg.svd(whole)[0] * torch.linalg.svd(whole)[1])[:, :2].norm(dim=-1)
-    assert_close(found.alignment * found.distance * stretched, found.margin, depth=100, magnitude=size)
+    assert_close(found["alignment"] * found["distance"] * stretched, margin, depth=100, magnitude=size)
     # of a product of rank 2 nothing is cut off, so that the allowance is 0
-    assert_close(found.bound[at], (6 * torch.exp(-found.margin))[at], depth=1000)
-    assert_close(found.missing, 1 - torch.softmax(scores, dim=-1).max(-1).values, depth=100, magnitude=1.0)
+    assert_close(found["bound"][at], (6 * torch.exp(-margin))[at], depth=1000)
+    assert_close(found["missing"], 1 - torch.softmax(scores, dim=-1).max(-1).values, depth=100, magnitude=1.0)
 
 
 def test_equal_lengths_leave_the_kernel_alone() -> None:
     queries, keys, _ = draw(1, 4, 6, 5, 5, 1.0)
     keys = keys / keys.norm(dim=-1, keepdim=True)
-    kernel = spectral_kernel(queries, keys, (torch.eye(5, dtype=torch.float64),) * 2)
-    assert_close(float(kernel.log_tilt.std()), 0, depth=1000, magnitude=1.0)
+    _, log_tilt, weights, bandwidth = spectral_kernel(queries, keys, (torch.eye(5, dtype=torch.float64),) * 2)
+    assert_close(float(log_tilt.std()), 0, depth=1000, magnitude=1.0)
     plain = torch.softmax(-0.5 * torch.cdist(queries, keys).square(), dim=-1)
-    assert_close(kernel.weights, plain, depth=100)
-    assert_close(kernel.bandwidth, torch.ones(5, dtype=torch.float64), depth=100)
+    assert_close(weights, plain, depth=100)
+    assert_close(bandwidth, torch.ones(5, dtype=torch.float64), depth=100)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -205,15 +205,15 @@ def test_equal_lengths_leave_the_kernel_alone() -> None:
 def test_the_bound_holds_where_it_applies(seed: int, d: int, rank: int, size: float) -> None:
     queries, keys, product = draw(seed, 6, 7, d, d, size)
     found = concentration_bound(queries, keys, product, rank)
-    held = found.missing <= found.bound * (1 + 1e-9) + 1e-12
-    assert bool(held[found.applicable].all())
-    assert bool(found.bound[~found.applicable].isnan().all())
+    held = found["missing"] <= found["bound"] * (1 + 1e-9) + 1e-12
+    assert bool(held[found["applicable"]].all())
+    assert bool(found["bound"][~found["applicable"]].isnan().all())
 
 
 def test_the_bound_applies_somewhere_and_is_no_tautology() -> None:
     found = [concentration_bound(*draw(seed, 6, 7, 6, 2, 30.0), 2) for seed in range(60)]
-    assert sum(int(one.applicable.sum()) for one in found) > 100
-    assert sum(int((one.bound < 1).sum()) for one in found) > 20
+    assert sum(int(one["applicable"].sum()) for one in found) > 100
+    assert sum(int((one["bound"] < 1).sum()) for one in found) > 20
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5"])

@@ -7,12 +7,11 @@ from tsfm_lens.registry import export
 
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
+    from tsfm_lens.probes.ablation import *
     from tsfm_lens.probes.attention import *
     from tsfm_lens.probes.attribution import *
-    from tsfm_lens.probes.circuits import *
     from tsfm_lens.probes.head_states import *
     from tsfm_lens.probes.induction import *
-    from tsfm_lens.probes.kernel_regression import *
     from tsfm_lens.probes.logit_lens import *
     from tsfm_lens.probes.parroting import *
     from tsfm_lens.probes.patching import *
@@ -20,7 +19,6 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.similarity import *
     from tsfm_lens.probes.stream_ranks import *
     from tsfm_lens.probes.weights import *
-    from tsfm_lens.probes.zero_ablation import *
 
 __all__ = export(__name__)
 

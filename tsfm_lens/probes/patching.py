@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -94,17 +95,13 @@ def activation_patching(
         {'component': 4, 'position': 1, 'series': 1}
     """
     places = places_of(clean.lens, at, stack)
-    pair = contrast(clean, corrupted, names=sorted({place.point for place in places}), direction=direction)
+    pair = contrast(clean, corrupted, places, direction=direction)
     groups, where = grid_of(pair, places, positions)
     forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
-    data = pair.dataset().assign_coords({**place_coords(places), **where})
-    axes = ("component", "position", "series")
-    shares = {"recovered": (axes, pair.recovered(forecasts)), "effect": (axes, pair.effect(forecasts))}
-    data = data.assign(shares | {"forecast": ((*axes, "step"), forecasts)})
     parameters = {**pair.parameters(), "positions": str(positions)}
-    data.attrs = clean.describe("patching", "Activation patching", _SOURCE, **parameters)
-    return pair.judged(data)
+    attrs = clean.describe("patching", "Activation patching", _SOURCE, **parameters)
+    return pair.result(forecasts, {**place_coords(places), **where}, attrs)
 
 
 def patches(pair: RunPair, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
@@ -120,7 +117,7 @@ def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention
     start = min((spans.start[token] for token in ordinary), default=0)
     stop = max((spans.stop[token] for token in ordinary), default=0)
     words = frozenset(spans.special[token] for token in group) - {""}
-    return _PatchSteps(place.target, pair.source_acts, start, stop, words)
+    return _steps_patch(place.target, pair.source_acts, start, stop, words)
 
 
 def grid_of(
@@ -144,39 +141,37 @@ def grid_of(
 
 
 @dataclass(frozen=True, eq=False)
-class _PatchSteps:
-    """Replacement of the tokens whose middle is from start to stop, and special ones, by those of another run."""
+class _Edit:
+    """Intervention that a function of (value, state, point) makes."""
 
     target: Component | str
-    source: Activations
-    start: int
-    stop: int
-    special: frozenset[str]
+    function: Callable[[Tensor, RunState, Point], Tensor]
+    by_place: bool = True
     rows: Rows = None
     positions: Rows = None
-    by_place: ClassVar[bool] = True
 
     def change(self, point: Point) -> Change:
-        """Return a function that takes the stored value where a token belongs to the steps."""
-        whole = PatchFrom(self.target, self.source).change(point)
-        spans_at = self.source.spans_at
-        assert spans_at is not None
-        first = self.source.calls(point.name)[0].value.shape[1]
+        """Return the function at one hook point."""
+        return lambda value, state: self.function(value, state, point)
 
-        def patch(value: Tensor, state: RunState) -> Tensor:
-            offset = state.offset.get(point.stack, 0)
-            spans = spans_at(point.stack, state.step, offset, value.shape[1], first)
-            tokens = zip(spans.start, spans.stop, spans.special, strict=True)
-            inside = [
-                word in self.special if word else self.start <= (begin + end - 1) / 2 < self.stop
-                for begin, end, word in tokens
-            ]
-            if not any(inside):
-                return value
-            mask = torch.tensor(inside, device=value.device).reshape(1, -1, *[1] * (value.ndim - 2))
-            return torch.where(mask, whole(value, state), value)
 
-        return patch
+def _steps_patch(
+    target: Component | str, source: Activations, start: int, stop: int, special: frozenset[str]
+) -> Intervention:
+    """Replace tokens whose middle is from start to stop, and special ones, by those of another run."""
+
+    def patch(value: Tensor, state: RunState, point: Point) -> Tensor:
+        assert source.spans_at is not None
+        first, offset = source.calls(point.name)[0].value.shape[1], state.offset.get(point.stack, 0)
+        spans = source.spans_at(point.stack, state.step, offset, value.shape[1], first)
+        tokens = zip(spans.start, spans.stop, spans.special, strict=True)
+        inside = [word in special if word else start <= (begin + end - 1) / 2 < stop for begin, end, word in tokens]
+        if not any(inside):
+            return value
+        mask = torch.tensor(inside, device=value.device).reshape(1, -1, *[1] * (value.ndim - 2))
+        return torch.where(mask, PatchFrom(target, source).change(point)(value, state), value)
+
+    return _Edit(target, patch)
 
 
 Direction = Literal["denoise", "noise"]
@@ -201,9 +196,19 @@ class RunPair:
         """Measure how far forecasts (…, series, step) are on the way from base to source, (…, series)."""
         return ((forecasts - self.base.point) * self.way).sum(-1) / np.square(self.way).sum(-1)
 
-    def effect(self, forecasts: np.ndarray) -> np.ndarray:
-        """Compute the mean distance of forecasts (…, series, step) from the base's, in data units, (…, series)."""
-        return np.abs(forecasts - self.base.point).mean(-1)
+    def result(
+        self,
+        forecasts: np.ndarray,
+        coords: dict[str, Any],
+        attrs: dict[str, object],
+        dims: tuple[str, ...] = ("component", "position"),
+    ) -> xr.Dataset:
+        """Return patched forecasts (…, series, step), the share recovered and the effect in data units, judged."""
+        axes, effect = (*dims, "series"), np.abs(forecasts - self.base.point).mean(-1)
+        shares = {"recovered": (axes, self.recovered(forecasts)), "effect": (axes, effect)}
+        data = self.dataset().assign_coords(coords).assign(shares | {"forecast": ((*axes, "step"), forecasts)})
+        data.attrs = attrs
+        return self.judged(data)
 
     def judged(self, data: xr.Dataset) -> xr.Dataset:
         """Add intervals, floors of both runs, and what stands out, for the effects that a result holds."""
@@ -232,18 +237,18 @@ class RunPair:
 def contrast(
     clean: Run,
     corrupted: Run,
+    places: Sequence[Place],
     *,
-    names: Sequence[str],
     base_names: Sequence[str] = (),
     direction: Direction = "denoise",
 ) -> RunPair:
-    """Record both runs."""
+    """Record both runs, the source at the places."""
     refuse_word("direction", direction, ("denoise", "noise"))
     _refuse_unlike(clean, corrupted)
     source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
     if base.tokens_read and not base.rollout and source.forced_path is None:
         source = source.following(base.path)
-    base_acts, source_acts = _record(base, base_names), _record(source, names)
+    base_acts, source_acts = _record(base, base_names), _record(source, _points(places))
     same = (told_apart(base, source.point, base.point) == base.point).all(-1)
     if same.any():
         name = clean.batch.ids[int(np.argmax(same))]
@@ -323,9 +328,8 @@ def attribution_patching(
     lens = clean.lens
     refuse_gradients(lens.wiring)
     places = places_of(lens, at, stack)
-    names = sorted({place.point for place in places})
-    pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), names=names, direction=direction)
-    acts = slopes(pair, names)
+    pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction)
+    acts = slopes(pair, places)
     groups, where = grid_of(pair, places, positions)
     first_order = np.array([[_products(place, pair.source_acts, acts, group) for group in groups] for place in places])
     data = pair.dataset().assign_coords({**place_coords(places), **where})
@@ -343,9 +347,13 @@ def attribution_patching(
     return pair.judged(data)
 
 
-def slopes(pair: RunPair, names: Sequence[str]) -> Activations:
+def _points(places: Sequence[Place]) -> list[str]:
+    return sorted({place.point for place in places})
+
+
+def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
     """Record the base run with the gradients of the share recovered, under ``name + "_grad"``."""
-    run, encoded = pair.base, pair.base.encoded
+    run, encoded, names = pair.base, pair.base.encoded, _points(places)
     if run.batch.multivariate:
         raise InputError("gradients of variates that see each other cannot be told apart; patch them exactly instead")
     way = torch.as_tensor(pair.way)
@@ -472,7 +480,7 @@ def path_patching(
     for row, (sender, direct, receiver_acts) in enumerate(chain.from_iterable(heard_in_groups(pair, froms, tos, via))):
         later = set(later_branches(lens.wiring, sender.component))
         columns = [column for column, place in enumerate(tos) if place.branch in later]
-        paths |= {(row, column): Variant("path", (_receive(tos[column], receiver_acts, via),)) for column in columns}
+        paths |= {(row, column): Variant("path", (receive(tos[column], receiver_acts, via),)) for column in columns}
         if to_output:
             forecasts[row, -1] = direct
         if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(froms)):
@@ -480,14 +488,10 @@ def path_patching(
             paths.clear()
         if progress is not None:
             progress(row + 1, len(froms))
-    data = pair.dataset().assign_coords(place_coords(froms, "sender"))
     names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
-    data = data.assign_coords(receiver=names)
-    axes = ("sender", "receiver", "series")
-    shares = {"recovered": (axes, pair.recovered(forecasts)), "effect": (axes, pair.effect(forecasts))}
-    data = data.assign(shares | {"forecast": ((*axes, "step"), forecasts)})
-    data.attrs = clean.describe("paths", "Path patching", _OF_PATHS, **pair.parameters(), via=via)
-    return pair.judged(data)
+    attrs = clean.describe("paths", "Path patching", _OF_PATHS, **pair.parameters(), via=via)
+    coords = {**place_coords(froms, "sender"), "receiver": names}
+    return pair.result(forecasts, coords, attrs, ("sender", "receiver"))
 
 
 def sender_contrast(clean: Run, corrupted: Run, senders: Sequence[Place], *, direction: Direction = "noise") -> RunPair:
@@ -495,8 +499,7 @@ def sender_contrast(clean: Run, corrupted: Run, senders: Sequence[Place], *, dir
     wiring = clean.lens.wiring
     later = {branch for sender in senders for branch in later_branches(wiring, sender.component)}
     branch_points = sorted({place_of(wiring, branch).point for branch in later})
-    names = sorted({place.point for place in senders})
-    return contrast(clean, corrupted, names=names, base_names=branch_points, direction=direction)
+    return contrast(clean, corrupted, senders, base_names=branch_points, direction=direction)
 
 
 def heard_in_groups(
@@ -520,7 +523,7 @@ def _run_together(
     for sender, store in zip(senders, stores, strict=True):
         later = later_branches(run.lens.wiring, sender.component)
         points = dict.fromkeys(_input(place, via) for place in receivers if place.branch in later)
-        listeners = [_Listener(point, store) for point in points]
+        listeners = [_Edit(point, partial(_record_call, store), by_place=False) for point in points]
         # a branch is recorded before it is held, so listeners come first
         patches = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listeners, *patches)))
@@ -529,55 +532,28 @@ def _run_together(
     return list(zip(senders, direct, receiver_acts, strict=True))
 
 
-@dataclass(frozen=True, eq=False)
-class _Listener:
-    """Recorder of an activation, which passes unchanged."""
-
-    target: str
-    store: dict[str, list[Call]]
-    rows: Rows = None
-    positions: Rows = None
-
-    def change(self, point: Point) -> Change:
-        """Return a function that records the value and returns it."""
-
-        def record(value: Tensor, state: RunState) -> Tensor:
-            offset = state.offset.get(point.stack, 0)
-            calls = self.store.setdefault(point.name, [])
-            # a forecast may start again, as after a measurement of its memory
-            if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
-                calls.append(Call(state.step, offset, value.detach().clone()))
-            return value
-
-        return record
+def _record_call(store: dict[str, list[Call]], value: Tensor, state: RunState, point: Point) -> Tensor:
+    """Record an activation, which passes unchanged."""
+    offset = state.offset.get(point.stack, 0)
+    calls = store.setdefault(point.name, [])
+    # a forecast may start again, as after a measurement of its memory
+    if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
+        calls.append(Call(state.step, offset, value.detach().clone()))
+    return value
 
 
-@dataclass(frozen=True, eq=False)
-class _HeadInput:
-    """Replacement of one head's queries, keys or values by those of another run."""
-
-    target: str
-    head: int
-    source: Activations
-    rows: Rows = None
-    positions: Rows = None
-    by_place: ClassVar[bool] = True
-
-    def change(self, point: Point) -> Change:
-        """Return a function that exchanges one head's part of the value."""
-
-        def exchange(value: Tensor, state: RunState) -> Tensor:
-            out = value.clone()
-            out[..., self.head, :] = rows_in_place(self.source, point, value, state)[..., self.head, :].to(value)
-            return out
-
-        return exchange
-
-
-def _receive(place: Place, receiver_acts: Activations, via: str) -> Intervention:
-    if via == "all" or place.head is None:
+def receive(place: Place, receiver_acts: Activations, via: str) -> Intervention:
+    """Set a receiver, or one head's queries, keys or values, to those of another run."""
+    head = place.head
+    if via == "all" or head is None:
         return PatchFrom(place.target, receiver_acts)
-    return _HeadInput(_input(place, via), place.head, receiver_acts)
+
+    def exchange(value: Tensor, state: RunState, point: Point) -> Tensor:
+        out = value.clone()
+        out[..., head, :] = rows_in_place(receiver_acts, point, value, state)[..., head, :].to(value)
+        return out
+
+    return _Edit(_input(place, via), exchange)
 
 
 def _input(place: Place, via: str) -> str:
@@ -633,7 +609,7 @@ def edge_attribution(
 
 def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
     """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
-    at = slopes(pair, sorted({place.point for place in places}))
+    at = slopes(pair, places)
     row_of = {place.target: row for row, place in enumerate(places)}
     columns: dict[str, list[int]] = {}
     for column, place in enumerate(places):
