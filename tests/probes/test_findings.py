@@ -167,6 +167,8 @@ def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> 
         assert (found[f"{name}_low"] <= found[name]).all()
     assert found.attrs["test"].startswith("t tests over sequences")
     overlap = induction_overlap(found)
+    spread = found["entropy"] - found["entropy"].min()
+    np.testing.assert_allclose(overlap["normalised"], spread / spread.max())
     for part in (*PARTS, "floor"):
         xr.testing.assert_identical(overlap[f"copy_score_{part}"], found[f"copy_score_{part}"])
 

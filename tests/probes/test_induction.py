@@ -11,11 +11,10 @@ import xarray as xr
 
 from contrasted import few_draws, forecast_instead
 from tiny_lenses import fresh, lens_of
-from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores, repeated_motif
+from tsfm_lens.probes import induction_overlap, induction_scores, repeated_motif
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.induction import (
     _draw,
@@ -30,10 +29,6 @@ from tsfm_lens.testing import assert_close, last_digit
 
 AT = "decoder_blocks.1.cross_attn"
 MOTIF, REPEATS, COUNT = 8, 4, 8
-
-
-def uniform(pattern: torch.Tensor, hook: object) -> torch.Tensor:
-    return torch.full_like(pattern, 1.0 / pattern.shape[-1])
 
 
 def drawn(lens: Lens, within: float = 8.0) -> torch.Tensor:
@@ -85,16 +80,6 @@ def test_a_hand_built_induction_head_is_found(offset: int) -> None:
     assert_close(found.entropy.sel(layer="1", head=1), 0.0, depth=16, magnitude=1.0, dtype=np.float32)
     assert not strict.induction.any()
     assert strict.attrs["positions"] == "last"
-
-
-@pytest.mark.parametrize("decoding", ["forced", "rollout"])
-def test_a_uniform_head_attends_to_every_key_alike(decoding: str) -> None:
-    """128 tokens and the end token."""
-    lens = load("chronos-nano")
-    with lens.hooks([("decoder_blocks.*.cross_attn.hook_pattern", uniform)]):
-        found = induction_scores(lens, n_sequences=4, within=0.5, decoding=decoding)
-    assert_close(found.prefix_matching, 1 / 129, depth=100, dtype=np.float32)
-    assert_close(found.entropy, np.log(129), depth=100, dtype=np.float32)
 
 
 def test_one_hot_logits_have_the_known_copy_score() -> None:
@@ -219,19 +204,6 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
             induction_overlap(*probes)
     with pytest.raises(InputError, match="ascending"):
         induction_overlap(one, two, copy_grid=[2.0, 1.0])
-
-
-def test_both_sources_of_entropy_on_a_model() -> None:
-    lens = load("chronos-nano")
-    test = induction_scores(lens, motif=16, n_sequences=8)
-    along = induction_overlap(test)
-    spread = test["entropy"] - test["entropy"].min()
-    np.testing.assert_allclose(along["normalised"], spread / spread.max())
-    entropy = head_entropy(lens.run(bundled("co2").tail(96), 12), kind="cross_attn")
-    found = induction_overlap(test, entropy)
-    np.testing.assert_array_equal(found["sharp"], entropy["sharp"])
-    np.testing.assert_array_equal(found["induction"], test["induction"])
-    assert (along.attrs["entropy_along"], found.attrs["entropy_along"]) == ("repeated tokens", "forecasts")
 
 
 @pytest.mark.parametrize(

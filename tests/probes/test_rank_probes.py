@@ -145,19 +145,6 @@ def test_turning_the_basis_of_the_stream_changes_no_rank() -> None:
         assert_close(after[name], before[name], depth=36, dtype=np.float32)
 
 
-def test_decades_count_a_known_spectrum() -> None:
-    def planted(weight: torch.Tensor) -> torch.Tensor:
-        u, s, vt = torch.linalg.svd(weight, full_matrices=False)
-        places = torch.arange(len(s))
-        # 4 above a tenth, then 6 in each of the next two powers of ten, the rest far below
-        known = torch.where(places < 4, 1.0, torch.where(places < 10, 0.05, torch.where(places < 16, 5e-3, 2e-6)))
-        return (u * known) @ vt
-
-    found = weight_ranks(edited(planted), parts=["W_Q"], stack="encoder")
-    assert found["decade_count"].sel(matrix=QUERIES).values.tolist() == [4, 6, 6, 0, 0]
-    assert found["epsilon_rank"].sel(matrix=QUERIES, epsilon=[0.1, 0.01, 0.001]).values.tolist() == [4, 10, 16]
-
-
 def test_what_is_not_finite_is_named() -> None:
     broken = edited(lambda weight: weight.fill_diagonal_(float("nan")))
     for probe in (weight_ranks, row_angles):
