@@ -214,23 +214,13 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
         ("chronos", "all", slice(None)),
     ],
 )
-def test_copy_scores_are_the_z_scores_of_the_logits(
-    model: str, positions: str, read: slice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_scores_are_the_z_scores_of_the_logits(model: str, positions: str, read: slice) -> None:
     lens = load(model) if model.endswith("nano") else fresh(model)
-    options = {"motif": 6, "repeats": 3, "n_sequences": 5, "decoding": "forced", "within": 3.0, "positions": positions}
-    # the sequences are taken from the run itself
-    ids: dict[str, torch.Tensor] = {}
-    native = lens.adapter.encode_tokens
-
-    def encode(context: torch.Tensor, decoder: torch.Tensor) -> object:
-        ids.update(context=context, decoder=decoder)
-        return native(context, decoder)
-
-    monkeypatch.setattr(lens.adapter, "encode_tokens", encode)
-    found = induction_scores(lens, **options)
-    encoded = native(ids["context"], ids["decoder"])
-    right = ids["context"][:, 1:6]
+    sizes = {"motif": 6, "repeats": 3, "n_sequences": 5, "within": 3.0}
+    found = induction_scores(lens, **sizes, decoding="forced", positions=positions)
+    ids, motifs = _sequences(lens, *sizes.values(), seed=0)
+    right, start = motifs[:, 1:], torch.zeros(5, 1, dtype=torch.long)
+    encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))  # type: ignore[attr-defined]
     n_layers = lens.wiring.output_stack.n_layers
     points = [f"decoder_blocks.{layer}.cross_attn.hook_result" for layer in range(n_layers)]
     with torch.no_grad():
