@@ -98,6 +98,19 @@ def test_the_second_patch_of_a_long_map_is_the_library_s() -> None:
     assert_close(column.values, native, depth=100, magnitude=1.0, dtype=np.float32)
 
 
+def test_a_window_has_a_key_a_place() -> None:
+    lens, context = lens_of("chronos"), bundled("co2").tail(64)
+    forced_path = bundled("co2").values[0][None, -24:].copy()
+    window = autoregressive_attention(lens.run(context, 24, forced_path=forced_path), keys="window")
+    assert window["attention"].sizes == {"layer": 2, "head": 4, "key": 65, "query": 24}
+    time = autoregressive_attention(lens.run(context, 24, forced_path=forced_path))
+    # the window of the last pass begins sixteen steps later
+    last = time.isel(query=20).set_index(key=["key_special", "key_start"])["attention"]
+    places = [("", 16 - 64 + i) for i in range(64)]
+    np.testing.assert_array_equal(last.sel(key=places), window["attention"].isel(query=20, key=slice(64)))
+    assert_close(time["entropy"], window["entropy"], depth=100)
+
+
 def test_flow_of_known_patterns() -> None:
     eye = torch.eye(5, dtype=torch.float64)[None]
     assert_close(rolled([eye, eye, eye])[-1], eye[0], depth=100, magnitude=1.0)

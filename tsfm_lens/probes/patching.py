@@ -141,7 +141,7 @@ def grid_of(
 
 
 @dataclass(frozen=True, eq=False)
-class _Edit:
+class _PointEdit:
     """Intervention that a function of (value, state, point) makes."""
 
     target: Component | str
@@ -171,7 +171,7 @@ def _steps_patch(
         mask = torch.tensor(inside, device=value.device).reshape(1, -1, *[1] * (value.ndim - 2))
         return torch.where(mask, PatchFrom(target, source).change(point)(value, state), value)
 
-    return _Edit(target, patch)
+    return _PointEdit(target, patch)
 
 
 Direction = Literal["denoise", "noise"]
@@ -523,7 +523,7 @@ def _run_together(
     for sender, store in zip(senders, stores, strict=True):
         later = later_branches(run.lens.wiring, sender.component)
         points = dict.fromkeys(_input(place, via) for place in receivers if place.branch in later)
-        listeners = [_Edit(point, partial(_record_call, store), by_place=False) for point in points]
+        listeners = [_PointEdit(point, partial(_record_call, store), by_place=False) for point in points]
         # a branch is recorded before it is held, so listeners come first
         patches = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listeners, *patches)))
@@ -553,7 +553,7 @@ def receive(place: Place, receiver_acts: Activations, via: str) -> Intervention:
         out[..., head, :] = rows_in_place(receiver_acts, point, value, state)[..., head, :].to(value)
         return out
 
-    return _Edit(_input(place, via), exchange)
+    return _PointEdit(_input(place, via), exchange)
 
 
 def _input(place: Place, via: str) -> str:
