@@ -16,15 +16,8 @@ from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import induction_overlap, induction_scores, repeated_motif
 from tsfm_lens.probes.attention import pick_attention
-from tsfm_lens.probes.induction import (
-    _draw,
-    _forced_targets,
-    _match_targets,
-    _Plan,
-    _sequences,
-    _targets,
-    _z_score,
-)
+from tsfm_lens.probes.induction import _forced_targets, _match_targets, _sequences, _z_score
+from tsfm_lens.probes.repeated_motif import _draw, _Plan, _targets
 from tsfm_lens.testing import assert_close, last_digit
 
 AT = "decoder_blocks.1.cross_attn"

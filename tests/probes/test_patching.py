@@ -17,7 +17,8 @@ from tsfm_lens.hooks import Component, PatchFrom, Steer
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
-from tsfm_lens.probes.patching import contrast, heard_in_groups, receive, sender_contrast, slopes
+from tsfm_lens.probes.patching import contrast, slopes
+from tsfm_lens.probes.path_patching import heard_in_groups, receive, sender_contrast
 from tsfm_lens.probes.places import group_coords, later_branches, places_of, position_groups
 from tsfm_lens.testing import assert_close, rounding
 

@@ -17,8 +17,8 @@ from tsfm_lens.models import Lens, architectures
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import measured
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
-from tsfm_lens.probes.stream_ranks import _bound
-from tsfm_lens.probes.weights import StreamedSpectrum, random_angle
+from tsfm_lens.probes.stream_ranks import StreamedSpectrum, _bound
+from tsfm_lens.probes.weights import random_angle
 from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import rank_rise

@@ -15,7 +15,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import attention_rollout, autoregressive_attention, norm_weighted_attention
-from tsfm_lens.probes.attention import rolled
+from tsfm_lens.probes.rollout import rolled
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())

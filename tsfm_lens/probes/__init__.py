@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.attribution import *
     from tsfm_lens.probes.head_states import *
     from tsfm_lens.probes.induction import *
+    from tsfm_lens.probes.lines_of_thought import *
     from tsfm_lens.probes.logit_lens import *
     from tsfm_lens.probes.parroting import *
     from tsfm_lens.probes.patching import *
+    from tsfm_lens.probes.path_patching import *
     from tsfm_lens.probes.recipes import *
+    from tsfm_lens.probes.repeated_motif import *
+    from tsfm_lens.probes.rollout import *
     from tsfm_lens.probes.similarity import *
     from tsfm_lens.probes.stream_ranks import *
     from tsfm_lens.probes.weights import *

@@ -23,7 +23,8 @@ from tsfm_lens.models.noise import Measure, noise_floor, ranges, rounding, share
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.given import refuse_word
-from tsfm_lens.probes.patching import contrast, edge_attribution
+from tsfm_lens.probes.patching import contrast
+from tsfm_lens.probes.path_patching import edge_attribution
 from tsfm_lens.probes.places import Place, component_coords, head_or_kind, later_branches, listed, nodes_of, place_of
 from tsfm_lens.registry import probe
 

@@ -16,8 +16,9 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.noise import noise_floor, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.ablation import ablated_points
-from tsfm_lens.probes.attention import autoregressive_attention, pick_attention, refuse_variates
+from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.rollout import autoregressive_attention
 from tsfm_lens.registry import probe
 
 __all__ = ["context_parroting", "head_parroting", "lag_attention", "seasonality_bias"]

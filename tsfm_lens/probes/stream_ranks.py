@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,11 @@ from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.similarity import item_groups
 from tsfm_lens.probes.weights import (
     EPSILON,
-    StreamedSpectrum,
     checked_levels,
     core_singular_values,
     random_angle,
-    ranks_of_rows,
+    ranks_of,
+    rounding_floor,
     weight_matrices,
 )
 from tsfm_lens.ranks import angles, epsilon_rank, flow_bound, measured_bound
@@ -422,3 +423,49 @@ class _AttentionGrowth:
         bound = measured_bound(np.pad(start, (0, width - len(start))), padded)
         largest = max(values[0], np.finfo(float).tiny)
         return np.pad(values, (0, width - len(values))) / largest, bound / largest
+
+
+class StreamedSpectrum:
+    """Triangular factor of a QR factorisation of a tall matrix whose rows come in parts (Demmel et al. 2012)."""
+
+    def __init__(self, width: int) -> None:
+        self.width = width
+        self._factor = torch.zeros(0, width, dtype=torch.float64)
+        self._longest = 0.0
+        self._eps = torch.finfo(torch.float64).eps
+        self.rows = 0
+
+    def add(self, rows: Tensor) -> None:
+        """Add a part of the rows, (n, width), of any precision."""
+        if not len(rows):
+            return
+        if not torch.isfinite(rows).all():
+            raise InputError("the model holds values that are not finite, so its tokens have no singular values")
+        self._eps = max(self._eps, torch.finfo(rows.dtype).eps)
+        part = rows.cpu().double()
+        self.rows += len(part)
+        self._longest = max(self._longest, float(part.norm(dim=1).max()))
+        self._factor = torch.linalg.qr(torch.cat([self._factor, part]), mode="r").R
+
+    def singular_values(self) -> np.ndarray:
+        """Compute all of them, descending: as many as the shorter side of the matrix is long."""
+        return torch.linalg.svdvals(self._factor).numpy()
+
+    def singular_values_through(self, map_of_rows: Tensor) -> np.ndarray:
+        """Compute those of the matrix times another one, (width, any), descending."""
+        return torch.linalg.svdvals(self._factor @ map_of_rows.detach().cpu().double()).numpy()
+
+    def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
+        """Bound how far the rounding of a forward moves singular values, over the largest."""
+        longest = self._longest + float(self._factor.norm(dim=0).max())
+        error = self._eps / 2 / math.sqrt(3) * math.sqrt(1 + 100 * blocks)
+        return rounding_floor(values, longest, error, max(self.rows, self._factor.shape[1]))
+
+
+def ranks_of_rows(
+    spectra: Sequence[StreamedSpectrum], levels: Sequence[float], dim: str, blocks: Sequence[int]
+) -> xr.Dataset:
+    """Compute the ranks of matrices that came in parts, each from a stream after so many blocks."""
+    values = [each.singular_values() for each in spectra]
+    floors = [each.rounding_floor(own, count) for each, own, count in zip(spectra, values, blocks, strict=True)]
+    return ranks_of(values, floors, levels, dim)

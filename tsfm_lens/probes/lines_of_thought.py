@@ -1,0 +1,314 @@
+"""Spurious lines of thought: forecasts that a layer considers, that do not go on from the context, and that die out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise, product
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+from scipy.ndimage import gaussian_filter1d
+from scipy.optimize import linear_sum_assignment
+from scipy.signal import find_peaks, peak_widths
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.given import of_kind
+from tsfm_lens.probes.logit_lens import logit_lens
+from tsfm_lens.registry import probe
+
+__all__ = ["lines_of_thought", "trace_lines"]
+
+
+_VARIABLES = ("context", "truth", "native_median", "probability", "value")
+
+
+@dataclass
+class _Trajectory:
+    """Line of one layer: places, half widths and weights of its modes, (step,); NaN, 0 and 0 for none."""
+
+    layer: int
+    series: int
+    path: np.ndarray
+    width: np.ndarray
+    mass: np.ndarray
+    continuous: bool = False
+    survives: bool = False
+    thread: int = -1
+
+    @property
+    def steps(self) -> np.ndarray:
+        """Steps that have a mode."""
+        return np.flatnonzero(np.isfinite(self.path))
+
+    @property
+    def start(self) -> int:
+        """First step."""
+        return int(self.steps[0])
+
+    @property
+    def stop(self) -> int:
+        """Step after the last one."""
+        return int(self.steps[-1]) + 1
+
+    @property
+    def spurious(self) -> bool:
+        """Line that is neither continuous with the context nor there in the last layer."""
+        return not self.continuous and not self.survives
+
+
+@probe("lines_of_thought", "first")
+def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
+    """Follow the modes of every layer's logit map along the forecast, and through depth; see :func:`trace_lines`.
+
+    Args:
+        run: the forecast to explain, of a token model.
+        rules: options of :func:`trace_lines`.
+
+    Raises:
+        InputError: the model has no output bins in the order of their values, or an option out of range.
+
+    Example:
+        >>> probes.lines_of_thought(run).sizes["line"] > 1
+        True
+    """
+    lens = run.lens
+    if lens.emits != "token":
+        raise InputError(
+            f"{lens.model_id} reads out {lens.emits}s, which have no modes to follow; lines of thought need "
+            "a token model such as Chronos. logit_lens and layer_gain show how the layers of any model differ"
+        )
+    if lens.takes_ids:
+        raise InputError(
+            f"{lens.model_id} forecasts token ids, whose neighbours mean nothing; lines of thought need bins of values"
+        )
+    return trace_lines(logit_lens(run), **rules)
+
+
+def trace_lines(
+    maps: xr.Dataset,
+    *,
+    smooth: float = 0.25,
+    height: float = 0.05,
+    prominence: float = 0.05,
+    distance: int = 2,
+    jump: float = 1.0,
+    gap: int = 1,
+    min_steps: int = 2,
+    overlap: float = 0.5,
+) -> xr.Dataset:
+    """Trace lines of thought in logit maps that are there already; the paper has words and no algorithm.
+
+    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is the probability between the
+      valleys beside it, its width that at half its prominence.
+    - Two modes are *within reach* if they are no further apart than the context's largest step times ``jump``, plus
+      half the width of the wider one.
+    - A *line* joins modes of successive steps that are within reach, the nearest first over all.
+    - A line is *continuous* if it begins at the first step within reach of the last context value, or later, within
+      reach of a continuous line's place one step earlier.
+    - Two lines of different layers are *at the same place* if they share at least the part ``overlap`` of the shorter
+      one's steps, and are within reach there on average.
+    - A line is *spurious* if it is not continuous and no line of the last layer is at its place.
+    - A *thread* joins lines of successive layers at the same place, one to one, nearest first.
+
+    Args:
+        maps: of kind "logit_lens" of a token model.
+        smooth: standard deviation of the Gaussian over bins, in largest steps of the context; 0 smoothes nothing.
+        height, prominence: of the lowest mode, as shares of the highest one's height.
+        distance: fewest bins between two modes.
+        jump, overlap: see above.
+        gap: steps without a mode that a line may pass over; its reach grows with them.
+        min_steps: modes of the shortest line.
+
+    Returns:
+        Dataset of kind "lines_of_thought", with the maps. Over (layer, series): ``count`` of lines, ``spurious_count``,
+        and ``spurious_mass``, the probability on spurious lines, mean over steps. Along ``line``: ``line_layer``,
+        ``line_series``, ``start`` and ``stop`` (steps, the last one excluded), ``length`` (modes), ``mean_value`` (data
+        units), ``mass`` (mean over all steps), ``continuous``, ``survives``, ``spurious``, ``thread``, and ``birth``
+        and ``death``, the thread's first and last layer. ``path`` and ``path_mass`` (line, step), NaN and 0 without a
+        mode; ``largest_step`` (series), that of the context times ``jump``, at least one bin, in data units.
+
+    Source:
+        tsfm-lens paper, section 2.3 and figure 1C, in words.
+
+    Raises:
+        InputError: no such maps, or a parameter is out of range.
+
+    Example:
+        >>> probes.trace_lines(probes.logit_lens(run)).sizes["line"] > 1
+        True
+    """
+    if smooth < 0 or not (0 < height < 1 and 0 < prominence < 1) or distance < 1:
+        raise InputError(
+            f"smooth {smooth}, height {height}, prominence {prominence}, distance {distance}: "
+            "expected a smoothing of 0 or more, shares of the highest mode between 0 and 1, and 1 or more bins"
+        )
+    if jump <= 0 or gap < 0 or min_steps < 1 or not 0 < overlap <= 1:
+        raise InputError(
+            f"jump {jump}, gap {gap}, min_steps {min_steps}, overlap {overlap}: expected a "
+            "jump above 0, a gap of 0 or more, 1 or more steps, and an overlap above 0 and up to 1"
+        )
+    shape = {"smooth": smooth, "height": height, "prominence": prominence, "distance": distance}
+    rules = SimpleNamespace(**shape, jump=jump, gap=gap, min_steps=min_steps, overlap=overlap)
+    if "probability" not in of_kind(maps, "logit_lens", "trace_lines"):
+        raise InputError("lines of thought are traced in a token model's logit_lens; this is one without probabilities")
+    probability = maps["probability"].transpose("layer", "series", "step", "bin").values
+    values, context = maps["value"].transpose("series", "bin").values, maps["context"].values
+    n_layers, n_series, steps, _ = probability.shape
+    # steps of the context, and at least the width of a bin
+    steps_of = [np.abs(np.diff(past)) for past in context]
+    highest = [float(each[np.isfinite(each)].max(initial=0.0)) for each in steps_of]
+    bins = [float(np.diff(np.sort(own)).min()) for own in values]
+    largest = rules.jump * np.maximum(highest, bins)
+    lines: list[_Trajectory] = []
+    for series in range(n_series):
+        finite = context[series][np.isfinite(context[series])]
+        layers = [_lines(one[series], values[series], largest[series], rules) for one in probability]
+        for layer, layer_lines in enumerate(layers):
+            for line in layer_lines:
+                line.layer, line.series = layer, series
+                gaps = [_apart(line, end, largest[series], rules.overlap) for end in layers[-1]]
+                line.survives = bool(np.isfinite(gaps).any())
+            _mark_continuous(layer_lines, finite[-1], largest[series])
+        first = max((line.thread + 1 for line in lines), default=0)
+        _mark_threads(layers, largest[series], rules.overlap, first)
+        lines += [line for layer_lines in layers for line in layer_lines]
+    data = maps[[name for name in _VARIABLES if name in maps]]
+    data["largest_step"] = (("series",), largest, {"units": "data units"})
+    count, spurious, mass = (np.zeros((n_layers, n_series), dtype=kind) for kind in (int, int, float))
+    for line in lines:
+        at = (line.layer, line.series)
+        count[at] += 1
+        spurious[at] += line.spurious
+        mass[at] += line.spurious * line.mass.sum() / steps
+    for name, values in (("count", count), ("spurious_count", spurious), ("spurious_mass", mass)):
+        data[name] = (("layer", "series"), values)
+    data = _add_table(data, lines, steps)
+    keep = {key: value for key, value in maps.attrs.items() if key != "readout"}
+    title, source = "Lines of thought", "tsfm-lens paper, section 2.3 and figure 1C"
+    data.attrs = {**keep, "kind": "lines_of_thought", "title": title, "source": source, **vars(rules)}
+    return data
+
+
+def _modes(
+    probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace
+) -> list[tuple[float, float, float]]:
+    """Return value, half width and weight of each mode of one distribution over bins."""
+    # padding lets a mode in the first or last bin count
+    bin_width = (values[-1] - values[0]) / (len(values) - 1)
+    blur = rules.smooth * largest / (rules.jump * bin_width)
+    density = gaussian_filter1d(probability.astype(float), blur, mode="constant") if blur > 0 else probability
+    padded, top = np.pad(density, 1), density.max()
+    height, prominence = rules.height * top, rules.prominence * top
+    peaks, _ = find_peaks(padded, height=height, distance=rules.distance, prominence=prominence)
+    if not len(peaks):
+        return []
+    _, _, left, right = peak_widths(padded, peaks)
+    places = np.arange(-1, len(values) + 1)
+    edges = np.interp([left - 1, right - 1], places[1:-1], values)
+    valleys = [a + int(np.argmin(density[a:b])) for a, b in pairwise(peaks - 1)]
+    weights = np.add.reduceat(probability, [0, *valleys])
+    return list(zip(values[peaks - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
+
+
+def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace) -> list[_Trajectory]:
+    """Join the modes of one layer's map (step, bin) to lines."""
+    steps = len(probability)
+    lines: list[_Trajectory] = []
+    for step in range(steps):
+        modes = _modes(probability[step], values, largest, rules)
+        open_lines = [line for line in lines if line.stop >= step - rules.gap]
+        cost = np.full((len(open_lines), len(modes)), np.inf)
+        for (one, line), (other, (place, width, _)) in product(enumerate(open_lines), enumerate(modes)):
+            last = line.stop - 1
+            distance = abs(line.path[last] - place)
+            if distance <= largest * (step - last) + max(line.width[last], width):
+                cost[one, other] = distance
+        matches = {other: open_lines[one] for one, other in _nearest(cost)}
+        for number, mode in enumerate(modes):
+            line = matches.get(number) or _Trajectory(-1, -1, np.full(steps, np.nan), np.zeros(steps), np.zeros(steps))
+            if number not in matches:
+                lines.append(line)
+            line.path[step], line.width[step], line.mass[step] = mode
+    return [line for line in lines if len(line.steps) >= rules.min_steps]
+
+
+def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
+    """Pair rows and columns: as many pairs of finite cost as there can be, of these the cheapest in all."""
+    finite = np.isfinite(cost)
+    if not finite.any():
+        return []
+    # dearer than all that is allowed together
+    never = 1.0 + 2.0 * float(cost[finite].sum())
+    rows, columns = linear_sum_assignment(np.where(finite, cost, never))
+    return [(int(a), int(b)) for a, b in zip(rows, columns, strict=True) if finite[a, b]]
+
+
+def _mark_continuous(lines: Sequence[_Trajectory], last_value: float, largest: float) -> None:
+    """Mark lines that begin at the context's end, or branch off one that does."""
+    for line in sorted(lines, key=lambda each: each.start):
+        begin, width = line.path[line.start], line.width[line.start]
+        if line.start == 0:
+            line.continuous = bool(abs(begin - last_value) <= largest + width)
+            continue
+        earlier = line.start - 1
+        line.continuous = any(
+            abs(begin - other.path[earlier]) <= largest + max(width, other.width[earlier])
+            for other in lines
+            if other.continuous and other is not line
+        )
+
+
+def _apart(one: _Trajectory, other: _Trajectory, largest: float, overlap: float) -> float:
+    """Return the mean distance of two lines over common steps; infinite if they are not at the same place."""
+    both = np.isfinite(one.path) & np.isfinite(other.path)
+    shorter = min(len(line.steps) for line in (one, other))
+    if not both.any() or both.sum() < overlap * shorter:
+        return float("inf")
+    distance = float(np.abs(one.path - other.path)[both].mean())
+    reach = largest + float(np.maximum(one.width, other.width)[both].mean())
+    return distance if distance <= reach else float("inf")
+
+
+def _mark_threads(layers: Sequence[Sequence[_Trajectory]], largest: float, overlap: float, first: int) -> None:
+    """Give each thread a number, from ``first`` on."""
+    before: Sequence[_Trajectory] = []
+    for layer_lines in layers:
+        cost = np.full((len(before), len(layer_lines)), np.inf)
+        for (one, line), (other, next_line) in product(enumerate(before), enumerate(layer_lines)):
+            cost[one, other] = _apart(line, next_line, largest, overlap)
+        for one, other in _nearest(cost):
+            layer_lines[other].thread = before[one].thread
+        for line in layer_lines:
+            if line.thread < 0:
+                line.thread, first = first, first + 1
+        before = layer_lines
+
+
+def _add_table(data: xr.Dataset, lines: Sequence[_Trajectory], steps: int) -> xr.Dataset:
+    """Add one entry a line."""
+    layers, series = data["layer"].values, data["series"].values
+    ends: dict[int, tuple[int, int]] = {}
+    for line in lines:
+        low, high = ends.get(line.thread, (line.layer, line.layer))
+        ends[line.thread] = min(low, line.layer), max(high, line.layer)
+    data = data.assign_coords(
+        line=range(len(lines)),
+        line_layer=("line", [str(layers[line.layer]) for line in lines]),
+        line_series=("line", [str(series[line.series]) for line in lines]),
+    )
+    names = ("start", "stop", "continuous", "survives", "spurious", "thread")
+    columns: dict[str, list[Any]] = {name: [getattr(line, name) for line in lines] for name in names}
+    columns["length"] = [len(line.steps) for line in lines]
+    columns["mean_value"] = [float(np.nanmean(line.path)) for line in lines]
+    columns["mass"] = [float(line.mass.sum() / steps) for line in lines]
+    for name, end in (("birth", 0), ("death", 1)):
+        columns[name] = [str(layers[ends[line.thread][end]]) for line in lines]
+    for name, column in columns.items():
+        data[name] = (("line",), np.array(column))
+    data["path"] = (("line", "step"), np.array([line.path for line in lines]).reshape(-1, steps))
+    data["path_mass"] = (("line", "step"), np.array([line.mass for line in lines]).reshape(-1, steps))
+    return data

@@ -1,0 +1,248 @@
+"""Path patching: effect of one component through another, with every other path held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import Activations, Call
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.interventions import Intervention, PatchFrom, rows_in_place
+from tsfm_lens.hooks.names import Point
+from tsfm_lens.hooks.state import RunState
+from tsfm_lens.models.adapter import refuse_gradients
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.patching import Direction, RunPair, _PointEdit, contrast, slopes
+from tsfm_lens.probes.places import Place, later_branches, listed, nodes_of, place_coords, place_of, places_of
+from tsfm_lens.registry import probe
+
+__all__ = ["edge_attribution", "path_patching"]
+
+
+_SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
+OUTPUT = "output"
+# least senders run together, numbers in memory up to which more of them are, and most paths gathered before a run
+_SENDERS, _NUMBERS, _MOST_PATHS = 16, 2**24, 256
+
+
+@probe("paths", "pair")
+def path_patching(
+    clean: Run,
+    corrupted: Run,
+    *,
+    senders: Sequence[str | Component] | None = None,
+    receivers: Sequence[str | Component] | None = None,
+    via: str = "all",
+    direction: Direction = "noise",
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Patch the path from each sender to each receiver.
+
+    The sender is patched from the source run while every later branch is held at the base run's write, and each
+    receiver's activation is recorded. Then only the receiver is set to that activation, and all behind it is free.
+    (Wang et al. hold attention only.)
+
+    Args:
+        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`.
+        senders: heads and branches; the heads and MLPs of the stack that is read out if None.
+        receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
+        via: the input of receiving heads that changes: "all", "q", "k" or "v".
+        progress: called with (done, of), in senders.
+
+    Returns:
+        Dataset of kind "paths" over (sender, receiver, series): ``recovered`` and ``effect`` as in activation patching,
+        with the same statistics, ``forecast`` (…, step). NaN where a receiver does not come after the sender.
+
+    Source:
+        Wang et al. 2022; Goldowsky-Dill et al. 2023.
+
+    Raises:
+        InputError: no such input, or receivers that are no heads while ``via`` names one; as in activation patching.
+        UnknownNameError: no such component.
+
+    Example:
+        >>> data = probes.path_patching(run, corrupted, senders=["decoder.0.mlp"], receivers=["output"])
+        >>> dict(data["recovered"].sizes)
+        {'sender': 1, 'receiver': 1, 'series': 1}
+    """
+    refuse_word("via", via, ("all", "q", "k", "v"))
+    lens = clean.lens
+    froms = nodes_of(lens, senders, "senders")
+    targets: list[str | Component] = [*writers(lens.wiring), OUTPUT]
+    if receivers is not None:
+        targets = listed(receivers, "receivers")
+    to_output = OUTPUT in targets
+    tos = places_of(lens, [receiver for receiver in targets if receiver != OUTPUT]) if targets != [OUTPUT] else []
+    if via != "all":
+        tos = [place for place in tos if place.head is not None] if receivers is None else tos
+        if any(place.head is None for place in tos):
+            raise InputError(f"via={via!r} is an input of heads; name only heads as receivers")
+    pair = sender_contrast(clean, corrupted, froms, direction=direction)
+    forecasts = np.full((len(froms), len(tos) + to_output, *pair.base.point.shape), np.nan)
+    paths: dict[tuple[int, int], Variant] = {}
+    for row, (sender, direct, receiver_acts) in enumerate(chain.from_iterable(heard_in_groups(pair, froms, tos, via))):
+        later = set(later_branches(lens.wiring, sender.component))
+        columns = [column for column, place in enumerate(tos) if place.branch in later]
+        paths |= {(row, column): Variant("path", (receive(tos[column], receiver_acts, via),)) for column in columns}
+        if to_output:
+            forecasts[row, -1] = direct
+        if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(froms)):
+            forecasts[tuple(zip(*paths, strict=True))] = point_forecasts(pair.base, list(paths.values()))
+            paths.clear()
+        if progress is not None:
+            progress(row + 1, len(froms))
+    names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
+    attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters(), via=via)
+    coords = {**place_coords(froms, "sender"), "receiver": names}
+    return pair.result(forecasts, coords, attrs, ("sender", "receiver"))
+
+
+def sender_contrast(clean: Run, corrupted: Run, senders: Sequence[Place], *, direction: Direction = "noise") -> RunPair:
+    """Record a contrast: the senders' activations in the source, every branch's write in the base."""
+    wiring = clean.lens.wiring
+    later = {branch for sender in senders for branch in later_branches(wiring, sender.component)}
+    branch_points = sorted({place_of(wiring, branch).point for branch in later})
+    return contrast(clean, corrupted, senders, base_names=branch_points, direction=direction)
+
+
+def heard_in_groups(
+    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
+) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
+    """Yield senders, forecasts (series, step) of their direct effects, and receivers' activations, in groups."""
+    points = len({place.point for place in receivers})
+    tokens = max(len(spans) for spans in pair.base.spans.values()) * len(pair.base.batch)
+    fit = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
+    step = max(_SENDERS, fit)
+    for first in range(0, len(senders), step):
+        yield _run_together(pair, senders[first : first + step], receivers, via)
+
+
+def _run_together(
+    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place], via: str
+) -> list[tuple[Place, np.ndarray, Activations]]:
+    run = pair.base
+    stores: list[dict[str, list[Call]]] = [{} for _ in senders]
+    variants = []
+    for sender, store in zip(senders, stores, strict=True):
+        later = later_branches(run.lens.wiring, sender.component)
+        points = dict.fromkeys(_input(place, via) for place in receivers if place.branch in later)
+        listeners = [_PointEdit(point, partial(_record_call, store), by_place=False) for point in points]
+        # a branch is recorded before it is held, so listeners come first
+        patches = [PatchFrom(branch, pair.base_acts) for branch in later]
+        variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listeners, *patches)))
+    direct, hook_points = point_forecasts(run, variants), run.lens.registry.points
+    receiver_acts = [Activations(hook_points, run.rollout, run.batch.ids, recorded=store) for store in stores]
+    return list(zip(senders, direct, receiver_acts, strict=True))
+
+
+def _record_call(store: dict[str, list[Call]], value: Tensor, state: RunState, point: Point) -> Tensor:
+    """Record an activation, which passes unchanged."""
+    offset = state.offset.get(point.stack, 0)
+    calls = store.setdefault(point.name, [])
+    # a forecast may start again, as after a measurement of its memory
+    if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
+        calls.append(Call(state.step, offset, value.detach().clone()))
+    return value
+
+
+def receive(place: Place, receiver_acts: Activations, via: str) -> Intervention:
+    """Set a receiver, or one head's queries, keys or values, to those of another run."""
+    head = place.head
+    if via == "all" or head is None:
+        return PatchFrom(place.target, receiver_acts)
+
+    def exchange(value: Tensor, state: RunState, point: Point) -> Tensor:
+        out = value.clone()
+        out[..., head, :] = rows_in_place(receiver_acts, point, value, state)[..., head, :].to(value)
+        return out
+
+    return _PointEdit(_input(place, via), exchange)
+
+
+def _input(place: Place, via: str) -> str:
+    """Return the hook point at which a receiver is recorded."""
+    return place.point if via == "all" else place.point.replace("hook_z", f"hook_{via}")
+
+
+@probe("edges", "pair")
+def edge_attribution(
+    clean: Run, corrupted: Run, *, nodes: Sequence[str | Component] | None = None, direction: Direction = "noise"
+) -> xr.Dataset:
+    """Score the edge from every component to every later one.
+
+    The receiver's change when the sender alone changes is exact (one forward a sender). Its effect on the forecast
+    comes from the gradient at the receiver; edges to the output are exact.
+
+    Args:
+        clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`; in single forwards.
+        nodes: heads and branches; the heads and MLPs of the stack that is read out if None.
+
+    Returns:
+        Dataset of kind "edges" over (sender, receiver, series): ``score``, the estimated share of the way to the
+        source's forecast; 0 where the receiver does not come after the sender; and, for possible edges, what
+        :func:`tsfm_lens.probes.findings.judge` adds, with the noise of both runs. The last receiver is "output".
+
+    Source:
+        Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the receiver to first order.
+
+    Raises:
+        InputError: gradients that are no derivatives, a multivariate batch, or as in activation patching.
+
+    Example:
+        >>> data = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])
+        >>> data["receiver"].values.tolist()
+        ['decoder.0.mlp', 'decoder.1.mlp', 'output']
+    """
+    lens = clean.lens
+    refuse_gradients(lens.wiring)
+    places = nodes_of(lens, nodes, "nodes")
+    pair = sender_contrast(clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction)
+    data = pair.dataset().assign_coords(place_coords(places, "sender"))
+    data = data.assign_coords(receiver=[*(str(place.target) for place in places), OUTPUT])
+    scores = edge_scores(pair, places)
+    source = "Syed et al. 2023, arXiv:2310.10348; Hanna et al. 2024, arXiv:2403.17806"
+    data.attrs = pair.base.describe("edges", "Edge attribution", source, **pair.parameters())
+    axes = ("sender", "receiver", "series")
+    # receivers that come after the sender, and the output
+    after = [later_branches(lens.wiring, place.component) for place in places]
+    possible = np.array([[*(place.branch in later for place in places), True] for later in after])
+    result = pair.judged(data.assign(score=(axes, np.where(possible[..., None], scores, np.nan))))
+    return result.assign(score=(axes, scores))
+
+
+def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
+    """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
+    at = slopes(pair, places)
+    row_of = {place.target: row for row, place in enumerate(places)}
+    columns: dict[str, list[int]] = {}
+    for column, place in enumerate(places):
+        columns.setdefault(place.point, []).append(column)
+    scores = np.zeros((len(places), len(places) + 1, len(pair.base.batch)))
+    for group in heard_in_groups(pair, places, places):
+        rows = [row_of[sender.target] for sender, _, _ in group]
+        scores[rows, -1] = pair.recovered(np.stack([direct for _, direct, _ in group]))
+        for point, receivers in columns.items():
+            entries = [
+                (row, receiver_acts[point])
+                for row, (_, _, receiver_acts) in zip(rows, group, strict=True)
+                if point in receiver_acts
+            ]
+            if not entries:
+                continue
+            changes = torch.stack([value for _, value in entries]) - at[point]
+            # sums over tokens and width leave (sender, series), and a head axis at heads
+            products = (changes * at[f"{point}_grad"]).sum(dim=(2, -1)).detach().cpu().double().numpy()
+            heads = [head for column in receivers if (head := places[column].head) is not None]
+            shares = products[..., heads] if heads else products[..., None]
+            scores[np.ix_([row for row, _ in entries], receivers)] = shares.swapaxes(1, 2)
+    return scores

@@ -1,0 +1,343 @@
+"""Motif matching in values: the repeated-tokens test for every model, patch models included."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.ablation.metrics import mae
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import relative_rounding
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention import pick_attention, row_entropy, token_steps
+from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.induction import induction_scores
+from tsfm_lens.registry import probe
+from tsfm_lens.stats import ratio_units
+
+__all__ = ["repeated_motif", "training_history"]
+
+
+TARGETS = ("after_last", "last", "after_any")
+LONGEST = 8  # tokens of a motif by default
+_SOURCE = "Olsson et al. 2022 (induction heads), in values; tsfm-lens paper, appendix G (S3-RRT, S3-PREF)"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Sizes of a test: bounds of the motifs in tokens, steps of a token and of the forecast."""
+
+    low: int
+    high: int
+    patch: int
+    repeats: int
+    count: int
+    noise: float
+    steps: int
+
+
+@probe("repeated_motif", "lens", words="repeated_motif, on series of its own")
+def repeated_motif(
+    lens: Lens,
+    *,
+    motif: int | tuple[int, int] | None = None,
+    repeats: int = 4,
+    n_series: int = 16,
+    noise: float = 0.0,
+    horizon: int | None = None,
+    kind: str | None = None,
+    queries: str | None = None,
+    num_samples: int | None = None,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Repeat random values, and measure which heads look at what followed the last match.
+
+    Motifs are independent standard normal values, a whole number of tokens long. Every head is tested a second time, at
+    the same places, on series that repeat nothing. A context token looks for the patch after its last match, a token
+    that a forecast is read from for the steps that it forecasts, a whole number of motifs earlier.
+
+    Args:
+        lens: the model.
+        motif: length in tokens, or shortest and longest; half of what fits (at most 8) to that one if None.
+        repeats: times that the longest motif occurs; shorter ones fill the same context more often.
+        n_series: random motifs.
+        noise: standard deviation of the noise added to every context value, in those of the motif.
+        horizon: forecast steps; the model's own, at most the longest motif, if None.
+        kind: kind of attention; the last one over time of the stack that is read out if None.
+        queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last repeat;
+            None takes the former where the stack has such tokens, else the latter.
+        num_samples: of the forecasts.
+        seed: of motifs and forecasts.
+
+    Returns:
+        Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head): mean attention to the tokens that
+        followed the last match ("after_last"), to the match itself ("last"), and to what followed any match
+        ("after_any"); ``control``, the same in series that repeat nothing; ``advantage``, the difference, with what
+        :func:`tsfm_lens.probes.findings.judge` adds for each target; ``chance`` (target) of an even spread over the
+        keys that a query may see; ``entropy_share`` (layer, head), the entropy over that of an even spread;
+        ``copy_error``, ``naive_error`` and ``relative_copy_error`` (series), mean absolute errors of the forecast and
+        of the context's mean against the motif's continuation, and their ratio (not for models of token ids);
+        ``motif_length`` (series) in steps; ``context``, ``truth``, ``forecast``.
+
+    Source:
+        Olsson et al. 2022; tsfm-lens paper, appendix G, which tests tokens only (S3-RRT, S3-PREF).
+
+    Raises:
+        InputError: the motifs do not fit, an option is not as above, or tokens are not all of one length.
+        UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> probes.repeated_motif(lens, n_series=4, num_samples=1)["advantage"].dims
+        ('target', 'layer', 'head')
+    """
+    row, attention, layers = pick_attention(lens, None, kind)
+    keys_from = row.attention(attention, layers[0]).keys_from or row.name
+    patch = _token_steps(lens, keys_from)
+    low, high = _lengths(lens, motif, repeats, patch)
+    if n_series < 1 or noise < 0:
+        raise InputError(f"n_series {n_series} and noise {noise}: expected 1 or more series and a noise of 0 or more")
+    steps = min(lens.prediction_length, high * patch) if horizon is None else int(horizon)
+    plan = _Plan(low, high, patch, repeats, n_series, float(noise), steps)
+    context, future, lengths = _draw(lens, plan, seed)
+    options: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
+    run = lens.run(context, steps, truth=future, forced_path=future, **options)
+    context, future, _ = _draw(lens, plan, seed, repeating=False)
+    control = lens.run(context, steps, forced_path=future, **options)
+    places = _targets(run.encoded, row, keys_from, lengths, plan, queries)
+    points = [f"{row.prefix}.{layer}.{attention}.hook_pattern" for layer in layers]
+    plain, entropies, chance = _masses(run, points, places)
+    other, _, _ = _masses(control, points, places)
+    data = run.dataset().assign_coords(target=list(TARGETS), layer=list(map(str, layers)), head=range(row.n_heads))
+    where = ("target", "layer", "head")
+    data = data.assign(
+        prefix_matching=(where, plain.mean(-1)),
+        control=(where, other.mean(-1)),
+        advantage=(where, (plain - other).mean(-1)),
+        chance=("target", chance),
+        entropy_share=(where[1:], entropies),
+        motif_length=("series", lengths, {"units": "steps"}),
+        forecast=(("series", "step"), run.forecast.median),
+    )
+    if not lens.takes_ids:
+        truth, mean = data["truth"].values, data["context"].mean("time").values[:, None]
+        error, naive = mae(data["forecast"].values, truth), mae(np.broadcast_to(mean, truth.shape), truth)
+        errors = {"copy_error": error, "naive_error": naive, "relative_copy_error": error / naive}
+        data = data.assign({name: ("series", values) for name, values in errors.items()})
+    settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
+    settings |= {"noise": noise, "attention": attention, "stack": row.name}
+    data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
+    advantage = xr.DataArray(plain - other, dims=(*where, "series"))
+    return judge(data, "advantage", floor=relative_rounding(lens), groups="target", values=advantage)
+
+
+def _token_steps(lens: Lens, stack: str) -> int:
+    """Return the number of steps that one token of a stack shows."""
+    values = _values(lens, np.random.default_rng(0), (1, min(lens.context_length, 256)))
+    start, stop, ordinary = token_steps(lens.encode(as_series(values)).spans[stack])
+    widths = sorted(set((stop - start)[ordinary].tolist()))
+    if len(widths) != 1:
+        raise InputError(f"the tokens of {lens.model_id} show {widths} steps; a motif needs tokens of one length")
+    return int(widths[0])
+
+
+def _lengths(lens: Lens, motif: int | tuple[int, int] | None, repeats: int, patch: int) -> tuple[int, int]:
+    """Return the shortest and the longest motif, in tokens."""
+    room = lens.context_length // (max(repeats, 1) * patch)
+    longest = min(LONGEST, room)
+    bounds = (max(longest // 2, 2), longest) if motif is None else motif
+    low, high = (bounds, bounds) if isinstance(bounds, int) else bounds
+    if repeats < 2 or not 2 <= low <= high <= room:
+        raise InputError(
+            f"motifs of {low} to {high} tokens × repeats {repeats} do not fit: expected motifs of 2 or more tokens and "
+            f"2 or more repeats; at {patch} steps a token, the context of {lens.context_length} steps has "
+            f"room for {room} tokens a motif"
+        )
+    return low, high
+
+
+def _values(lens: Lens, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
+    """Draw independent random values: standard normal, or token ids where a model takes those."""
+    if lens.takes_ids:
+        return rng.choice(lens.example_ids, shape)
+    return rng.standard_normal(shape)
+
+
+def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Draw contexts (series, time), continuations (series, step) and lengths (series,) of repeated motifs or noise."""
+    rng = np.random.default_rng(seed)
+    # every length equally often, in random order
+    lengths = rng.permutation(plan.low + np.arange(plan.count) % (plan.high - plan.low + 1)) * plan.patch
+    context = plan.repeats * plan.high * plan.patch
+    whole = np.empty((plan.count, context + plan.steps))
+    for series, length in enumerate(lengths):
+        shape = _values(lens, rng, (length,))
+        # the context ends at the end of a motif, and may begin within one
+        whole[series] = shape[np.arange(-context, plan.steps) % length]
+    if not repeating:
+        whole = _values(lens, rng, whole.shape)
+    values = whole[:, :context]
+    if plan.noise:
+        if lens.takes_ids:
+            raise InputError(f"{lens.model_id} takes token ids, to which no noise can be added; leave noise out")
+        values = values + plan.noise * rng.standard_normal(values.shape)
+    return values, whole[:, context:], lengths
+
+
+def _targets(
+    encoded: Encoded, row: Stack, keys_from: str, lengths: np.ndarray, plan: _Plan, queries: str | None
+) -> np.ndarray:
+    """Mark the keys that each query should look at, (target, series, query, key); none for queries without a place."""
+    starts, stops, ordinary = token_steps(encoded.spans[row.name])
+    key_starts, key_stops, timed = token_steps(encoded.spans[keys_from])
+    tokens = {"forecast": ordinary & (starts >= 0) & (starts < plan.steps), "context": ordinary & (stops <= 0)}
+    mode = queries or ("forecast" if tokens["forecast"].any() else "context")
+    refuse_word("queries", mode, ("forecast", "context"))
+    possible = tokens["forecast"].any() if mode == "forecast" else keys_from == row.name
+    if not possible:
+        other = "context" if mode == "forecast" else "forecast"
+        raise InputError(f"no token of the {row.name or 'model'} is a {mode} query; choose queries={other!r}")
+    place = {int(key_starts[index]): int(index) for index in np.flatnonzero(timed & (key_stops <= 0))}
+    out = np.zeros((len(TARGETS), len(lengths), len(starts), len(key_starts)), dtype=bool)
+    for series, length in enumerate(lengths):
+        for query in np.flatnonzero(tokens[mode]):
+            # the steps that come next from a query's point of view
+            first, last = int(starts[query]), int(stops[query])
+            if mode == "context":
+                if first < -length:
+                    continue
+                first, last = last, last + plan.patch
+            last = min(last, first + int(length))
+            _mark(out[:, series, query], place, range(first, last, plan.patch), int(length), plan.patch)
+    return out
+
+
+def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, patch: int) -> None:
+    """Set the targets (target, key) of one query that looks for what came in place of ``starts``."""
+    for number, start in enumerate(starts):
+        # the fewest whole motifs back that lie in the context
+        at = start - max(-(-(start + patch) // length), 1) * length
+        matches = []
+        while at in place:
+            matches.append(at)
+            at -= length
+        if not matches:
+            continue
+        out[0, place[matches[0]]] = True
+        out[2, [place[match] for match in matches]] = True
+        if number == 0 and matches[0] - patch in place:
+            out[1, place[matches[0] - patch]] = True
+
+
+def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return attention to targets (target, layer, head, series), entropy shares, and an even spread's (target,)."""
+    acts = run.record(points)
+    series, query = np.nonzero(places[0].any(axis=-1))
+    target_mask, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])
+    within = (series == np.arange(len(counts))[:, None]).astype(float)
+    masses, entropies, visible = [], [], np.zeros(places.shape[2:], dtype=bool)
+    for point in points:
+        pattern = acts[point].cpu().double().numpy()
+        weights = np.einsum("nhk,tnk->thn", pattern[series, :, query], target_mask)
+        masses.append(ratio_units(weights @ within.T, counts))
+        entropies.append(row_entropy(pattern[series, :, query]))
+        visible |= (pattern > 0).any(axis=(0, 1))
+    keys = visible[query]
+    even = np.log(np.maximum(keys.sum(-1), 2))[:, None]
+    chance = ((places[:, series, query] & keys).sum(-1) / np.maximum(keys.sum(-1), 1)).mean(axis=-1)
+    return np.stack(masses, axis=1), (np.stack(entropies) / even).mean(axis=1), chance
+
+
+def training_history(
+    checkpoints: Mapping[int, Lens],
+    *,
+    losses: Mapping[int, float] | None = None,
+    name: str = "",
+    seed: int = 0,
+    **options: Any,
+) -> xr.Dataset:
+    """Score the heads of every checkpoint on the same repeated motifs.
+
+    Token models with cross-attention take :func:`tsfm_lens.probes.induction_scores`, with forced decoding; others
+    :func:`tsfm_lens.probes.repeated_motif`.
+
+    Args:
+        checkpoints: lens by optimiser step; each is read from the mapping once, and not kept.
+        losses: training loss by step, at these steps or others.
+        name: of the model that was trained; that of its last checkpoint if "".
+        seed: of the motifs.
+        options: of the probe above.
+
+    Returns:
+        Dataset of kind "training_history" over (training_step, layer, head). Of token models ``prefix_matching``,
+        ``copy_score`` and ``prefix_floor`` (training_step); of others ``advantage``; each with ``_low``, ``_high`` and
+        ``_stands_out``. ``entropy_share``, the entropy of the attention rows over that of an even spread. ``copying``
+        (training_step), of token models the share of right tokens, of others 1 less the relative copy error. ``loss``
+        over (loss_step).
+
+    Source:
+        After Olsson et al. 2022, who watch induction heads form over training.
+
+    Raises:
+        InputError: no checkpoints, they are not of one shape, or as in the probe.
+
+    Example:
+        >>> probes.training_history({0: lens}, n_sequences=4, motif=8)["prefix_matching"].dims
+        ('training_step', 'layer', 'head')
+    """
+    if not checkpoints:
+        raise InputError("no checkpoints: expected at least one lens by optimiser step")
+    steps = sorted(checkpoints)
+    scores: list[xr.Dataset] = []
+    for step in steps:
+        lens = checkpoints[step]
+        is_token_model = lens.tokens is not None and "cross_attn" in lens.wiring.output_stack.attention_kinds()
+        score = (_of_tokens if is_token_model else _of_values)(lens, seed, options)
+        shape, first = (tuple(one["entropy_share"].shape) for one in (score, [*scores, score][0]))
+        if shape != first:
+            raise InputError(f"the checkpoint of step {step} has {shape} layers and heads, that of {steps[0]} {first}")
+        scores.append(score)
+    data = xr.concat(scores, dim="training_step", data_vars="all", combine_attrs="override")
+    data = data.assign_coords(training_step=steps)
+    if losses:
+        loss_steps = sorted(losses)
+        data["loss"] = (("loss_step",), np.array([losses[step] for step in loss_steps]))
+        data = data.assign_coords(loss_step=loss_steps)
+    data.attrs |= {"kind": "training_history", "title": "Heads over training"}
+    data.attrs["source"] = "after Olsson et al. 2022, arXiv:2209.11895 (induction over training)"
+    data.attrs["model"] = name or data.attrs["model"]
+    # every checkpoint has noise of its own: an effect may be below one floor and stand out of another
+    if any(bool(data[one].any()) for one in data if str(one).endswith("_stands_out")):
+        data.attrs.pop("below_noise", None)
+    return data
+
+
+def _of_tokens(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+    result = induction_scores(lens, seed=seed, **{"decoding": "forced", "positions": "all", **options})
+    # the context's tokens, and the end token
+    keys = result.attrs["motif"] * result.attrs["repeats"] + 1
+    return result[_with_interval("prefix_matching") + _with_interval("copy_score")].assign(
+        prefix_floor=1.0 / keys,
+        copying=result["copy_accuracy"],
+        entropy_share=(result["entropy"] / np.log(keys)).drop_attrs(),
+    )
+
+
+def _of_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
+    result = repeated_motif(lens, seed=seed, **options)
+    record = result[_with_interval("advantage")].sel(target="after_last", drop=True)
+    if "relative_copy_error" in result:
+        record["copying"] = 1.0 - result["relative_copy_error"].mean("series")
+    return record.assign(entropy_share=result["entropy_share"])
+
+
+def _with_interval(name: str) -> list[str]:
+    return [name, *(f"{name}_{part}" for part in ("low", "high", "stands_out"))]

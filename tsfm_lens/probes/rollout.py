@@ -1,0 +1,486 @@
+"""Attention along a forecast: roll-out maps, Abnar and Zuidema's rollout, norm-weighted, as kernel regression."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.weights import for_every_head
+from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention import (
+    describe_attention,
+    forecast_queries,
+    layers_in_time,
+    pattern_coords,
+    pick_attention,
+    refuse_several,
+    refuse_variates,
+    row_entropy,
+    span_coords,
+)
+from tsfm_lens.probes.given import refuse_word
+from tsfm_lens.probes.weights import core_svd, head_spectra
+from tsfm_lens.registry import probe
+
+__all__ = [
+    "attention_rollout",
+    "autoregressive_attention",
+    "kernel_regression",
+    "norm_weighted_attention",
+    "patch_attention",
+]
+
+
+@probe("autoregressive_attention", "first")
+def autoregressive_attention(
+    run: Run, *, kind: str | None = None, stack: str | None = None, keys: str = "time"
+) -> xr.Dataset:
+    """Map the attention of every head over the context, one column a forecast token.
+
+    Beyond one pass, models that re-read their context with the forecast so far appended (Chronos, Chronos-Bolt,
+    Chronos-2, Moirai 2) are followed pass by pass, along the run's path or the library's median.
+
+    Args:
+        run: the forecast to explain, of exactly one series.
+        kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
+        stack: "encoder", "decoder"; the one that is read out if None.
+        keys: "time" has a key for every step that any pass read, forecast steps included; "window" one for every place
+            in the window that a pass reads, as in the paper. Within one pass both are the same.
+
+    Returns:
+        Dataset of kind "autoregressive_attention": ``attention`` (layer, head, key, query), columns summing to 1;
+        ``entropy`` (layer, head) in nats, mean over columns; ``sharpness_rank`` (layer, head), 0 for the sharpest of
+        all. Coordinates ``key_start``, ``key_stop`` in steps from the forecast start, ``key_special`` for tokens that
+        cover no step (and for queries), and ``pass_start`` (query), the forecast steps that were known to the pass.
+
+    Source:
+        tsfm-lens paper, appendix D.2 (S3-ROLL).
+
+    Raises:
+        InputError: several series or variates, no such ``keys``, or a horizon beyond one pass where nothing is re-read.
+        UnknownNameError: the model has no such stack or kind of attention.
+
+    Example:
+        >>> probes.autoregressive_attention(run)["attention"].dims
+        ('layer', 'head', 'key', 'query')
+    """
+    refuse_variates(run.batch)
+    refuse_several(run, "roll-out maps are drawn")
+    refuse_word("keys", keys, ("time", "window"))
+    row, attention_kind, layers = pick_attention(run.lens, stack, kind)
+    passes = _passes(run)
+    key_stack = row.attention(attention_kind, layers[0]).keys_from or row.name
+    key_axis, places = _join([x.spans[key_stack].shifted(start * (keys == "time")) for start, x in passes])
+    query_axis, columns = _columns(passes, row.name)
+    attention = np.zeros((len(layers), row.n_heads, len(key_axis), len(query_axis)), dtype=np.float32)
+    entropy = np.zeros(attention.shape[:2])
+    points = [f"{row.prefix}.{layer}.{attention_kind}.hook_pattern" for layer in layers]
+    offset = 0
+    for (_, encoded), place, tokens in zip(passes, places, columns, strict=True):
+        width = slice(offset, offset + len(tokens))
+        offset += len(tokens)
+        fill = {
+            point: partial(_fill, attention[index, :, :, width], entropy[index], place, tokens)
+            for index, point in enumerate(points)
+        }
+        acts = run.in_one_pass().find_record(points) if len(passes) == 1 else None
+        if acts is not None:
+            for point, take in fill.items():
+                take(acts[point])
+            continue
+        with torch.no_grad():
+            run.lens.run_with_cache(encoded, names_filter=points, reduce=fill)
+    entropy /= max(len(query_axis), 1)
+    ranks = entropy.ravel().argsort(kind="stable").argsort(kind="stable")
+    data = xr.Dataset(
+        {
+            "attention": (("layer", "head", "key", "query"), attention),
+            "entropy": (("layer", "head"), entropy, {"units": "nats"}),
+            "sharpness_rank": (("layer", "head"), ranks.reshape(entropy.shape)),
+        },
+        coords={"layer": list(map(str, layers)), "head": range(row.n_heads)},
+    )
+    data = data.assign_coords(span_coords(key=key_axis, query=query_axis))
+    pass_start = np.repeat([start for start, _ in passes], [len(tokens) for tokens in columns])
+    data = data.assign_coords(pass_start=("query", pass_start))
+    title, source = "Roll-out maps", "tsfm-lens paper, D.2 (S3-ROLL)"
+    data.attrs = describe_attention(
+        run, "autoregressive_attention", title, source, row, attention_kind, keys=keys, passes=len(passes)
+    )
+    return data
+
+
+def _passes(run: Run) -> list[tuple[int, Encoded]]:
+    """Return the forwards of a rollout: the number of forecast steps known to each, and its input."""
+    lens, batch, steps = run.lens, run.batch, run.horizon
+    width = lens.longest_pass
+    if steps <= width or not lens.rereads:
+        # the run refuses a horizon that one pass cannot forecast
+        return [(0, run.encoded)]
+    values = run.forecast.median if run.forced_path is None else run.forced_path
+    passes = []
+    for start in range(0, steps, width):
+        stop = min(start + width, steps)
+        longer = replace(batch, values=(np.concatenate([batch.values[0], values[0, :start]]),))
+        reads = {"future": values[:, start:stop]} if lens.emits == "token" else {"horizon": stop - start}
+        passes.append((start, lens.encode(longer, **reads)))
+    return passes
+
+
+def _join(passes: list[TokenSpans]) -> tuple[TokenSpans, list[np.ndarray]]:
+    """Join the keys of all passes to one axis by the steps that they cover, and return each pass's places on it."""
+    if len(passes) == 1:
+        return passes[0], [np.arange(len(passes[0]))]
+    labels = [_labels(spans) for spans in passes]
+    steps: dict[tuple[str, int, int], tuple[int, int]] = {}
+    for spans, own in zip(passes, labels, strict=True):
+        for label, start, stop in zip(own, spans.start, spans.stop, strict=True):
+            steps.setdefault(label, (start, stop))
+    order = sorted(steps)
+    place = {label: index for index, label in enumerate(order)}
+    starts, stops = zip(*(steps[label] for label in order), strict=True)
+    axis = TokenSpans(starts, stops, tuple(word for word, *_ in order))
+    return axis, [np.array([place[label] for label in own]) for own in labels]
+
+
+def _labels(spans: TokenSpans) -> list[tuple[str, int, int]]:
+    """Label each token on the common axis, by the steps that it covers or by which special token it is."""
+    counts: Counter[str] = Counter()
+    labels = []
+    for start, stop, word in zip(spans.start, spans.stop, spans.special, strict=True):
+        labels.append((word, counts[word], 0) if word else ("", start, stop))
+        counts[word] += 1
+    return labels
+
+
+def _columns(passes: list[tuple[int, Encoded]], stack: str) -> tuple[TokenSpans, list[np.ndarray]]:
+    """Return the axis of queries, and each pass's tokens on it: all of the first, then those that forecast."""
+    axis = TokenSpans((), (), ())
+    tokens = []
+    for first, encoded in passes:
+        spans = encoded.spans[stack].shifted(first)
+        indices = [i for i in range(len(spans)) if not first or (spans.start[i] >= first and not spans.special[i])]
+        start, stop = (tuple(part[i] for i in indices) for part in (spans.start, spans.stop))
+        axis += TokenSpans(start, stop, tuple(spans.special[i] for i in indices))
+        tokens.append(np.array(indices))
+    return axis, tokens
+
+
+def _fill(target: np.ndarray, entropy: np.ndarray, keys: np.ndarray, queries: np.ndarray, pattern: Tensor) -> Tensor:
+    """Write a layer's pattern into (head, key, query), and add to the entropies (head,)."""
+    # head by head, as the entropy needs double precision
+    for head, rows in enumerate(pattern[0]):
+        weights = rows[queries].cpu().double().numpy()
+        target[head, keys] = weights.T
+        entropy[head] += row_entropy(weights).sum()
+    return pattern.new_empty(0)
+
+
+@probe("attention_rollout", "first")
+def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
+    """Compute Abnar and Zuidema's attention rollout: how much of each input token may have reached each token.
+
+    The mean pattern over heads and the identity, half each for the residual stream, multiplied layer by layer.
+
+    Args:
+        run: the forecast to explain, of exactly one series.
+        stack: a stack whose tokens attend to their own stack; the last such one of several tokens if None.
+
+    Returns:
+        Dataset of kind "attention_rollout": ``flow`` (layer, query, key), after each layer; rows sum to 1.
+
+    Source:
+        Abnar and Zuidema 2020, equation 1.
+
+    Raises:
+        InputError: several series or variates, or a horizon longer than one pass.
+        UnknownNameError: no stack of this name attends to itself over time.
+
+    Example:
+        >>> probes.attention_rollout(run)["flow"].dims
+        ('layer', 'query', 'key')
+    """
+    lens = run.lens
+    refuse_several(run, "attention flow is computed")
+    kinds = {row.name: _own_kind(row) for row in lens.wiring.stacks}
+    usable = [name for name, kind in kinds.items() if kind]
+    if not usable or stack not in (None, *usable):
+        raise unknown_name("stack with self-attention over time", str(stack), usable)
+    # nothing flows where one token stands alone, as in the decoder of a model that forecasts in one
+    several = [name for name in usable if len(run.encoded.spans[name]) > 1]
+    column = lens.wiring.stack((several or usable)[-1] if stack is None else stack)
+    layers = layers_in_time(column, kinds[column.name])
+    points = [f"{column.prefix}.{layer}.{kinds[column.name]}.hook_pattern" for layer in layers]
+    acts = run.in_one_pass().record(points)
+    flows = np.stack([flow.cpu().numpy() for flow in rolled([acts[point][0].double() for point in points])])
+    coords = pattern_coords(run, column, kinds[column.name], layers)
+    data = xr.Dataset({"flow": (("layer", "query", "key"), flows)}, coords=coords).drop_vars("head")
+    facts = {"stack": column.name, "series": run.batch.ids[0]}
+    data.attrs = run.describe("attention_rollout", "Attention flow", "Abnar and Zuidema 2020, equation 1", **facts)
+    return data
+
+
+def rolled(patterns: list[Tensor]) -> list[Tensor]:
+    """Multiply (A + I) / 2 over layers, A the mean over heads with its rows normalised."""
+    flows: list[Tensor] = []
+    for pattern in patterns:
+        mean = pattern.mean(dim=0)
+        total = mean.sum(dim=-1, keepdim=True)
+        # a token that may attend to nothing keeps to itself
+        eye = torch.eye(len(mean), dtype=mean.dtype, device=mean.device)
+        mean = torch.where(total > 0, mean / total.clamp(min=1e-30), eye)
+        step = 0.5 * mean + 0.5 * eye
+        flows.append(step if not flows else step @ flows[-1])
+    return flows
+
+
+@probe("norm_weighted", "first")
+def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
+    """Measure the length of the vector that each key contributes to a query's write, head by head.
+
+    Args:
+        run: the forecast to explain, of exactly one series.
+        kind: kind of attention of the stack that is read out; its last one over time if None.
+
+    Returns:
+        Dataset of kind "norm_weighted": ``norm`` (layer, head, query, key), the length of ``pattern * (v W_O)`` in
+        units of the residual stream, before a post-norm; coordinates as of :func:`attention_patterns`.
+
+    Source:
+        Kobayashi et al. 2020, equation 4.
+
+    Raises:
+        InputError: several series, a horizon longer than one pass, or attention between variates.
+        UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> probes.norm_weighted_attention(run)["norm"].dims
+        ('layer', 'head', 'query', 'key')
+    """
+    lens = run.lens
+    refuse_several(run, "norm-weighted attention is computed")
+    stack, attention, layers = pick_attention(lens, None, kind)
+    at = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
+    acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in ("hook_pattern", "hook_v")])
+    norms = []
+    with torch.no_grad():
+        for layer, place in zip(layers, at, strict=True):
+            weights = lens.weights.heads(layer, attention, stack.name)
+            values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
+            writes = torch.einsum("phc,hcd->hpd", values, weights.W_O)
+            norms.append(acts[f"{place}.hook_pattern"][0] * writes.norm(dim=-1)[:, None] * weights.scale)
+    norm = (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())
+    data = xr.Dataset({"norm": norm}, coords=pattern_coords(run, stack, attention, layers))
+    facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
+    data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **facts)
+    return data
+
+
+def _own_kind(stack: Stack) -> str:
+    """Return the attention of a stack over its own tokens in time, "" if it has none."""
+    rows = [row for layer in range(stack.n_layers) for row in stack.attentions(layer)]
+    return next((row.kind for row in rows if not row.keys_from and row.over == "time"), "")
+
+
+@probe("patch_attention", "first")
+def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
+    """Compute a matrix a head, forecast × context tokens, its stable rank, and the patch that it reads most.
+
+    Beyond one pass every pass has its own rows, and keys are places in the window that it reads, as in the paper.
+
+    Args:
+        run: the forecast to explain, of exactly one series.
+        kind: kind of attention of the stack that is read out; its last one over time if None.
+
+    Returns:
+        Dataset of kind "patch_attention": ``attention`` (layer, head, query, key), rows summing to 1; ``stable_rank``
+        (layer, head) of W_Q W_Kᵀ; ``entropy`` (layer, head) in nats; ``argmax_key`` (layer, head), the key over time of
+        the largest mean weight over the tokens that forecast, ``argmax_weight``, that weight, and ``argmax_start``, the
+        first step that the key covers in the first pass; the context, the truth, and the library's
+        ``quantile_forecast``.
+
+    Source:
+        tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK).
+
+    Raises:
+        InputError, UnknownNameError: see :func:`tsfm_lens.probes.autoregressive_attention`.
+
+    Example:
+        >>> bolt = tsfm_lens.load("bolt-nano").run(run.batch, 12)
+        >>> probes.patch_attention(bolt)["attention"].dims
+        ('layer', 'head', 'query', 'key')
+    """
+    maps = autoregressive_attention(run, kind=kind, keys="window")
+    attention, stack = str(maps.attrs["attention"]), str(maps.attrs["stack"])
+    data = run.dataset().assign_coords(quantile=list(run.forecast.levels))
+    data["quantile_forecast"] = (("series", "quantile", "step"), run.forecast.quantiles)
+    data["attention"] = maps["attention"].transpose("layer", "head", "query", "key")
+    data["entropy"] = maps["entropy"]
+    spectra = head_spectra(run.lens, kind=attention, stack=stack, products=["QK"])
+    data["stable_rank"] = spectra["stable_rank"].sel(product="QK", drop=True).sel(layer=maps["layer"])
+    # special tokens cover no time, so that none of them can be marked in a series
+    timed = np.flatnonzero([not str(word) for word in maps["key_special"].values])
+    # a causal model has rows for its context too, which read only what is before them
+    mean = data["attention"].values[:, :, forecast_queries(data)].mean(axis=2)[..., timed]
+    most = timed[mean.argmax(axis=-1)]
+    data["argmax_weight"] = (("layer", "head"), mean.max(axis=-1))
+    data["argmax_key"] = (("layer", "head"), most)
+    data["argmax_start"] = (("layer", "head"), maps["key_start"].values[most])
+    title = "Attention between forecast and context tokens"
+    source = "tsfm-lens paper, appendix D.2 and figure 21 (S3-ROLL, S3-SRANK)"
+    data.attrs = run.describe("patch_attention", title, source, stack=stack, attention=attention)
+    return data
+
+
+_TOLERANCE = 1e-3
+Product = tuple[Tensor, Tensor]
+"""Factors W_Q and W_K (d_model, d_head) of M = W_Q W_Kᵀ."""
+
+
+def equal_norm_weights(queries: Tensor, keys: Tensor, variance: float) -> tuple[Tensor, Tensor]:
+    """Compute Gaussian-kernel weights (query, key) of softmax(q·k / variance), and how far they are off (query,)."""
+    if not variance > 0 or not len(keys):
+        raise InputError(f"variance {variance} and {len(keys)} keys: expected a variance above 0 and a key or more")
+    q, k = queries.double(), keys.double()
+    distance = (q[:, None] - k[None]).square().sum(-1)
+    kernel = torch.softmax(-distance / (2 * variance), dim=-1)
+    attention = torch.softmax(q @ k.T / variance, dim=-1)
+    return kernel, (kernel - attention).abs().amax(dim=-1)
+
+
+def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log kernel, log tilt, weights softmax(q M kᵀ), and bandwidths in M's singular directions (equation 1)."""
+    u, s, vt = core_svd(product[0], product[1].T)
+    q, k = queries.double() @ u, keys.double() @ vt.T
+    log_tilt = 0.5 * (s * k.square()).sum(-1)
+    gap = q[:, None] - k[None]
+    log_kernel = -0.5 * (s * gap.square()).sum(-1)
+    bandwidth = torch.where(s > 0, s, torch.nan).rsqrt()
+    return log_kernel, log_tilt, torch.softmax(log_kernel + log_tilt, dim=-1), bandwidth
+
+
+def concentration_bound(queries: Tensor, keys: Tensor, product: Product, rank: int | None = None) -> dict[str, Tensor]:
+    """Bound the weight outside one key, from leading singular directions alone (tsfm-lens paper, proposition C.1)."""
+    if len(keys) < 2:
+        raise InputError(f"a concentration bound needs two keys or more, got {len(keys)}")
+    if rank is not None and rank < 1:
+        raise InputError(f"rank is {rank}, expected 1 or more")
+    u, s, vt = core_svd(product[0], product[1].T)
+    n_modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
+    q, k = queries.double() @ u[:, :n_modes], keys.double() @ vt[:n_modes].T
+    scaled = q * s[:n_modes]
+    exact = (queries.double() @ product[0].double()) @ (keys.double() @ product[1].double()).T
+    top = (scaled @ k.T).topk(2, dim=-1)
+    best, second = top.indices.unbind(-1)
+    margin = top.values[:, 0] - top.values[:, 1]
+    tail = s[n_modes:].square().sum().sqrt()
+    allowance = 2 * tail * queries.double().norm(dim=-1).max() * keys.double().norm(dim=-1).max()
+    applicable = margin > allowance
+    gap = k[best] - k[second]
+    distance, pull = gap.norm(dim=-1), scaled.norm(dim=-1)
+    cosine = (scaled * gap).sum(-1) / (distance * pull).clamp(min=1e-300)
+    bound = (len(keys) - 1) * torch.exp(-(cosine * distance * pull - allowance))
+    bound = torch.where(applicable, bound, torch.nan)
+    missing = 1 - torch.softmax(exact, dim=-1).gather(1, best[:, None])[:, 0]
+    result = {"missing": missing, "bound": bound, "applicable": applicable, "vacuous": ~(bound < 1)}
+    return result | {"slack": bound - missing, "alignment": cosine, "distance": distance}
+
+
+@probe("kernel_regression", "first")
+def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
+    """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
+
+    Args:
+        run: the forecast to explain, of exactly one series; of a model of the T5 family, whose scores are products.
+        rank: of the concentration bound: leading singular values; all that are not zero if None.
+
+    Returns:
+        Dataset of kind "kernel_regression" over (layer, head): ``bandwidth`` (…, mode), 1/√ of the singular values;
+        ``tilt_share``, the variance over keys of the tilt over that of tilt and kernel together, near 0 where the query
+        decides; ``equal_norm_error``, how far the weights are at most from those of a Gaussian kernel without tilt;
+        ``identity_error``, the largest difference of the kernel's weights from the model's own pattern. By query:
+        ``missing``, 1 minus the weight of the key with the largest truncated score, its upper ``bound``,
+        ``applicable``, whether the margin condition holds, ``vacuous``, whether the bound says nothing, ``slack``,
+        bound less missing, ``alignment``, cosine between the stretched query and the difference of the two best keys,
+        and ``distance``, the length of that difference; ``vacuous_share`` of all heads and queries; attribute ``beta``.
+
+    Source:
+        tsfm-lens paper, section 4, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1).
+
+    Raises:
+        InputError: several series, a horizon longer than one pass, a rank below 1, or a model whose scores are not such
+            products (rotary embeddings, norms or scales stand between).
+
+    Example:
+        >>> probes.kernel_regression(run)["bandwidth"].dims
+        ('layer', 'head', 'mode')
+    """
+    lens = run.lens
+    refuse_several(run, "kernel regression is computed")
+    stack = lens.wiring.output_stack
+    if "cross_attn" not in stack.attention_kinds():
+        raise InputError(f"{lens.wiring.architecture} has no cross-attention, which the proposition is about")
+    hidden = _hidden_states(run)
+    rows: dict[str, list[Tensor]] = {}
+    for layer in range(stack.n_layers):
+        weights = lens.weights.heads(layer, "cross_attn", stack.name)
+        queries, keys, pattern = hidden[layer]
+        for head in range(stack.n_heads):
+            product = (weights.W_Q[head].detach(), weights.W_K[head].detach())
+            log_kernel, log_tilt, kernel_weights, bandwidth = spectral_kernel(queries, keys, product)
+            error = float((kernel_weights - pattern[head].double()).abs().max())
+            if error > _TOLERANCE:
+                raise InputError(
+                    f"the scores of layer {layer}, head {head} of {lens.wiring.architecture} are not the product of "
+                    f"its projections (weights differ by {error:.2g})"
+                )
+            share = log_tilt.var() / (log_kernel + log_tilt).var(dim=-1).mean().clamp(min=1e-300)
+            # the scores of the T5 family are not scaled, so that their kernel has variance 1
+            off = equal_norm_weights(queries @ product[0], keys @ product[1], 1.0)[1]
+            bound = concentration_bound(queries, keys, product, rank)
+            of_head = bound | {"bandwidth": bandwidth[: stack.d_head], "tilt_share": share}
+            of_head |= {"equal_norm_error": off.max(), "identity_error": torch.tensor(error)}
+            for name, value in of_head.items():
+                rows.setdefault(name, []).append(value)
+    axes = {"bandwidth": ("mode",)} | dict.fromkeys(bound, ("query",))
+    shape = (stack.n_layers, stack.n_heads)
+    values = {name: torch.stack(row).unflatten(0, shape).cpu().numpy() for name, row in rows.items()}
+    data = xr.Dataset(
+        {name: (("layer", "head", *axes.get(name, ())), value) for name, value in values.items()},
+        coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
+    )
+    data["vacuous_share"] = data["vacuous"].mean()
+    source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
+    parameters = {"series": run.batch.ids[0], "keys": len(hidden[0][1]), **({} if rank is None else {"rank": rank})}
+    data.attrs = run.describe("kernel_regression", "Attention as kernel regression", source, beta=1.0, **parameters)
+    return data
+
+
+def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return normed queries, keys, and the cross-attention pattern of every layer, of the one series."""
+    lens = run.lens
+    stack = lens.wiring.output_stack
+    source = lens.wiring.stack(next(row.keys_from for row in stack.attentions() if row.keys_from))
+    last = f"{source.name}.ln_final.hook_normalized"
+    streams = [f"{stack.prefix}.{layer}.hook_resid_mid" for layer in range(stack.n_layers)]
+    patterns = [f"{stack.prefix}.{layer}.cross_attn.hook_pattern" for layer in range(stack.n_layers)]
+    acts = run.in_one_pass().record([last, *streams, *patterns])
+    # padded tokens are no keys
+    visible = acts[patterns[0]][0].sum(dim=(0, 1)) > 0
+    out = []
+    for layer, (stream, pattern) in enumerate(zip(streams, patterns, strict=True)):
+        norm = lens.model.get_submodule(f"{stack.block(layer)}.{stack.attention('cross_attn', layer).norm}")
+        with torch.no_grad():
+            queries = norm.forward(acts[stream][0])
+        out.append((queries, acts[last][0][visible], acts[pattern][0][..., visible]))
+    return out
