@@ -122,20 +122,6 @@ def test_shares_count_layers_branches_and_heads_once() -> None:
     assert ablated_share(lens.wiring, lens.components("decoder.*.cross_attn.0")) == (3, 12, 0)
 
 
-def test_heads_at_1pp_counts_pairs() -> None:
-    """A layer whose cross-attention writes nothing still needs its self-attention."""
-    lens = load("bolt-nano")
-    dead = without(lens, lens.components("decoder.0.cross_attn.*"))
-    context = bundled("co2", "electricity").tail(96)
-    truth = dead.forecast(context, 8).median * (1 + 1e-6)
-    found = heads_at_1pp(dead.run(context, 8, truth=truth))
-    assert found.attrs["paired"]
-    with dead.ablate("decoder.0.self_attn.*"):
-        moved = float(np.abs(dead.forecast(context, 8).median - truth).max())
-    assert moved > 0
-    assert found["kept"].values.tolist() == [4, 4, 4]
-
-
 def test_heads_at_1pp_of_dead_and_of_vital_layers() -> None:
     lens = load("bolt-nano")
     dead = without(lens, lens.components("decoder.1.cross_attn.*"))

@@ -78,7 +78,8 @@ def ablation_effects(
     else:
         targets = lens.components(*listed(components, "components"))
     data = run.dataset().assign_coords(component_coords(targets))
-    plain, forecasts = run.point, ablated_points(run, targets, how, reference, progress)
+    ablations = ablations_of(run, targets, how, reference)
+    plain, forecasts = run.point, points_without(run, ablations, how, progress)
     where, later = ("component", "series"), slice(run.first_step, None)
     data = data.assign(forecast=((*where, "step"), forecasts), baseline_forecast=(("series", "step"), plain))
     source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
@@ -112,13 +113,6 @@ def rank_distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
 def size_of(measure: Measure, steps: slice = slice(None)) -> Measure:
     """Return the absolute value of a measure, over some of the steps."""
     return lambda other, plain: np.abs(measure(other[..., steps], plain[..., steps]))
-
-
-def ablated_points(
-    run: Run, components: Sequence[Component], how: str, reference: Any, progress: Progress | None = None
-) -> np.ndarray:
-    """Compute the forecasts of :func:`ablation_effects` alone, (component, series, step)."""
-    return points_without(run, ablations_of(run, components, how, reference), how, progress)
 
 
 def points_without(

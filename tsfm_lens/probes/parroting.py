@@ -15,7 +15,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.noise import noise_floor, relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.ablation import ablated_points
+from tsfm_lens.probes.ablation import ablations_of, points_without
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.rollout import autoregressive_attention
@@ -280,8 +280,8 @@ def head_parroting(
     dot = f"{row.name}." if row.name else ""
     names = [f"{dot}{layer}.{attention}.{head}" for layer in layers for head in range(row.n_heads)]
     plain = run.point
-    ablated = ablated_points(run, run.lens.components(*names), how, reference, progress)
-    ablated = ablated.reshape(len(layers), row.n_heads, *plain.shape)
+    ablations = ablations_of(run, run.lens.components(*names), how, reference)
+    ablated = points_without(run, ablations, how, progress).reshape(len(layers), row.n_heads, *plain.shape)
     # the lag that the library's forecast copies at, as context_parroting has it
     lags = np.array([best_lag(values, one) for values, one in zip(batch.values, run.forecast.median, strict=True)])
     lags = lags if lag is None else np.full(len(batch), lag)
