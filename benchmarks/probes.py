@@ -19,7 +19,7 @@ from tsfm_lens.data import bundled
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.timing import ratios
 from tsfm_lens.probes.induction import WITHIN, _sequences
-from tsfm_lens.probes.spectra import core_singular_values
+from tsfm_lens.probes.weights import core_singular_values
 from tsfm_lens.studies import rank_theory
 
 Row = tuple[str, str, str, str, bool | None]

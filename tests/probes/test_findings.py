@@ -1,13 +1,32 @@
-"""What stands out: planted leaders are found, and noise is not, at the rates that the tests promise."""
+"""Planted leaders stand out and noise does not, at the promised rates, and floors are those by hand."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 import xarray as xr
 
+import tsfm_lens
+from tiny_lenses import lens_of
+from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.hooks import EditPattern
+from tsfm_lens.models import Lens
+from tsfm_lens.probes import (
+    ablation_recipes,
+    attribute,
+    context_parroting,
+    head_parroting,
+    induction_overlap,
+    induction_scores,
+    layer_gain,
+    logit_lens,
+)
 from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.induction import frequent_tokens
+from tsfm_lens.stats import mean_interval, ratio_units
+from tsfm_lens.testing import assert_close
 
 
 def effects(values: np.ndarray) -> xr.Dataset:
@@ -96,3 +115,140 @@ def test_of_noise_in_two_dimensions_and_two_groups_none_stands_out_more_often_th
             "effect_stands_out"
         ].any("sender")
     assert (wrong <= 10 + 4 * np.sqrt(200 * 0.05 * 0.95)).all()
+
+
+PARTS = ("estimate", "low", "high", "stands_out", "leads")
+
+
+@pytest.fixture(scope="module")
+def nano() -> Lens:
+    return tsfm_lens.load("chronos-nano")
+
+
+@pytest.fixture(scope="module")
+def batch() -> SeriesBatch:
+    return bundled("co2", "pedestrians", "electricity").tail(128)
+
+
+def test_a_ratio_by_unit_has_the_pooled_mean_and_the_ratios_spread() -> None:
+    """Its standard error is that of Cochran's ratio estimator; of equal counts the units are their own means."""
+    rng = np.random.default_rng(0)
+    totals, counts = rng.normal(size=(3, 12)), rng.integers(1, 9, 12)
+    units = ratio_units(totals, counts)
+    ratio = totals.sum(-1) / counts.sum()
+    np.testing.assert_allclose(units.mean(-1), ratio)
+    error = np.sqrt(np.square(totals - ratio[:, None] * counts).sum(-1) / 11 / 12) / counts.mean()
+    np.testing.assert_allclose(units.std(-1, ddof=1) / np.sqrt(12), error)
+    np.testing.assert_allclose(ratio_units(totals, np.full(12, 2)), totals / 2)
+
+
+def test_heads_of_repeated_tokens_are_held_against_chance_and_other_tokens() -> None:
+    """A head that always finds the key leads; one that attends evenly, or writes nothing, does not stand out."""
+    lens = lens_of("chronos")
+    motif, repeats = 6, 3
+    how = {"motif": motif, "repeats": repeats, "n_sequences": 12, "decoding": "forced", "positions": "all"}
+
+    def found_keys(pattern: torch.Tensor) -> torch.Tensor:
+        out = torch.full_like(pattern, 1.0 / pattern.shape[-1])
+        out[:, 0] = 0.0
+        for query in range(1, out.shape[-2]):
+            out[:, 0, query, (repeats - 1) * motif + query] = 1.0
+        return out
+
+    with lens.edit(EditPattern("decoder.0.cross_attn", found_keys)), lens.ablate("decoder.1.cross_attn.2"):
+        found = induction_scores(lens, **how)
+    leads = np.argwhere(found["prefix_matching_leads"].values)
+    assert leads.tolist() == [[0, 0]]
+    assert not found["prefix_matching_stands_out"].sel(layer="0")[1:].any()
+    assert_close(found["prefix_matching_floor"], 1 / (motif * repeats + 1), depth=100, dtype=np.float32)
+    assert not bool(found["copy_score_stands_out"].sel(layer="1", head=2))
+    for name in ("prefix_matching", "copy_score"):
+        np.testing.assert_allclose(found[f"{name}_estimate"], found[name])
+        assert (found[f"{name}_low"] <= found[name]).all()
+    assert found.attrs["test"].startswith("t tests over sequences")
+    overlap = induction_overlap(found)
+    spread = found["entropy"] - found["entropy"].min()
+    np.testing.assert_allclose(overlap["normalised"], spread / spread.max())
+    for part in (*PARTS, "floor"):
+        xr.testing.assert_identical(overlap[f"copy_score_{part}"], found[f"copy_score_{part}"])
+
+
+def test_what_copies_no_more_than_it_likes_all_drawn_tokens_does_not_copy() -> None:
+    """Where every token that a motif can hold is the right one, the copy score is its own floor."""
+    lens = lens_of("chronos")
+    narrow = {"within": 1e-3, "motif": 3, "repeats": 2, "n_sequences": 4, "decoding": "forced", "positions": "last"}
+    found = induction_scores(lens, **narrow)
+    assert len(frequent_tokens(lens, narrow["within"])) == 1
+    floor = found["copy_score_floor"].mean("sequence")
+    assert_close(floor, np.fmax(found["copy_score"], 0), depth=100, magnitude=10.0, dtype=np.float32)
+    assert not found["copy_score_stands_out"].any()
+
+
+def test_a_forecast_that_is_a_copy_is_one_within_its_noise(nano: Lens, monkeypatch: pytest.MonkeyPatch) -> None:
+    season = np.tile([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0], 8)
+    noise = np.random.default_rng(1)
+    true = nano.forecast
+
+    def noisy(series: object, horizon: int, **options: object) -> object:
+        found = true(series, horizon, **options)  # type: ignore[arg-type]
+        found.samples[:] = season[-49:][:horizon] + 0.1 * noise.normal(size=(*found.samples.shape[:1], 1, horizon))
+        found.quantiles[:] = found.samples[:, :1]
+        return found
+
+    monkeypatch.setattr(nano, "forecast", noisy)
+    run = nano.run([season] * 6, 14, num_samples=2)
+    found = context_parroting(run)
+    assert not bool(found["copy_error_stands_out"])
+    expected = np.abs(run.redraw().forecast.median - run.forecast.median).mean(-1) / season.std()
+    np.testing.assert_allclose(found["copy_error_floor"], expected)
+
+
+@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
+def test_attributions_recipes_and_gains_say_what_stands_out(name: str, batch: SeriesBatch) -> None:
+    lens = tsfm_lens.load(name)
+    run = lens.run(batch, 12, holdout=True, num_samples=8 if name == "chronos-nano" else None)
+    first = run.first_step
+    assert first == (name == "chronos-nano")
+    parts = attribute(run, nodes=2)
+    steps = parts["attribution"].sel(quantile=0.5) if "quantile" in parts.dims else parts["attribution"]
+    steps = steps.isel(step=slice(first, None)).mean("step")
+    np.testing.assert_allclose(parts["mean_attribution"], steps)
+    # series of other units count alike
+    share = steps / abs(steps).sum("component")
+    mean, low, high = mean_interval(share.transpose("decomposition", "component", "series").values)
+    for part, expected in (("estimate", mean), ("low", low), ("high", high)):
+        np.testing.assert_allclose(parts[f"attribution_share_{part}"], expected)
+    gain = layer_gain(logit_lens(run))
+    assert gain["gain_leads"].dims == ("metric", "layer")
+    assert not gain["gain_stands_out"].isel(layer=0).any()
+    assert ("first_step_error" in gain) == bool(first)
+    heavy = ablation_recipes(run, {"half": ["decoder.0"]})
+    assert np.isnan(heavy["spearman_distance_estimate"][0])
+    assert not heavy["spearman_distance_leads"][0]
+    error = heavy["mae"].values
+    np.testing.assert_allclose(heavy["mae_change"], error / error[0] - 1)
+    heads = head_parroting(run)
+    for effect in ("mass", "copy_error_change", "parrot_error_change", "truth_error_change"):
+        assert heads[f"{effect}_leads"].dims == ("layer", "head")
+        assert int(heads[f"{effect}_leads"].sum()) <= 1
+    # a little above chance, by what rounding does to weights
+    assert_close(heads["mass_floor"], heads["chance"], depth=1000, magnitude=1.0, dtype=np.float32)
+
+
+def test_gains_within_rounding_are_none() -> None:
+    """A layer that moves the forecast by less than rounding has no gain that stands out; one that moves it has."""
+    truth = np.array([[10.0, 12.0], [20.0, 25.0], [5.0, 4.0]])
+    layers = np.stack([truth + 1.0, truth + 1.0 + 1e-9 * np.array([[1.0], [1.1], [0.9]]), truth + 0.5])
+    data = xr.Dataset(
+        {
+            "point_forecast": (("layer", "series", "step"), layers),
+            "truth": (("series", "step"), truth),
+            "rounding": ("series", np.full(3, 1e-6)),
+        },
+        coords={"layer": ["embed", "0", "1"], "step": [0, 1]},
+        attrs={"kind": "logit_lens"},
+    )
+    found = layer_gain(data)
+    assert found["gain_stands_out"].sel(metric="MAE").values.tolist() == [False, False, True]
+    without = layer_gain(data.drop_vars("rounding"))
+    assert bool(without["gain_stands_out"].sel(metric="MAE", layer="0"))

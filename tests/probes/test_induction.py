@@ -1,4 +1,4 @@
-"""The repeated-tokens test on hand-built heads, and the overlap of induction and sharp heads against the paper."""
+"""Induction tests in tokens and values on hand-built heads, and the overlap with sharp heads against the paper."""
 
 from __future__ import annotations
 
@@ -9,25 +9,19 @@ import pytest
 import torch
 import xarray as xr
 
+from contrasted import few_draws, forecast_instead
 from tiny_lenses import fresh, lens_of
-from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
+from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
-from tsfm_lens.probes.induction import (
-    _forced_targets,
-    _match_targets,
-    _sequences,
-    _z_score,
-)
+from tsfm_lens.probes import induction_overlap, induction_scores, repeated_motif
+from tsfm_lens.probes.attention import pick_attention
+from tsfm_lens.probes.induction import _forced_targets, _match_targets, _sequences, _z_score
+from tsfm_lens.probes.repeated_motif import _draw, _Plan, _targets
 from tsfm_lens.testing import assert_close, last_digit
 
 AT = "decoder_blocks.1.cross_attn"
 MOTIF, REPEATS, COUNT = 8, 4, 8
-
-
-def uniform(pattern: torch.Tensor, hook: object) -> torch.Tensor:
-    return torch.full_like(pattern, 1.0 / pattern.shape[-1])
 
 
 def drawn(lens: Lens, within: float = 8.0) -> torch.Tensor:
@@ -78,16 +72,7 @@ def test_a_hand_built_induction_head_is_found(offset: int) -> None:
     # the start token's row is empty here, so it has no entropy either
     assert_close(found.entropy.sel(layer="1", head=1), 0.0, depth=16, magnitude=1.0, dtype=np.float32)
     assert not strict.induction.any()
-
-
-@pytest.mark.parametrize("decoding", ["forced", "rollout"])
-def test_a_uniform_head_attends_to_every_key_alike(decoding: str) -> None:
-    """128 tokens and the end token."""
-    lens = load("chronos-nano")
-    with lens.hooks([("decoder_blocks.*.cross_attn.hook_pattern", uniform)]):
-        found = induction_scores(lens, n_sequences=4, within=0.5, decoding=decoding)
-    assert_close(found.prefix_matching, 1 / 129, depth=100, dtype=np.float32)
-    assert_close(found.entropy, np.log(129), depth=100, dtype=np.float32)
+    assert strict.attrs["positions"] == "last"
 
 
 def test_one_hot_logits_have_the_known_copy_score() -> None:
@@ -108,28 +93,6 @@ def test_the_last_instance_with_a_continuation_counts() -> None:
     assert found.right[0, :2].tolist() == [8, 7]
     with pytest.raises(InputError, match="no token of its context"):
         _match_targets(context, torch.tensor([[9, 4]]))
-
-
-def test_scores_are_read_at_the_last_decoder_position_unless_asked_otherwise() -> None:
-    """A head that looks past the instance of its token from one position alone, at each position in turn."""
-    lens = lens_of("chronos")
-    found = {}
-    for name, query in (("first", 1), ("last", MOTIF - 1)):
-
-        def attend(pattern: torch.Tensor, hook: object, query: int = query) -> torch.Tensor:
-            pattern[:, 1] = 0.0
-            pattern[:, 1, query, (REPEATS - 1) * MOTIF + query] = 1.0
-            return pattern
-
-        with lens.hooks([(f"{AT}.hook_pattern", attend)]):
-            default = induction_scores(lens, **options())
-            each = {way: induction_scores(lens, **options(positions=way)) for way in ("last", "first", "all")}
-        assert (default.attrs["positions"], default.attrs["offset"]) == ("last", 1)
-        assert default.prefix_matching.identical(each["last"].prefix_matching)
-        found[name] = {way: float(ds.prefix_matching.sel(layer="1", head=1)) for way, ds in each.items()}
-    share = pytest.approx(1 / (MOTIF - 1))
-    assert found["first"] == {"last": 0.0, "first": 1.0, "all": share}
-    assert found["last"] == {"last": 1.0, "first": 0.0, "all": share}
 
 
 def test_the_single_step_of_the_released_code() -> None:
@@ -158,21 +121,6 @@ def test_the_single_step_of_the_released_code() -> None:
     whole = _forced_targets(motifs.roll(-1, dims=1), REPEATS, 1)
     assert torch.equal(ids.gather(1, whole.keys + 1), whole.right)
     assert torch.equal(whole.right[:, -1], motifs[:, 0])
-
-
-@pytest.mark.parametrize(
-    ("name", "options", "words"),
-    [
-        ("chronos", {"motif": 32}, "at most 64 tokens"),
-        ("chronos", {"offset": 2}, "offset is 2"),
-        ("chronos", {"positions": "mean"}, "positions='mean' is not known, choose 'last'"),
-        ("chronos", {"decoding": "free"}, "decoding='free'"),
-        ("chronos-bolt", {}, "no encoder-decoder model over value tokens"),
-    ],
-)
-def test_the_test_needs_room_and_a_token_model(name: str, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        induction_scores(lens_of(name), **{"motif": 8} | options)
 
 
 def results(prefix: np.ndarray, copy: np.ndarray, entropy: np.ndarray) -> tuple[xr.Dataset, xr.Dataset]:
@@ -251,19 +199,6 @@ def test_only_results_of_the_same_heads_are_compared() -> None:
         induction_overlap(one, two, copy_grid=[2.0, 1.0])
 
 
-def test_both_sources_of_entropy_on_a_model() -> None:
-    lens = load("chronos-nano")
-    test = induction_scores(lens, motif=16, n_sequences=8)
-    along = induction_overlap(test)
-    spread = test["entropy"] - test["entropy"].min()
-    np.testing.assert_allclose(along["normalised"], spread / spread.max())
-    entropy = head_entropy(lens.run(bundled("co2").tail(96), 12), kind="cross_attn")
-    found = induction_overlap(test, entropy)
-    np.testing.assert_array_equal(found["sharp"], entropy["sharp"])
-    np.testing.assert_array_equal(found["induction"], test["induction"])
-    assert (along.attrs["entropy_along"], found.attrs["entropy_along"]) == ("repeated tokens", "forecasts")
-
-
 @pytest.mark.parametrize(
     ("model", "positions", "read"),
     [
@@ -272,23 +207,13 @@ def test_both_sources_of_entropy_on_a_model() -> None:
         ("chronos", "all", slice(None)),
     ],
 )
-def test_copy_scores_are_the_z_scores_of_the_logits(
-    model: str, positions: str, read: slice, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copy_scores_are_the_z_scores_of_the_logits(model: str, positions: str, read: slice) -> None:
     lens = load(model) if model.endswith("nano") else fresh(model)
-    options = {"motif": 6, "repeats": 3, "n_sequences": 5, "decoding": "forced", "within": 3.0, "positions": positions}
-    # the sequences are taken from the run itself
-    ids: dict[str, torch.Tensor] = {}
-    native = lens.adapter.encode_tokens
-
-    def encode(context: torch.Tensor, decoder: torch.Tensor) -> object:
-        ids.update(context=context, decoder=decoder)
-        return native(context, decoder)
-
-    monkeypatch.setattr(lens.adapter, "encode_tokens", encode)
-    found = induction_scores(lens, **options)
-    encoded = native(ids["context"], ids["decoder"])
-    right = ids["context"][:, 1:6]
+    sizes = {"motif": 6, "repeats": 3, "n_sequences": 5, "within": 3.0}
+    found = induction_scores(lens, **sizes, decoding="forced", positions=positions)
+    ids, motifs = _sequences(lens, *sizes.values(), seed=0)
+    right, start = motifs[:, 1:], torch.zeros(5, 1, dtype=torch.long)
+    encoded = lens.adapter.encode_tokens(ids, torch.cat([start, motifs[:, :-1]], dim=1))  # type: ignore[attr-defined]
     n_layers = lens.wiring.output_stack.n_layers
     points = [f"decoder_blocks.{layer}.cross_attn.hook_result" for layer in range(n_layers)]
     with torch.no_grad():
@@ -298,3 +223,128 @@ def test_copy_scores_are_the_z_scores_of_the_logits(
             chosen = logits.gather(-1, right.expand(len(logits), -1, -1)[..., None])[..., 0]
             z = ((chosen - logits.mean(-1)) / logits.std(-1))[..., read].mean(dim=(1, 2))
             assert_close(found["copy_score"].values[layer], z.numpy(), depth=100, dtype=np.float32)
+
+
+NAMES = sorted(architectures())
+
+
+def even(pattern: torch.Tensor) -> torch.Tensor:
+    """The same weight on every key that has any."""
+    seen = (pattern > 0).to(pattern)
+    return seen / seen.sum(-1, keepdim=True).clamp(min=1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_even_head_has_chance_everywhere(name: str) -> None:
+    lens = lens_of(name)
+    row, kind, layers = pick_attention(lens, None, None)
+    dot = f"{row.name}." if row.name else ""
+    with lens.edit(*(EditPattern(f"{dot}{layer}.{kind}", even) for layer in layers)):
+        found = repeated_motif(lens, n_series=3, **few_draws(lens))
+    assert found["layer"].values.tolist() == list(map(str, layers))
+    expected = np.broadcast_to(found["chance"].values[:, None, None], found["prefix_matching"].shape)
+    assert_close(found["prefix_matching"], expected, depth=100, dtype=np.float32)
+    assert_close(found["advantage"], 0, depth=100, magnitude=1.0, dtype=np.float32)
+    assert (found["chance"] > 0).all()
+    assert (found["chance"] < 1).all()
+    if not getattr(lens.adapter, "integers", False):
+        assert np.isfinite(found["relative_copy_error"]).all()
+
+
+@pytest.mark.parametrize("queries", ["forecast", "context"])
+@pytest.mark.parametrize("name", NAMES)
+def test_targets_show_what_comes_next(name: str, queries: str) -> None:
+    """Value by value: the key after the last match holds what follows the query, and no later key does."""
+    lens = lens_of(name)
+    row, kind, layers = pick_attention(lens, None, None)
+    keys_from = row.attention(kind, layers[0]).keys_from or row.name
+    patch = repeated_motif(lens, n_series=3, **few_draws(lens)).attrs["patch"]
+    plan = _Plan(2, 4, patch, 3, 4, 0.0, min(lens.adapter.prediction_length, 4 * patch))
+    context, future, lengths = _draw(lens, plan, seed=1)
+    encoded = lens.run(context, plan.steps, forced_path=future, rollout=False).encoded
+    asking, shown = encoded.spans[row.name], encoded.spans[keys_from]
+    forecasting = any(0 <= start < plan.steps for start in asking.start)
+    if (queries == "forecast" and not forecasting) or (queries == "context" and keys_from != row.name):
+        with pytest.raises(InputError, match=f"is a {queries} query"):
+            _targets(encoded, row, keys_from, lengths, plan, queries)
+        return
+    places = _targets(encoded, row, keys_from, lengths, plan, queries)
+    assert places[0].any(axis=(1, 2)).all()
+    for series, length in enumerate(lengths):
+        whole = np.concatenate([context[series], np.tile(future[series], 4)])
+        zero = context.shape[1]
+        held = {
+            key: whole[zero + shown.start[key] : zero + shown.stop[key]]
+            for key in range(len(shown))
+            if not shown.special[key] and shown.stop[key] <= 0
+        }
+        for query in np.flatnonzero(places[0, series].any(axis=-1)):
+            begin = asking.start[query] if queries == "forecast" else asking.stop[query]
+            end = begin + patch if queries == "context" else min(asking.stop[query], begin + length)
+            wanted = [drawn_after(context[series], int(length), start, patch) for start in range(begin, end, patch)]
+            alike = [[key for key, values in held.items() if np.array_equal(values, want)] for want in wanted]
+            earlier = [[key for key in keys if shown.start[key] < begin] for keys in alike]
+            assert np.flatnonzero(places[2, series, query]).tolist() == sorted(
+                {key for keys in earlier for key in keys}
+            )
+            assert np.flatnonzero(places[0, series, query]).tolist() == sorted({keys[-1] for keys in earlier})
+            match = np.flatnonzero(places[1, series, query])
+            assert match.tolist() == [earlier[0][-1] - 1]
+            np.testing.assert_array_equal(
+                held[match[0]], drawn_after(context[series], int(length), begin - patch, patch)
+            )
+
+
+def drawn_after(context: np.ndarray, length: int, start: int, patch: int) -> np.ndarray:
+    """Values from a step on, by the motif alone: its first value stands at the forecast start."""
+    return context[-length:][np.arange(start, start + patch) % length]
+
+
+def matching(lens: Lens, at: str) -> list[tuple[str, object]]:
+    """An induction head made of content alone: it looks for its own token in the context and attends to the next."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> object:
+        def hook(value: torch.Tensor, hook: object) -> None:
+            seen[name] = value.detach()
+
+        return hook
+
+    def attend(pattern: torch.Tensor, hook: object) -> torch.Tensor:
+        context, queries = seen["encoder"][:, :-1], seen["decoder"]
+        same = (queries[:, :, None] == context[:, None, :-1]).all(-1)
+        places = torch.where(same, torch.arange(same.shape[-1]), -1).amax(-1)
+        pattern = torch.zeros_like(pattern)
+        found = places >= 0
+        weight = found.to(pattern)[:, None, :, None].expand(*pattern.shape[:2], -1, 1)
+        return pattern.scatter(-1, (places.clamp(min=0) + 1)[:, None, :, None].expand_as(weight), weight)
+
+    return [
+        ("encoder.hook_embed", keep("encoder")),
+        ("decoder.hook_embed", keep("decoder")),
+        (f"{at}.hook_pattern", attend),
+    ]
+
+
+def test_a_head_that_matches_by_content_has_the_advantage() -> None:
+    lens = load("chronos-nano")
+    with lens.hooks(matching(lens, "decoder_blocks.1.cross_attn")):  # type: ignore[arg-type]
+        found = repeated_motif(lens, n_series=24, num_samples=1).sel(layer="1", head=0)
+    # the start token matches nothing, and two values of a motif may share a bin
+    steps = found.sizes["step"]
+    best = (steps - 1) / steps
+    assert best - 0.1 < float(found["prefix_matching"].sel(target="after_last")) <= best
+    assert float(found["advantage"].sel(target="after_last")) > 0.7
+    assert float(found["prefix_matching"].sel(target="last")) < 0.1
+
+
+def test_a_forecast_that_goes_on_with_the_motif_has_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = fresh("chronos-bolt")
+    context, wanted, _ = _draw(lens, _Plan(2, 4, 4, 4, 6, 0.3, 16), seed=3)
+    forecast_instead(monkeypatch, lens, wanted[:, None])
+    found = repeated_motif(lens, n_series=6, noise=0.3, seed=3)
+    np.testing.assert_array_equal(found["relative_copy_error"], 0)
+    # shown with noise, but goes on without
+    np.testing.assert_array_equal(found["truth"], wanted)
+    forecast_instead(monkeypatch, lens, np.broadcast_to(context.mean(axis=1)[:, None, None], (6, 1, 16)))
+    np.testing.assert_allclose(repeated_motif(lens, n_series=6, noise=0.3, seed=3)["relative_copy_error"], 1)

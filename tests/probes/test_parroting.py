@@ -1,4 +1,4 @@
-"""Parroting against series whose copies are known."""
+"""Parroting and seasons against series whose copies, amplitudes and periods are known."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ import os
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from contrasted import few_draws, forecast_instead, reads_at
+from contrasted import few_draws, forecast_instead, reads_at, series_for
 from tiny_lenses import fresh, lens_of
-from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
+from tsfm_lens.data import as_series, bundled
 from tsfm_lens.hooks import EditPattern
-from tsfm_lens.models import architectures
-from tsfm_lens.probes import context_parroting, lag_attention
-from tsfm_lens.probes.parroting import best_lag, lag_errors, naive_parrot
+from tsfm_lens.models import architectures, load
+from tsfm_lens.probes import context_parroting, head_parroting, lag_attention, seasonality_bias
+from tsfm_lens.probes.parroting import amplitude_at, best_lag, dominant_period, lag_errors, naive_parrot
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import lag_attention_map
 
@@ -97,16 +98,6 @@ def test_a_model_that_repeats_its_context_is_found_out(name: str, monkeypatch: p
     assert float(found["parrot_error"][0]) == pytest.approx(0)
 
 
-def test_real_series_with_a_truth() -> None:
-    context, truth = bundled("co2", "elnino").split(8)
-    found = context_parroting(lens_of("chronos-bolt").run(context.tail(60), 8, truth=truth))
-    assert np.isfinite(found["copy_error"]).all()
-    chosen = found["lag_error"].sel(lag=found["best_lag"].astype(int))
-    np.testing.assert_array_equal(found["copy_error"], chosen)
-    with pytest.raises(InputError, match="motif"):
-        context_parroting(lens_of("chronos-bolt").run(context, 8), motif=1)
-
-
 @pytest.mark.parametrize("name", ["timesfm-2.5", "toto-1"])
 def test_an_even_spread_pays_chance(name: str) -> None:
     """Under a causal mask, too: what a query cannot see is not counted."""
@@ -144,5 +135,132 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
     np.testing.assert_allclose(at["mass"], 1)
     np.testing.assert_allclose(off["mass"], 0)
     assert 0 < float(at["chance"]) < 0.2
-    with pytest.raises(InputError, match="lag 0"):
-        lag_attention(lens.run(bundled("co2").tail(40)), 0)
+
+
+NAMES = sorted(architectures())
+H = 4
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
+    lens = lens_of(name)
+    batch = as_series(series_for(lens))
+    draws = few_draws(lens)
+    truth = np.tile(batch.values[0][:H], (len(batch), 1))
+    run = lens.run(batch, H, truth=truth, **draws)
+    found = head_parroting(run, motif=5)
+    context = batch.values[0]
+    assert found.sizes["layer"] * found.sizes["head"] > 1
+    lag, spread = int(found["lag"][0]), context.std()
+    targets = {
+        "copy_error": np.resize(context[-lag:], H),
+        "parrot_error": found["parrot"].values[0],
+        "truth_error": truth[0],
+    }
+    layer, head = str(found["layer"].values[-1]), 1
+    prefix = f"{lens.wiring.output_stack.name}.".lstrip(".")
+    plain, without = found["forecast"].values[0], None
+    with lens.ablate(f"{prefix}{layer}.{found.attrs['attention']}.{head}"), torch.no_grad():
+        outputs = lens.forward(run.encoded)
+    if run.tokens_read:
+        first = lens.adapter.first_value_token
+        mass = torch.softmax(outputs[..., first:], -1).double().numpy()[0]
+        values = lens.adapter.values(run.encoded)[0, first:].double().numpy()
+        without = (mass * values).sum(-1) / mass.sum(-1)
+    else:
+        without = outputs.double().numpy()[0][np.argmin(np.abs(np.array(lens.adapter.levels) - 0.5)), :H]
+    for error, target in targets.items():
+        before, after = (np.abs(one - target).mean() / spread for one in (plain, without))
+        assert_close(float(found[error][0]), before, depth=100, dtype=np.float32)
+        change = float(found[f"{error}_change"].sel(layer=layer, head=head)[0])
+        assert_close(change, after - before, depth=100, magnitude=before, dtype=np.float32)
+    looked = lag_attention(lens.run(batch.select(0), H, **draws), lag)
+    np.testing.assert_allclose(found["mass"].isel(series=0), looked["mass"])
+    assert float(found["chance"][0]) == float(looked["chance"])
+
+
+def test_the_lag_is_that_of_the_whole_forecast() -> None:
+    lens, batch = lens_of("chronos-bolt"), bundled("co2", "elnino").tail(60)
+    found, whole = head_parroting(lens.run(batch, 8)), context_parroting(lens.run(batch, 8))
+    np.testing.assert_array_equal(found["lag"], whole["best_lag"])
+    np.testing.assert_allclose(found["parrot"], whole["parrot"])
+    assert_close(found["parrot_error"], whole["parrot_error"], depth=100, dtype=np.float32)
+    # the lag curve's own minimum, up to the 1 % by which a shorter lag is preferred
+    assert_close(found["copy_error"], whole["copy_error"], depth=100, dtype=np.float32)
+    given = head_parroting(lens.run(batch, 8), lag=12)
+    assert (given["lag"] == 12).all()
+    np.testing.assert_allclose(given["copy"][0], batch.values[0][-12:][:8])
+
+
+def test_what_cannot_be_parroted_is_unknown_or_refused() -> None:
+    lens = lens_of("chronos-bolt")
+    flat = head_parroting(lens.run([np.ones(40), bundled("co2").tail(40).values[0]], 8))
+    for name in ("lag", "chance", "copy_error", "mass", "copy_error_change"):
+        assert np.isnan(flat[name].isel(series=0)).all()
+        assert np.isfinite(flat[name].isel(series=1)).all()
+
+
+# of the paths on which periods are tried: a noisy season of ten turns tells its period to a fraction of one turn
+FOUND = 0.02
+# neighbours among the periods that are tried, as a share, and the shortest of them, of a grid that is not refined
+NEXT_PERIOD, PERIOD_GRID = 0.05, 0.1
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(st.floats(0.01, 1e4), st.floats(2.5, 20), st.floats(0, 6), st.floats(-50, 50), st.floats(-3, 3))
+def test_a_sine_has_its_amplitude_whatever_it_rides_on(
+    size: float, period: float, phase: float, level: float, slope: float
+) -> None:
+    steps = np.arange(60)
+    values = size * np.sin(2 * np.pi * steps / period + phase) + level + slope * steps
+    assert_close(amplitude_at(values, period), size, depth=16, dtype=np.float32)
+    values[7:11] = np.nan
+    assert_close(amplitude_at(values, period), size, depth=16, dtype=np.float32)
+
+
+def test_too_short_a_stretch_has_none() -> None:
+    assert np.isnan(amplitude_at(np.arange(5.0), 12))
+    assert np.isnan(amplitude_at(np.array([1.0, np.nan, np.nan, 2.0, 3.0]), 2))
+    assert dominant_period(np.array([1, np.nan, np.nan, np.nan, 2, 3, np.nan, np.nan])) == 2.0
+
+
+@pytest.mark.parametrize("period", [4, 7, 12, 15.5, 24])
+def test_the_period_of_a_season_is_found(period: float) -> None:
+    steps = np.arange(150)
+    rng = np.random.default_rng(0)
+    values = 3 * np.sin(2 * np.pi * steps / period) + 0.05 * steps + 0.2 * rng.standard_normal(150)
+    assert dominant_period(values) == pytest.approx(period, rel=FOUND)
+
+
+@pytest.mark.parametrize("name", sorted(architectures()))
+def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = fresh(name)
+    steps = np.arange(48)
+    season = np.round(5 + 3 * np.sin(2 * np.pi * steps / 6))
+    draws = few_draws(lens)
+    plain = seasonality_bias(lens.run(season, 8, **draws))
+    assert float(plain["period"][0]) == pytest.approx(6, rel=NEXT_PERIOD)
+    forecast_instead(monkeypatch, lens, np.full(8, 4.0))
+    found = seasonality_bias(lens.run(season, 8, truth=season[None, :8], **draws))
+    assert_close(float(found["amplitude_ratio"][0]), 0, depth=100, magnitude=4.0)
+    assert_close(float(found["spread_ratio"][0]), 0, depth=100, magnitude=4.0)
+    assert float(found["truth_amplitude"][0]) > 2
+
+
+def test_amplitudes_over_periods_are_those_of_the_stretches(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = load("bolt-nano")
+    steps = np.arange(152)
+    season = 3 * np.sin(2 * np.pi * steps / 8) + np.sin(2 * np.pi * steps / 4)
+    forecast_instead(monkeypatch, lens, season[120:152] / 2)
+    found = seasonality_bias(lens.run(season[:120], 32, truth=season[None, 120:]))
+    spread = season[:120].std()
+    amplitude = found["amplitude"].isel(series=0)
+    assert found["trial_period"].min() == pytest.approx(3, abs=PERIOD_GRID)
+    assert found["trial_period"].max() == 32
+    # both periods are whole fractions of the horizon, so they are among those tried
+    for period, size in ((8, 3.0), (4, 1.0)):
+        at = amplitude.sel(trial_period=period, method="nearest")
+        assert float(at["trial_period"]) == pytest.approx(period)
+        np.testing.assert_allclose(at.sel(part=["context", "truth"]), size / spread, rtol=NEXT_PERIOD)
+        assert float(at.sel(part="forecast")) == pytest.approx(float(at.sel(part="truth")) / 2)
+    assert float(amplitude.sel(part="truth").idxmax()) == pytest.approx(8, rel=NEXT_PERIOD)

@@ -1,10 +1,9 @@
-"""Activation and attribution patching against identities that hold for any model."""
+"""Activation, attribution and path patching against identities that hold for any model."""
 
 from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,14 +12,15 @@ import torch
 from contrasted import centred, pair_for, runs_of
 from tiny_lenses import lens_of
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, PatchFrom, Steer
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
 from tsfm_lens.probes.patching import contrast, slopes
-from tsfm_lens.probes.places import group_coords, places_of, position_groups
-from tsfm_lens.testing import assert_close
+from tsfm_lens.probes.path_patching import heard_in_groups, receive, sender_contrast
+from tsfm_lens.probes.places import group_coords, later_branches, places_of, position_groups
+from tsfm_lens.testing import assert_close, rounding
 
 # a finite step feels the curvature, of the order of its size; and its two forecasts carry the rounding of their level
 CURVATURE, ROUNDED_SLOPE = 0.05, 2e-3
@@ -35,7 +35,7 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
     lens, runs = lens_of(name), runs_of(name)
     branch = lens.components()[1]
     found = activation_patching(*runs, at=[branch], positions=3)
-    pair = contrast(*runs, names=[places_of(lens, [branch])[0].point])
+    pair = contrast(*runs, places_of(lens, [branch]))
     groups = position_groups(pair.base.encoded.spans[branch.stack], 3)
     assert list(found["position"]) == [group[0] for group in groups]
     last = max(index for index, word in enumerate(found["position_special"].values) if not word)
@@ -133,8 +133,9 @@ def test_slopes_are_finite_differences(name: str) -> None:
     """For token models, too, whose tokens cannot change by little but whose streams can."""
     lens = lens_of(name)
     at = f"{lens.wiring.output_stack.prefix}.1.hook_resid_pre"
-    pair = contrast(*runs_of(name), names=[at])
-    own = slopes(pair, [at])
+    places = places_of(lens, [at])
+    pair = contrast(*runs_of(name), places)
+    own = slopes(pair, places)
     token = int(own[f"{at}_grad"].norm(dim=-1).sum(0).argmax())
     direction = torch.randn(own[at].shape[-1], generator=torch.Generator().manual_seed(1))
     step = 1e-2 * float(own[at].norm() / own[at].numel() ** 0.5)
@@ -158,44 +159,14 @@ def test_gradients_that_are_no_numbers_are_refused() -> None:
         attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4))
 
 
-def test_a_pair_must_be_a_pair() -> None:
-    lens = lens_of("chronos-2")
-    clean = centred("pedestrians", "electricity")
-    swapped = clean.select([1, 0])
-    with pytest.raises(InputError, match="in the order pedestrians, electricity"):
-        activation_patching(lens.run(clean, 4), lens.run(swapped, 4))
-    together = SeriesBatch(tuple(v[::-1].copy() for v in clean.values), groups=("both", "both"), variates=("a", "b"))
-    with pytest.raises(InputError, match="grouped into items differently"):
-        activation_patching(lens.run(clean, 4), lens.run(together, 4))
-
-
-@pytest.mark.parametrize(
-    ("probe", "options", "words"),
-    [
-        *((activation_patching, {"at": nothing}, "at is empty") for nothing in ([], ())),
-        *((activation_patching, {"at": wrong}, "expected components by name") for wrong in (None, 5, [5])),
-        (activation_patching, {"direction": "up"}, "direction='up'"),
-        (activation_patching, {"at": ["encoder.0.mlp", "decoder.0.mlp"]}, "decoder and encoder"),
-        (activation_patching, {"positions": 0}, "positions=0"),
-        (activation_patching, {"positions": "some"}, "choose 'all', 'each'"),
-        (activation_patching, {"at": "encoder_blocks.0.self_attn.hook_q"}, "no residual stream"),
-        (activation_patching, {"at": "encoder.0.mpl"}, r"encoder\.0\.mlp"),
-        (activation_patching, {"stack": "encode"}, "encoder"),
-        (edge_attribution, {"nodes": []}, "nodes is empty"),
-        (path_patching, {"senders": ()}, "senders is empty"),
-        (path_patching, {"via": "x"}, "via='x'"),
-        (path_patching, {"via": "q", "receivers": ["decoder.1.mlp"]}, "only heads"),
-        (path_patching, {"senders": ["encoder_blocks.0.hook_resid_pre"]}, "paths and circuits are made of heads"),
-    ],
-)
-def test_what_cannot_be_patched_is_refused(probe: Any, options: dict[str, Any], words: str) -> None:
-    with pytest.raises(LensError, match=words):
-        probe(*runs_of("chronos-bolt"), **options)
-
-
 def test_runs_that_are_not_alike_are_refused() -> None:
-    lens, (clean, corrupted) = lens_of("chronos-bolt"), pair_for("chronos-bolt")
-    for other, words in ((clean, "nothing to recover"), (corrupted.tail(30), "lengths")):
+    lens, (clean, corrupted) = lens_of("chronos-2"), pair_for("chronos-2")
+    for other, words in (
+        (clean, "nothing to recover"),
+        (corrupted.tail(30), "lengths"),
+        (clean.select([1, 0]), "in the order pedestrians, electricity"),
+        (SeriesBatch(corrupted.values, groups=("both", "both"), variates=("a", "b")), "grouped into items differently"),
+    ):
         with pytest.raises(InputError, match=words):
             activation_patching(lens.run(clean, 4), lens.run(other, 4))
     with pytest.raises(InputError, match="rollout is 'yes'"):
@@ -207,13 +178,6 @@ def test_runs_that_are_not_alike_are_refused() -> None:
         assert activation_patching(*runs, at=at, positions="all")["component"].values.tolist() == ["encoder.0.mlp"]
 
 
-def test_gradients_are_there_under_no_grad() -> None:
-    with torch.no_grad():
-        within = attribution_patching(*runs_of("chronos-bolt"), exact=False)
-    outside = attribution_patching(*runs_of("chronos-bolt"), exact=False)
-    np.testing.assert_array_equal(within["first_order"], outside["first_order"])
-
-
 def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
     lens = copy.deepcopy(lens_of("chronos-bolt"))
     clean, corrupted = pair_for("chronos-bolt")
@@ -223,7 +187,8 @@ def test_a_frozen_model_has_slopes_and_no_model_keeps_any() -> None:
     assert all(weight.grad is None for weight in lens.parameters())
     for weight in lens.parameters():
         weight.requires_grad_(False)
-    frozen = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
+    with torch.no_grad():
+        frozen = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), exact=False)
     assert_close(frozen["first_order"], free["first_order"], depth=100, dtype=np.float32)
     assert float(np.abs(free["first_order"]).max()) > 0
 
@@ -286,3 +251,107 @@ def test_positions_are_grouped_from_the_newest() -> None:
     two = TokenSpans((-8, -4, -8, -4), (-4, 0, -4, 0), ("",) * 4, (0, 0, 1, 1))
     assert position_groups(two, 3) == [[0, 1], [2, 3]]
     assert group_coords(two, [[0, 1], [2, 3]])["position_variate"][1] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "toto-1"])
+def test_a_receiver_hears_the_sender_alone(name: str) -> None:
+    """The held run puts the sender's change on the stream before the receiver; accounting gives that stream too."""
+    lens = lens_of(name)
+    stack = lens.wiring.output_stack
+    kinds = [row.kind for row in stack.attentions(0)]
+    receiving = next(row for row in stack.attentions(1) if row.over == "time" or stack.attention_kinds() == [row.kind])
+    sender = Component(stack.name, 0, kinds[-1], 1)
+    receiver = Component(stack.name, 1, receiving.kind, 2 % stack.n_heads)
+    branch, runs = Component(stack.name, 1, receiving.kind), runs_of(name)
+    pair = sender_contrast(*runs, places_of(lens, [sender]), direction="noise")
+    ((_, _, heard),) = next(heard_in_groups(pair, places_of(lens, [sender]), places_of(lens, [receiver])))
+    write = f"{stack.prefix}.0.{sender.kind}.hook_result"
+    order = [row.kind for row in stack.rows(1)].index(receiving.kind)
+    before = f"{stack.prefix}.1." + ["hook_resid_pre", "hook_resid_mid", "hook_resid_mid2"][order]
+    base = pair.base.record([write, before])
+    source = pair.source.record([write])
+    stream = base[before] + source[write][:, :, 1] - base[write][:, :, 1]
+    shifted = replace(base, recorded={before: [replace(base.calls(before)[0], value=stream)]})
+    z = places_of(lens, [receiver])[0].point
+    with lens.edit(PatchFrom(before, shifted)):
+        _, expected = lens.run_with_cache(pair.base.encoded, names_filter=[z])
+    head = receiver.head
+    assert_close(heard[z][:, :, head], expected[z][:, :, head], depth=100)
+    assert str(branch) in [str(each) for each in later_branches(lens.wiring, sender)]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_last_branch_acts_directly(name: str) -> None:
+    """Nothing comes after it, so its path to the output is all that patching it does."""
+    stack = lens_of(name).wiring.output_stack
+    last = Component(stack.name, stack.n_layers - 1, stack.rows(stack.n_layers - 1)[-1].kind)
+    paths = path_patching(*runs_of(name), senders=[last])
+    whole = activation_patching(*runs_of(name), at=[last], positions="all", direction="noise")
+    direct = paths["recovered"].sel(receiver="output").isel(sender=0)
+    expected = whole["recovered"].isel(component=0, position=0)
+    assert_close(direct, expected, depth=100, magnitude=1.0, dtype=np.float32)
+    assert np.isnan(paths["recovered"].isel(receiver=slice(None, -1))).all()
+
+
+def test_queries_keys_and_values_together_are_the_whole_path() -> None:
+    lens, runs = lens_of("chronos-bolt"), runs_of("chronos-bolt")
+    sender, receiver = "encoder.0.mlp", "decoder.1.cross_attn.2"
+    asked = {"senders": [sender], "receivers": [receiver]}
+    whole = path_patching(*runs, **asked)["forecast"].values[0, 0]
+    pair = sender_contrast(*runs, places_of(lens, [sender]), direction="noise")
+    places = [places_of(lens, [name]) for name in (sender, receiver)]
+    edits = []
+    for part in "qkv":
+        ((_, _, heard),) = next(heard_in_groups(pair, *places, part))
+        edits.append(receive(places[1][0], heard, part))
+        alone = path_patching(*runs, via=part, **asked)["forecast"].values[0, 0]
+        # the encoder reaches a decoder head through its keys and values, never through its queries
+        bound = rounding(np.float32, np.abs(alone).max(), depth=100)
+        assert np.allclose(alone, pair.base.point, rtol=0, atol=bound) == (part == "q")
+    with torch.no_grad(), lens.edit(*edits):
+        together = pair.base.read(lens.forward(pair.base.encoded)).double().numpy()
+    assert_close(together, whole, depth=100, dtype=np.float32)
+
+
+def test_edges_of_a_small_corruption_are_paths() -> None:
+    lens = lens_of("chronos-bolt")
+    clean = centred("co2")
+    wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
+    corrupted = replace(clean, values=(clean.values[0] + wiggle,))
+    edges = edge_attribution(lens.run(clean, 4), lens.run(corrupted, 4))["score"].values
+    paths = path_patching(lens.run(clean, 4), lens.run(corrupted, 4))["recovered"].values
+    np.testing.assert_array_equal(edges[np.isnan(paths)], 0)
+    assert_close(edges[:, -1], paths[:, -1], depth=100, magnitude=1.0, dtype=np.float32)
+    inner = np.nan_to_num(paths[:, :-1])
+    assert np.abs(inner).max() > 1e-3
+    np.testing.assert_allclose(edges[:, :-1], inner, atol=CURVATURE * np.abs(inner).max())
+
+
+@pytest.mark.parametrize("name", ["chronos-bolt", "chronos-2", "timesfm-3"])
+def test_within_one_pass_a_rollout_is_a_forward(name: str) -> None:
+    stack = lens_of(name).wiring.output_stack
+    early = [Component(stack.name, 0, row.kind) for row in stack.rows(0)]
+    runs = [runs_of(name, select=0, rollout=rollout) for rollout in (False, True)]
+    paths = [path_patching(*pair, senders=early)["forecast"].values for pair in runs]
+    cells = [activation_patching(*pair, at=early, positions=4, stack=stack.name)["forecast"] for pair in runs]
+    size = np.nanmax(np.abs(paths[0]))
+    for one, other in (paths, cells):
+        assert_close(one, other, depth=100, magnitude=size, dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "timesfm-2.5", "toto-1"])
+def test_paths_in_rollouts(name: str) -> None:
+    """Beyond one pass, too, the last branch acts directly, and a path to it ends in what it hears."""
+    lens = lens_of(name)
+    horizon = 8 if name == "chronos" else lens.adapter.longest_pass + 3
+    stack = lens.wiring.output_stack
+    last = Component(stack.name, stack.n_layers - 1, stack.rows(stack.n_layers - 1)[-1].kind)
+    earlier = Component(stack.name, 0, list(stack.attentions(0))[-1].kind)
+    samples = 6 if lens.adapter.readout != "quantile" else None
+    pair = runs_of(name, horizon, select=0, rollout=True, num_samples=samples, seed=3)
+    paths = path_patching(*pair, senders=[earlier, last], receivers=[last, "output"], direction="noise")
+    whole = activation_patching(*pair, at=[last], positions="all", direction="noise")
+    assert_close(paths["forecast"].values[1, 1], whole["forecast"].values[0, 0], depth=100, dtype=np.float32)
+    heard = paths["forecast"].values[0, 0]
+    assert np.isfinite(heard).all()
+    assert np.abs(heard - paths["clean_forecast"].values).max() > 0

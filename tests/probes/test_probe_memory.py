@@ -51,19 +51,12 @@ CALLS: dict[str, Call] = {
     "stream_shares": lambda m, x, o: probes.stream_shares(m.run(x, HORIZON, **o)),
 }
 TOKENS_ONLY = {"lens_logits", "lines_of_thought", "induction_scores"}
-# of one series, of weights alone, or made of the probes above
-OTHERS = {
-    "attention_rollout",
-    "attention_patterns",
-    "component_writes",
-    "head_parroting",
-    "head_spectra",
-    "head_states",
-}
-# and what streams its series by itself, for which tests/probes/test_weight_ranks.py stands
-OTHERS |= {"embedding_ranks", "flow_of_ranks", "row_angles", "signal_families", "weight_ranks"}
-OTHERS |= {"heads_at_1pp", "heads_by_stable_rank", "lag_attention", "norm_weighted_attention"}
-OTHERS |= {"patch_attention", "random_heads", "autoregressive_attention"}
+# of one series, of weights alone, made of the probes above, or streaming its series as test_rank_probes.py has it
+OTHERS = set(
+    "attention_rollout attention_patterns component_writes head_parroting head_spectra head_states embedding_ranks "
+    "flow_of_ranks row_angles signal_families weight_ranks heads_at_1pp heads_by_stable_rank lag_attention "
+    "norm_weighted_attention patch_attention random_heads autoregressive_attention".split()
+)
 # differences of equals, which are rounding and nothing else
 ROUNDING = {"completeness_error", "identity_error", "equal_norm_error"}
 # a gradient of all series together, and activations that are heard of all of them

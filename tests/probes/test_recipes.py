@@ -12,7 +12,7 @@ import xarray as xr
 
 from tiny_lenses import lens_of
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
@@ -64,31 +64,8 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(name:
     np.testing.assert_allclose(found["heads_share"], [0, 3 / 24])
     error = np.abs(expected.median - truth).mean(axis=-1)
     assert_close(found["mae"].sel(recipe="three heads"), error, depth=100, dtype=np.float32)
-
-
-def test_the_spread_ratio_compares_with_as_many_steps_of_the_context() -> None:
-    lens = load("bolt-nano")
-    context = bundled("electricity").tail(128)
-    found = ablation_recipes(lens.run(context, 32), {"empty": ["decoder.*", "encoder.*"]})
-    ratio = found["spread_ratio"].sel(series="electricity")
-    past = np.std(context.values[0][-32:])
-    expected = found["quantile_forecast"].sel(recipe="original", series="electricity", quantile=0.5).values.std() / past
-    assert float(ratio.sel(recipe="original")) == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ("recipes", "words"),
-    [
-        ({}, "no recipe"),
-        ({"original": ["decoder.0.mlp"]}, "original"),
-        ({"x": []}, "'x'"),
-        ({"x": "decoder.0"}, "list"),
-        ({"x": ["decoder.9.mlp"]}, r"decoder\.9\.mlp"),
-    ],
-)
-def test_recipes_that_cannot_be_run(recipes: dict, words: str) -> None:
-    with pytest.raises(LensError, match=words):
-        ablation_recipes(load("bolt-nano").run(bundled("co2").tail(64), 8), recipes)
+    past = [np.std(values[-33:]) for values in context.values]
+    np.testing.assert_allclose(found["spread_ratio"].sel(recipe="original"), plain.median.std(axis=-1) / past)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -124,17 +101,6 @@ def test_random_heads_have_the_counts_of_the_informed_ones_and_pairs_share_their
     assert any(random_heads(lens, keep, seed=seed) != random_heads(lens, keep) for seed in range(1, 6))
 
 
-def test_impossible_choices_are_refused() -> None:
-    lens = load("chronos-nano")
-    for keep, order, words in (
-        ({0: 5}, "low", "5 heads, and it has 4"),
-        ({7: 1}, "low", "'7'"),
-        ({0: 1}, "up", "'low'"),
-    ):
-        with pytest.raises(LensError, match=words):
-            heads_by_stable_rank(lens, keep, order=order)
-
-
 def test_sharp_and_diffuse_heads_are_the_ends_of_the_entropies() -> None:
     entropy = xr.Dataset(
         {"entropy": (("layer", "head"), [[3.0, 0.5], [2.0, 4.0]])},
@@ -154,20 +120,6 @@ def test_shares_count_layers_branches_and_heads_once() -> None:
     components = lens.components("decoder.0", "decoder.0.cross_attn.1", "decoder.1.mlp")
     assert ablated_share(lens.wiring, components) == (8, 24, 2)
     assert ablated_share(lens.wiring, lens.components("decoder.*.cross_attn.0")) == (3, 12, 0)
-
-
-def test_heads_at_1pp_counts_pairs() -> None:
-    """A layer whose cross-attention writes nothing still needs its self-attention."""
-    lens = load("bolt-nano")
-    dead = without(lens, lens.components("decoder.0.cross_attn.*"))
-    context = bundled("co2", "electricity").tail(96)
-    truth = dead.forecast(context, 8).median * (1 + 1e-6)
-    found = heads_at_1pp(dead.run(context, 8, truth=truth))
-    assert found.attrs["paired"]
-    with dead.ablate("decoder.0.self_attn.*"):
-        moved = float(np.abs(dead.forecast(context, 8).median - truth).max())
-    assert moved > 0
-    assert found["kept"].values.tolist() == [4, 4, 4]
 
 
 def test_heads_at_1pp_of_dead_and_of_vital_layers() -> None:

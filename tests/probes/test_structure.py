@@ -1,20 +1,22 @@
-"""Spectra, entropic rank and similarities against known answers."""
+"""Spectra, entropic rank, similarities and kernel regression against known answers."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from contrasted import few_draws, series_for
-from tiny_lenses import lens_of
-from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError, UnknownNameError
+from tiny_lenses import fresh, lens_of
+from tsfm_lens.data import as_series, bundled
+from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures
-from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, layer_similarity
-from tsfm_lens.probes.entropic_rank import head_entropy_of_writes
-from tsfm_lens.probes.similarity import linear_cka
-from tsfm_lens.probes.spectra import stable_rank
+from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, kernel_regression, layer_similarity
+from tsfm_lens.probes.rollout import concentration_bound, equal_norm_weights, spectral_kernel
+from tsfm_lens.probes.similarity import head_entropy_of_writes, linear_cka
+from tsfm_lens.probes.weights import stable_rank
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())
@@ -42,19 +44,8 @@ def test_spectra_of_every_head_are_those_of_the_dense_products(name: str) -> Non
             assert_close(ours, values.numpy(), depth=100, dtype=np.float32)
     ranks = found["stable_rank"].values
     assert ((ranks >= 1) & (ranks <= found.sizes["mode"])).all()
-    assert (np.take_along_axis(ranks, found["order"].values.argsort(-1), -1)[..., 1:] >= 0).all()
     ordered = np.take_along_axis(ranks, found["order"].values.argsort(axis=-1), axis=-1)
     assert (np.diff(ordered, axis=-1) >= 0).all()
-
-
-def test_spectra_name_what_is_wrong() -> None:
-    for options, words in (
-        ({"kind": "cross"}, "cross_attn"),
-        ({"stack": "encodr"}, "encoder"),
-        ({"products": ["KQ"]}, "QK"),
-    ):
-        with pytest.raises(UnknownNameError, match=words):
-            head_spectra(lens_of("chronos"), **options)
 
 
 def rank_of(writes: np.ndarray) -> float:
@@ -73,18 +64,6 @@ def test_entropic_rank_of_known_arrangements() -> None:
     silent[3] = 0
     assert_close(rank_of(silent), 11, depth=16, dtype=np.float32)
     assert_close(rank_of(np.array([[1.0, 0.0], [0.5, np.sqrt(0.75)]])), 1.92862, depth=100, dtype=np.float32)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_entropic_rank_of_a_model(name: str) -> None:
-    lens = lens_of(name)
-    series = series_for(lens, "co2", "elnino", example=2)
-    together = entropic_rank(lens.run(series, 6, **few_draws(lens)))
-    assert ((together["rank"] >= 1) & (together["rank"] <= lens.wiring.output_stack.n_heads)).all()
-    weighted = (together["entropy"] * together["tokens"]).sum("series") / together["tokens"].sum()
-    assert_close(together["rank"], np.exp(weighted), depth=100)
-    with pytest.raises(InputError, match="batch_size"):
-        entropic_rank(lens.run(series, 6), batch_size=0)
 
 
 @pytest.mark.parametrize("name", ["timesfm-2.5", "chronos-2"])
@@ -139,17 +118,6 @@ def test_similarities_of_a_model(name: str) -> None:
     assert (np.abs(heads) <= 1 + 1e-9).all()
 
 
-# in Toto 1.0 and TimesFM 3 the tokens themselves depend on the padding; token models draw other samples
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in {"toto-1", "timesfm-3", "chronos", "t5"}])
-def test_the_length_of_another_series_changes_no_statistic(name: str) -> None:
-    generator = np.random.default_rng(3)
-    short, long = generator.normal(size=9).cumsum(), generator.normal(size=60).cumsum()
-    lens = lens_of(name)
-    alone = entropic_rank(lens.run([short]))["entropy"].values[:, 0]
-    beside = entropic_rank(lens.run([short, long]))["entropy"].values[:, 0]
-    assert_close(beside, alone, depth=100, dtype=np.float32)
-
-
 @pytest.mark.parametrize("name", ["moirai-2", "chronos-2"])
 def test_variates_pass_in_groups_of_whole_items(name: str) -> None:
     items = np.random.default_rng(4).normal(size=(3, 2, 40)).cumsum(axis=-1)
@@ -157,3 +125,115 @@ def test_variates_pass_in_groups_of_whole_items(name: str) -> None:
     once, groups = (entropic_rank(lens.run(items), batch_size=size) for size in (3, 2))
     assert list(groups["series"].values) == list(once["series"].values)
     assert_close(groups["entropy"], once["entropy"], depth=100, dtype=np.float32)
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def draw(seed: int, n: int, m: int, d: int, r: int, size: float) -> tuple[torch.Tensor, torch.Tensor, Pair]:
+    """Queries, keys, and the two factors of their product."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    return normal(n, d), normal(m, d), (size * normal(d, r), normal(r, d).T / d)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(2, 9), st.integers(2, 8), st.floats(0.01, 20))
+def test_kernel_and_tilt_are_the_softmax(seed: int, n: int, m: int, d: int, size: float) -> None:
+    queries, keys, product = draw(seed, n, m, d, max(1, d // 2), size)
+    expected = torch.softmax(queries @ product[0] @ product[1].T @ keys.T, dim=-1)
+    assert_close(spectral_kernel(queries, keys, product)[2], expected, depth=1000)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 9), st.integers(1, 8), st.floats(0.1, 5))
+def test_attention_to_keys_of_one_length_is_a_gaussian_kernel(seed: int, n: int, m: int, d: int, length: float) -> None:
+    """Against PyTorch's own attention, whose scores are divided by the root of the head's width."""
+    queries, keys, _ = draw(seed, n, m, d, d, 1.0)
+    keys = length * keys / keys.norm(dim=-1, keepdim=True)
+    kernel, off = equal_norm_weights(queries, keys, d**0.5)
+    attention = torch.nn.functional.scaled_dot_product_attention(
+        queries[None], keys[None], torch.eye(m, dtype=torch.float64)[None]
+    )[0]
+    # scores of up to 100 are summed before the exponential
+    assert_close(kernel, attention, depth=20 * d, magnitude=100.0)
+    assert_close(off, torch.zeros(n, dtype=torch.float64), depth=20 * d, magnitude=100.0)
+
+
+def test_keys_of_other_lengths_are_off_by_what_is_said() -> None:
+    queries, keys, _ = draw(2, 4, 6, 5, 5, 1.0)
+    kernel, off = equal_norm_weights(queries, keys, 1.0)
+    attention = torch.softmax(queries @ keys.T, dim=-1)
+    assert float(off.min()) > 0
+    assert_close(off, (kernel - attention).abs().max(-1).values, depth=5, magnitude=1.0)
+    with pytest.raises(InputError, match="variance 0"):
+        equal_norm_weights(queries, keys, 0.0)
+
+
+def test_the_bound_comes_with_what_it_is_made_of() -> None:
+    queries, keys, product = draw(4, 6, 7, 6, 2, 30.0)
+    found = concentration_bound(queries, keys, product, 2)
+    at = found["applicable"]
+    assert int(at.sum()) > 0
+    whole = product[0] @ product[1].T
+    scores = queries @ whole @ keys.T
+    size, top = float(scores.abs().max()), scores.topk(2).values
+    margin = top[:, 0] - top[:, 1]
+    # a d |S q| is the margin, by the definition of the angle
+    stretched = (queries @ torch.linalg.svd(whole)[0] * torch.linalg.svd(whole)[1])[:, :2].norm(dim=-1)
+    assert_close(found["alignment"] * found["distance"] * stretched, margin, depth=100, magnitude=size)
+    # of a product of rank 2 nothing is cut off, so that the allowance is 0
+    assert_close(found["bound"][at], (6 * torch.exp(-margin))[at], depth=1000)
+    assert_close(found["missing"], 1 - torch.softmax(scores, dim=-1).max(-1).values, depth=100, magnitude=1.0)
+
+
+def test_equal_lengths_leave_the_kernel_alone() -> None:
+    queries, keys, _ = draw(1, 4, 6, 5, 5, 1.0)
+    keys = keys / keys.norm(dim=-1, keepdim=True)
+    _, log_tilt, weights, bandwidth = spectral_kernel(queries, keys, (torch.eye(5, dtype=torch.float64),) * 2)
+    assert_close(float(log_tilt.std()), 0, depth=1000, magnitude=1.0)
+    plain = torch.softmax(-0.5 * torch.cdist(queries, keys).square(), dim=-1)
+    assert_close(weights, plain, depth=100)
+    assert_close(bandwidth, torch.ones(5, dtype=torch.float64), depth=100)
+
+
+@settings(max_examples=150, deadline=None, derandomize=True)
+@given(st.integers(0, 10_000), st.integers(2, 8), st.integers(1, 8), st.floats(0.1, 60))
+def test_the_bound_holds_where_it_applies(seed: int, d: int, rank: int, size: float) -> None:
+    queries, keys, product = draw(seed, 6, 7, d, d, size)
+    found = concentration_bound(queries, keys, product, rank)
+    held = found["missing"] <= found["bound"] * (1 + 1e-9) + 1e-12
+    assert bool(held[found["applicable"]].all())
+    assert bool(found["bound"][~found["applicable"]].isnan().all())
+
+
+def test_the_bound_applies_somewhere_and_is_no_tautology() -> None:
+    found = [concentration_bound(*draw(seed, 6, 7, 6, 2, 30.0), 2) for seed in range(60)]
+    assert sum(int(one["applicable"].sum()) for one in found) > 100
+    assert sum(int((one["bound"] < 1).sum()) for one in found) > 20
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5"])
+def test_heads_of_the_t5_family(name: str) -> None:
+    lens = fresh(name)
+    own = getattr(lens.adapter, "example", None)
+    found = kernel_regression(lens.run(own(0, 40) if own else bundled("co2").tail(40), 4))
+    assert float(found["identity_error"].max()) < 1e-4
+    applicable = found["applicable"].values
+    assert (found["missing"].values[applicable] <= found["bound"].values[applicable] * (1 + 1e-6) + 1e-9).all()
+    assert (found["tilt_share"] >= 0).all()
+    np.testing.assert_array_equal(found["vacuous"], ~(found["bound"] < 1))
+    np.testing.assert_array_equal(found["slack"], found["bound"] - found["missing"])
+    assert float(found["vacuous_share"]) == pytest.approx(float(found["vacuous"].mean()))
+    assert found.attrs["beta"] == 1
+
+
+def test_other_models_and_inputs_are_refused() -> None:
+    queries, keys, product = draw(0, 2, 3, 4, 4, 1.0)
+    with pytest.raises(InputError, match="rank"):
+        concentration_bound(queries, keys, product, 0)
+    with pytest.raises(InputError, match="two keys"):
+        concentration_bound(queries, keys[:1], product)

@@ -7,16 +7,11 @@ from tsfm_lens.registry import export
 
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
+    from tsfm_lens.probes.ablation import *
     from tsfm_lens.probes.attention import *
     from tsfm_lens.probes.attribution import *
-    from tsfm_lens.probes.circuits import *
-    from tsfm_lens.probes.embedding_ranks import *
-    from tsfm_lens.probes.entropic_rank import *
-    from tsfm_lens.probes.flow_of_ranks import *
-    from tsfm_lens.probes.head_choice import *
     from tsfm_lens.probes.head_states import *
     from tsfm_lens.probes.induction import *
-    from tsfm_lens.probes.kernel_regression import *
     from tsfm_lens.probes.lines_of_thought import *
     from tsfm_lens.probes.logit_lens import *
     from tsfm_lens.probes.parroting import *
@@ -25,12 +20,9 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.recipes import *
     from tsfm_lens.probes.repeated_motif import *
     from tsfm_lens.probes.rollout import *
-    from tsfm_lens.probes.row_angles import *
-    from tsfm_lens.probes.seasonality import *
     from tsfm_lens.probes.similarity import *
-    from tsfm_lens.probes.spectra import *
-    from tsfm_lens.probes.weight_ranks import *
-    from tsfm_lens.probes.zero_ablation import *
+    from tsfm_lens.probes.stream_ranks import *
+    from tsfm_lens.probes.weights import *
 
 __all__ = export(__name__)
 

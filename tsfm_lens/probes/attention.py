@@ -20,6 +20,7 @@ from tsfm_lens.registry import probe
 
 __all__ = ["attention_patterns", "head_entropy", "row_entropy"]
 
+
 SHARP_BELOW = 0.38
 _SOURCE = "tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)"
 

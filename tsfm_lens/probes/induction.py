@@ -25,10 +25,10 @@ from tsfm_lens.stats import ratio_units
 
 __all__ = ["induction_overlap", "induction_scores"]
 
+
 PREFIX_FROM = 0.3
 COPY_FROM = 2.0
 WITHIN = 1.0124
-
 _SOURCE = "tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY)"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from tsfm_lens.probes.logit_lens import logit_lens
 from tsfm_lens.registry import probe
 
 __all__ = ["lines_of_thought", "trace_lines"]
+
 
 _VARIABLES = ("context", "truth", "native_median", "probability", "value")
 
@@ -56,32 +58,6 @@ class _Trajectory:
     def spurious(self) -> bool:
         """Line that is neither continuous with the context nor there in the last layer."""
         return not self.continuous and not self.survives
-
-
-@dataclass(frozen=True)
-class _Rules:
-    """Parameters of :func:`trace_lines`, checked."""
-
-    smooth: float
-    height: float
-    prominence: float
-    distance: int
-    jump: float
-    gap: int
-    min_steps: int
-    overlap: float
-
-    def __post_init__(self) -> None:
-        if self.smooth < 0 or not (0 < self.height < 1 and 0 < self.prominence < 1) or self.distance < 1:
-            raise InputError(
-                f"smooth {self.smooth}, height {self.height}, prominence {self.prominence}, distance {self.distance}: "
-                "expected a smoothing of 0 or more, shares of the highest mode between 0 and 1, and 1 or more bins"
-            )
-        if self.jump <= 0 or self.gap < 0 or self.min_steps < 1 or not 0 < self.overlap <= 1:
-            raise InputError(
-                f"jump {self.jump}, gap {self.gap}, min_steps {self.min_steps}, overlap {self.overlap}: expected a "
-                "jump above 0, a gap of 0 or more, 1 or more steps, and an overlap above 0 and up to 1"
-            )
 
 
 @probe("lines_of_thought", "first")
@@ -165,7 +141,18 @@ def trace_lines(
         >>> probes.trace_lines(probes.logit_lens(run)).sizes["line"] > 1
         True
     """
-    rules = _Rules(smooth, height, prominence, distance, jump, gap, min_steps, overlap)
+    if smooth < 0 or not (0 < height < 1 and 0 < prominence < 1) or distance < 1:
+        raise InputError(
+            f"smooth {smooth}, height {height}, prominence {prominence}, distance {distance}: "
+            "expected a smoothing of 0 or more, shares of the highest mode between 0 and 1, and 1 or more bins"
+        )
+    if jump <= 0 or gap < 0 or min_steps < 1 or not 0 < overlap <= 1:
+        raise InputError(
+            f"jump {jump}, gap {gap}, min_steps {min_steps}, overlap {overlap}: expected a "
+            "jump above 0, a gap of 0 or more, 1 or more steps, and an overlap above 0 and up to 1"
+        )
+    shape = {"smooth": smooth, "height": height, "prominence": prominence, "distance": distance}
+    rules = SimpleNamespace(**shape, jump=jump, gap=gap, min_steps=min_steps, overlap=overlap)
     if "probability" not in of_kind(maps, "logit_lens", "trace_lines"):
         raise InputError("lines of thought are traced in a token model's logit_lens; this is one without probabilities")
     probability = maps["probability"].transpose("layer", "series", "step", "bin").values
@@ -207,7 +194,7 @@ def trace_lines(
 
 
 def _modes(
-    probability: np.ndarray, values: np.ndarray, largest: float, rules: _Rules
+    probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace
 ) -> list[tuple[float, float, float]]:
     """Return value, half width and weight of each mode of one distribution over bins."""
     # padding lets a mode in the first or last bin count
@@ -227,7 +214,7 @@ def _modes(
     return list(zip(values[peaks - 1], (edges[1] - edges[0]) / 2, weights, strict=True))
 
 
-def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: _Rules) -> list[_Trajectory]:
+def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: SimpleNamespace) -> list[_Trajectory]:
     """Join the modes of one layer's map (step, bin) to lines."""
     steps = len(probability)
     lines: list[_Trajectory] = []

@@ -23,10 +23,10 @@ from tsfm_lens.registry import probe
 
 __all__ = ["bin_quantiles", "count_peaks", "layer_gain", "lens_logits", "logit_lens"]
 
+
 PEAK_HEIGHT = 0.02
 PEAK_DISTANCE = 2
 EFFECTIVE_PROBABILITY = 0.01
-
 _SOURCE = "tsfm-lens paper, section 2 and figure 1C-D (S3-DLA, S3-ENT); "
 _SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 

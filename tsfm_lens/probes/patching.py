@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -27,10 +27,17 @@ from tsfm_lens.models.recording import refuse_run
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import refuse_word
-from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
+from tsfm_lens.probes.places import (
+    Place,
+    group_coords,
+    place_coords,
+    places_of,
+    position_groups,
+)
 from tsfm_lens.registry import probe
 
 __all__ = ["activation_patching", "attribution_patching"]
+
 
 _SOURCE = "Meng et al. 2022 (causal tracing); Heimersheim and Nanda 2024, arXiv:2404.15255"
 
@@ -83,17 +90,13 @@ def activation_patching(
         {'component': 4, 'position': 1, 'series': 1}
     """
     places = places_of(clean.lens, at, stack)
-    pair = contrast(clean, corrupted, names=sorted({place.point for place in places}), direction=direction)
+    pair = contrast(clean, corrupted, places, direction=direction)
     groups, where = grid_of(pair, places, positions)
     forecasts = point_forecasts(pair.base, patches(pair, places, groups), progress)
     forecasts = forecasts.reshape(len(places), len(groups), *forecasts.shape[1:])
-    data = pair.dataset().assign_coords({**place_coords(places), **where})
-    axes = ("component", "position", "series")
-    shares = {"recovered": (axes, pair.recovered(forecasts)), "effect": (axes, pair.effect(forecasts))}
-    data = data.assign(shares | {"forecast": ((*axes, "step"), forecasts)})
     parameters = {**pair.parameters(), "positions": str(positions)}
-    data.attrs = clean.describe("patching", "Activation patching", _SOURCE, **parameters)
-    return pair.judged(data)
+    attrs = clean.describe("patching", "Activation patching", _SOURCE, **parameters)
+    return pair.result(forecasts, {**place_coords(places), **where}, attrs)
 
 
 def patches(pair: RunPair, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
@@ -109,7 +112,7 @@ def _patch(pair: RunPair, place: Place, group: list[int] | None) -> Intervention
     start = min((spans.start[token] for token in ordinary), default=0)
     stop = max((spans.stop[token] for token in ordinary), default=0)
     words = frozenset(spans.special[token] for token in group) - {""}
-    return _PatchSteps(place.target, pair.source_acts, start, stop, words)
+    return _steps_patch(place.target, pair.source_acts, start, stop, words)
 
 
 def grid_of(
@@ -133,39 +136,37 @@ def grid_of(
 
 
 @dataclass(frozen=True, eq=False)
-class _PatchSteps:
-    """Replacement of the tokens whose middle is from start to stop, and special ones, by those of another run."""
+class _PointEdit:
+    """Intervention that a function of (value, state, point) makes."""
 
     target: Component | str
-    source: Activations
-    start: int
-    stop: int
-    special: frozenset[str]
+    function: Callable[[Tensor, RunState, Point], Tensor]
+    by_place: bool = True
     rows: Rows = None
     positions: Rows = None
-    by_place: ClassVar[bool] = True
 
     def change(self, point: Point) -> Change:
-        """Return a function that takes the stored value where a token belongs to the steps."""
-        whole = PatchFrom(self.target, self.source).change(point)
-        spans_at = self.source.spans_at
-        assert spans_at is not None
-        first = self.source.calls(point.name)[0].value.shape[1]
+        """Return the function at one hook point."""
+        return lambda value, state: self.function(value, state, point)
 
-        def patch(value: Tensor, state: RunState) -> Tensor:
-            offset = state.offset.get(point.stack, 0)
-            spans = spans_at(point.stack, state.step, offset, value.shape[1], first)
-            tokens = zip(spans.start, spans.stop, spans.special, strict=True)
-            inside = [
-                word in self.special if word else self.start <= (begin + end - 1) / 2 < self.stop
-                for begin, end, word in tokens
-            ]
-            if not any(inside):
-                return value
-            mask = torch.tensor(inside, device=value.device).reshape(1, -1, *[1] * (value.ndim - 2))
-            return torch.where(mask, whole(value, state), value)
 
-        return patch
+def _steps_patch(
+    target: Component | str, source: Activations, start: int, stop: int, special: frozenset[str]
+) -> Intervention:
+    """Replace tokens whose middle is from start to stop, and special ones, by those of another run."""
+
+    def patch(value: Tensor, state: RunState, point: Point) -> Tensor:
+        assert source.spans_at is not None
+        first, offset = source.calls(point.name)[0].value.shape[1], state.offset.get(point.stack, 0)
+        spans = source.spans_at(point.stack, state.step, offset, value.shape[1], first)
+        tokens = zip(spans.start, spans.stop, spans.special, strict=True)
+        inside = [word in special if word else start <= (begin + end - 1) / 2 < stop for begin, end, word in tokens]
+        if not any(inside):
+            return value
+        mask = torch.tensor(inside, device=value.device).reshape(1, -1, *[1] * (value.ndim - 2))
+        return torch.where(mask, PatchFrom(target, source).change(point)(value, state), value)
+
+    return _PointEdit(target, patch)
 
 
 Direction = Literal["denoise", "noise"]
@@ -190,9 +191,19 @@ class RunPair:
         """Measure how far forecasts (…, series, step) are on the way from base to source, (…, series)."""
         return ((forecasts - self.base.point) * self.way).sum(-1) / np.square(self.way).sum(-1)
 
-    def effect(self, forecasts: np.ndarray) -> np.ndarray:
-        """Compute the mean distance of forecasts (…, series, step) from the base's, in data units, (…, series)."""
-        return np.abs(forecasts - self.base.point).mean(-1)
+    def result(
+        self,
+        forecasts: np.ndarray,
+        coords: dict[str, Any],
+        attrs: dict[str, object],
+        dims: tuple[str, ...] = ("component", "position"),
+    ) -> xr.Dataset:
+        """Return patched forecasts (…, series, step), the share recovered and the effect in data units, judged."""
+        axes, effect = (*dims, "series"), np.abs(forecasts - self.base.point).mean(-1)
+        shares = {"recovered": (axes, self.recovered(forecasts)), "effect": (axes, effect)}
+        data = self.dataset().assign_coords(coords).assign(shares | {"forecast": ((*axes, "step"), forecasts)})
+        data.attrs = attrs
+        return self.judged(data)
 
     def judged(self, data: xr.Dataset) -> xr.Dataset:
         """Add intervals, floors of both runs, and what stands out, for the effects that a result holds."""
@@ -221,18 +232,18 @@ class RunPair:
 def contrast(
     clean: Run,
     corrupted: Run,
+    places: Sequence[Place],
     *,
-    names: Sequence[str],
     base_names: Sequence[str] = (),
     direction: Direction = "denoise",
 ) -> RunPair:
-    """Record both runs."""
+    """Record both runs, the source at the places."""
     refuse_word("direction", direction, ("denoise", "noise"))
     _refuse_unlike(clean, corrupted)
     source, base = (clean, corrupted) if direction == "denoise" else (corrupted, clean)
     if base.tokens_read and not base.rollout and source.forced_path is None:
         source = source.following(base.path)
-    base_acts, source_acts = _record(base, base_names), _record(source, names)
+    base_acts, source_acts = _record(base, base_names), _record(source, _points(places))
     same = (told_apart(base, source.point, base.point) == base.point).all(-1)
     if same.any():
         name = clean.batch.ids[int(np.argmax(same))]
@@ -312,9 +323,8 @@ def attribution_patching(
     lens = clean.lens
     refuse_gradients(lens.wiring)
     places = places_of(lens, at, stack)
-    names = sorted({place.point for place in places})
-    pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), names=names, direction=direction)
-    acts = slopes(pair, names)
+    pair = contrast(clean.in_one_pass(), corrupted.in_one_pass(), places, direction=direction)
+    acts = slopes(pair, places)
     groups, where = grid_of(pair, places, positions)
     first_order = np.array([[_products(place, pair.source_acts, acts, group) for group in groups] for place in places])
     data = pair.dataset().assign_coords({**place_coords(places), **where})
@@ -332,9 +342,13 @@ def attribution_patching(
     return pair.judged(data)
 
 
-def slopes(pair: RunPair, names: Sequence[str]) -> Activations:
+def _points(places: Sequence[Place]) -> list[str]:
+    return sorted({place.point for place in places})
+
+
+def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
     """Record the base run with the gradients of the share recovered, under ``name + "_grad"``."""
-    run, encoded = pair.base, pair.base.encoded
+    run, encoded, names = pair.base, pair.base.encoded, _points(places)
     if run.batch.multivariate:
         raise InputError("gradients of variates that see each other cannot be told apart; patch them exactly instead")
     way = torch.as_tensor(pair.way)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 from itertools import chain
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -17,17 +16,18 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows, rows_in_place
+from tsfm_lens.hooks.interventions import Intervention, PatchFrom, rows_in_place
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
-from tsfm_lens.probes.patching import Direction, RunPair, contrast, slopes
+from tsfm_lens.probes.patching import Direction, RunPair, _PointEdit, contrast, slopes
 from tsfm_lens.probes.places import Place, later_branches, listed, nodes_of, place_coords, place_of, places_of
 from tsfm_lens.registry import probe
 
 __all__ = ["edge_attribution", "path_patching"]
+
 
 _SOURCE = "Wang et al. 2022, arXiv:2211.00593; Goldowsky-Dill et al. 2023, arXiv:2304.05969"
 OUTPUT = "output"
@@ -93,7 +93,7 @@ def path_patching(
     for row, (sender, direct, receiver_acts) in enumerate(chain.from_iterable(heard_in_groups(pair, froms, tos, via))):
         later = set(later_branches(lens.wiring, sender.component))
         columns = [column for column, place in enumerate(tos) if place.branch in later]
-        paths |= {(row, column): Variant("path", (_receive(tos[column], receiver_acts, via),)) for column in columns}
+        paths |= {(row, column): Variant("path", (receive(tos[column], receiver_acts, via),)) for column in columns}
         if to_output:
             forecasts[row, -1] = direct
         if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(froms)):
@@ -101,14 +101,10 @@ def path_patching(
             paths.clear()
         if progress is not None:
             progress(row + 1, len(froms))
-    data = pair.dataset().assign_coords(place_coords(froms, "sender"))
     names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
-    data = data.assign_coords(receiver=names)
-    axes = ("sender", "receiver", "series")
-    shares = {"recovered": (axes, pair.recovered(forecasts)), "effect": (axes, pair.effect(forecasts))}
-    data = data.assign(shares | {"forecast": ((*axes, "step"), forecasts)})
-    data.attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters(), via=via)
-    return pair.judged(data)
+    attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters(), via=via)
+    coords = {**place_coords(froms, "sender"), "receiver": names}
+    return pair.result(forecasts, coords, attrs, ("sender", "receiver"))
 
 
 def sender_contrast(clean: Run, corrupted: Run, senders: Sequence[Place], *, direction: Direction = "noise") -> RunPair:
@@ -116,8 +112,7 @@ def sender_contrast(clean: Run, corrupted: Run, senders: Sequence[Place], *, dir
     wiring = clean.lens.wiring
     later = {branch for sender in senders for branch in later_branches(wiring, sender.component)}
     branch_points = sorted({place_of(wiring, branch).point for branch in later})
-    names = sorted({place.point for place in senders})
-    return contrast(clean, corrupted, names=names, base_names=branch_points, direction=direction)
+    return contrast(clean, corrupted, senders, base_names=branch_points, direction=direction)
 
 
 def heard_in_groups(
@@ -141,7 +136,7 @@ def _run_together(
     for sender, store in zip(senders, stores, strict=True):
         later = later_branches(run.lens.wiring, sender.component)
         points = dict.fromkeys(_input(place, via) for place in receivers if place.branch in later)
-        listeners = [_Listener(point, store) for point in points]
+        listeners = [_PointEdit(point, partial(_record_call, store), by_place=False) for point in points]
         # a branch is recorded before it is held, so listeners come first
         patches = [PatchFrom(branch, pair.base_acts) for branch in later]
         variants.append(Variant(str(sender.target), (PatchFrom(sender.target, pair.source_acts), *listeners, *patches)))
@@ -150,55 +145,28 @@ def _run_together(
     return list(zip(senders, direct, receiver_acts, strict=True))
 
 
-@dataclass(frozen=True, eq=False)
-class _Listener:
-    """Recorder of an activation, which passes unchanged."""
-
-    target: str
-    store: dict[str, list[Call]]
-    rows: Rows = None
-    positions: Rows = None
-
-    def change(self, point: Point) -> Change:
-        """Return a function that records the value and returns it."""
-
-        def record(value: Tensor, state: RunState) -> Tensor:
-            offset = state.offset.get(point.stack, 0)
-            calls = self.store.setdefault(point.name, [])
-            # a forecast may start again, as after a measurement of its memory
-            if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
-                calls.append(Call(state.step, offset, value.detach().clone()))
-            return value
-
-        return record
+def _record_call(store: dict[str, list[Call]], value: Tensor, state: RunState, point: Point) -> Tensor:
+    """Record an activation, which passes unchanged."""
+    offset = state.offset.get(point.stack, 0)
+    calls = store.setdefault(point.name, [])
+    # a forecast may start again, as after a measurement of its memory
+    if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
+        calls.append(Call(state.step, offset, value.detach().clone()))
+    return value
 
 
-@dataclass(frozen=True, eq=False)
-class _HeadInput:
-    """Replacement of one head's queries, keys or values by those of another run."""
-
-    target: str
-    head: int
-    source: Activations
-    rows: Rows = None
-    positions: Rows = None
-    by_place: ClassVar[bool] = True
-
-    def change(self, point: Point) -> Change:
-        """Return a function that exchanges one head's part of the value."""
-
-        def exchange(value: Tensor, state: RunState) -> Tensor:
-            out = value.clone()
-            out[..., self.head, :] = rows_in_place(self.source, point, value, state)[..., self.head, :].to(value)
-            return out
-
-        return exchange
-
-
-def _receive(place: Place, receiver_acts: Activations, via: str) -> Intervention:
-    if via == "all" or place.head is None:
+def receive(place: Place, receiver_acts: Activations, via: str) -> Intervention:
+    """Set a receiver, or one head's queries, keys or values, to those of another run."""
+    head = place.head
+    if via == "all" or head is None:
         return PatchFrom(place.target, receiver_acts)
-    return _HeadInput(_input(place, via), place.head, receiver_acts)
+
+    def exchange(value: Tensor, state: RunState, point: Point) -> Tensor:
+        out = value.clone()
+        out[..., head, :] = rows_in_place(receiver_acts, point, value, state)[..., head, :].to(value)
+        return out
+
+    return _PointEdit(_input(place, via), exchange)
 
 
 def _input(place: Place, via: str) -> str:
@@ -254,7 +222,7 @@ def edge_attribution(
 
 def edge_scores(pair: RunPair, places: Sequence[Place]) -> np.ndarray:
     """Score edges, (sender, receiver and output, series); ``pair`` is from :func:`sender_contrast`."""
-    at = slopes(pair, sorted({place.point for place in places}))
+    at = slopes(pair, places)
     row_of = {place.target: row for row, place in enumerate(places)}
     columns: dict[str, list[int]] = {}
     for column, place in enumerate(places):

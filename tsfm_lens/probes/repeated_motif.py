@@ -26,9 +26,9 @@ from tsfm_lens.stats import ratio_units
 
 __all__ = ["repeated_motif", "training_history"]
 
+
 TARGETS = ("after_last", "last", "after_any")
 LONGEST = 8  # tokens of a motif by default
-
 _SOURCE = "Olsson et al. 2022 (induction heads), in values; tsfm-lens paper, appendix G (S3-RRT, S3-PREF)"
 
 

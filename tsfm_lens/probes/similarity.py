@@ -1,7 +1,8 @@
-"""Similarity of heads, layers' updates and layers' streams: cosine and linear CKA."""
+"""Similarity of heads, of layers' updates and streams, and how many directions heads write in."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import pairwise
 
@@ -10,13 +11,14 @@ import torch
 import xarray as xr
 from torch import Tensor
 
+from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import layer_streams
 from tsfm_lens.registry import probe
 
-__all__ = ["head_similarity", "layer_similarity"]
+__all__ = ["entropic_rank", "head_similarity", "layer_similarity"]
 
 
 @probe("layer_similarity")
@@ -107,3 +109,117 @@ def linear_cka(representations: list[Tensor]) -> np.ndarray:
     cross = torch.stack([torch.stack([(x.T @ y).square().sum() for y in centred]) for x in centred])
     own = cross.diagonal().sqrt()
     return (cross / (own[:, None] * own[None])).cpu().numpy()
+
+
+EPSILON = 1e-8
+
+
+@probe("entropic_rank")
+def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> xr.Dataset:
+    """Compute the entropic rank of the head outputs of every layer of the stack that is read out.
+
+    The writes of a layer's heads at one token, after the output projection and before a norm behind it, are scaled to
+    length 1 and stacked. The entropy of their normalised singular values is averaged over tokens and exponentiated: 1
+    if all heads write along one line, the number of heads if no two share any direction.
+
+    Args:
+        run: the forecast to explain.
+        kind: kind of attention; the stack's last kind if None.
+        batch_size: series in a group, or items where they have several variates.
+
+    Returns:
+        Dataset of kind "entropic_rank" over ``layer``: ``rank``; ``entropy`` in nats (layer, series), mean over tokens;
+        ``tokens`` (series), their number without padding, by which the rank weights the series.
+
+    Source:
+        tsfm-lens paper, appendix E and figure 1E (S3-ERANK).
+
+    Raises:
+        InputError: batch_size below 1, or a horizon longer than one pass.
+        UnknownNameError: no such kind of attention.
+
+    Example:
+        >>> bool((probes.entropic_rank(run)["rank"] <= 4).all())  # heads
+        True
+    """
+    means = mean_over_tokens(run, reduce=head_entropy_of_writes, kind=kind, batch_size=batch_size)
+    data = means.rename(mean="entropy", over_all="rank").assign(rank=lambda each: np.exp(each["rank"]))
+    data["entropy"].attrs["units"] = "nats"
+    attention = means.attrs["attention"]
+    title, source = f"Entropic rank of {attention}", "tsfm-lens paper, appendix E (S3-ERANK)"
+    facts = {"attention": attention, "heads": run.lens.wiring.output_stack.n_heads}
+    data.attrs = run.describe("entropic_rank", title, source, **facts)
+    return data
+
+
+def mean_over_tokens(
+    run: Run, *, reduce: Callable[[Tensor], Tensor], kind: str | None = None, batch_size: int = 8, normed: bool = False
+) -> xr.Dataset:
+    """Average a function of head writes over tokens: ``mean`` (layer, series, …), ``over_all`` series, ``tokens``."""
+    lens = run.lens
+    if batch_size < 1:
+        raise InputError(f"batch_size is {batch_size}, expected 1 or more")
+    stack = lens.wiring.output_stack
+    attention, layers = stack.layers_with(kind)
+    reducers = dict(_reducer(lens, layer, attention, reduce, normed=normed) for layer in layers)
+    means = []
+    rows: list[str] = []
+    tokens: list[np.ndarray] = []
+    for group in item_groups(run, batch_size):
+        encoded = group.encoded
+        rows += encoded.rows
+        with torch.no_grad():
+            # reduced while the model runs: the writes of all heads are never kept
+            _, acts = lens.run_with_cache(encoded, names_filter=list(reducers), reduce=reducers)
+        each = torch.stack([acts[point] for point in reducers]).cpu()
+        visible = encoded.shown(stack.name)
+        weights = visible.reshape(*visible.shape, *[1] * (each.ndim - 3))
+        tokens.append(visible.sum(dim=1).numpy())
+        means.append(((each * weights).sum(dim=2) / weights.sum(dim=1)).numpy())
+    values, counts = np.concatenate(means, axis=1), np.concatenate(tokens)
+    parts = ("part",) * (values.ndim - 2)
+    # a series counts by its tokens
+    over_all = np.average(values, axis=1, weights=counts)
+    return xr.Dataset(
+        {
+            "mean": (("layer", "series", *parts), values),
+            "over_all": (("layer", *parts), over_all),
+            "tokens": ("series", counts),
+        },
+        coords={"layer": list(map(str, layers)), "series": rows},
+        attrs={"attention": attention},
+    )
+
+
+def _reducer(
+    lens: Lens, layer: int, kind: str, reduce: Callable[[Tensor], Tensor], *, normed: bool
+) -> tuple[str, Callable[[Tensor], Tensor]]:
+    """Return a hook point of a layer's head writes, and the function that reduces its activations."""
+    stack = lens.wiring.output_stack
+    at = f"{stack.prefix}.{layer}.{kind}"
+    if normed or not stack.attention(kind, layer).post_norm:
+        return f"{at}.hook_result", by_row(partial(reduce))
+    project = lens.weights.heads(layer, kind, stack.name).W_O.detach()
+
+    def reduce_projection(states: Tensor) -> Tensor:
+        return reduce(torch.einsum("bphd,hdm->bphm", states, project))
+
+    return f"{at}.hook_z", by_row(reduce_projection)
+
+
+def item_groups(run: Run, size: int) -> Iterator[Run]:
+    """Split a run into groups of so many items; the variates of an item stay together."""
+    item = run.batch.group_index
+    for first in range(0, int(item.max()) + 1, size):
+        yield run.select(np.flatnonzero((item >= first) & (item < first + size)).tolist())
+
+
+def head_entropy_of_writes(writes: Tensor) -> Tensor:
+    """Compute the entropy of the normalised singular values of unit-length head writes, (…, head, d_model) -> (…)."""
+    z = writes.double()
+    unit = z / z.norm(dim=-1, keepdim=True).clamp(min=EPSILON)
+    # the singular values of U are the roots of the eigenvalues of its Gram matrix, which is heads × heads
+    eigenvalues = torch.linalg.eigvalsh(unit @ unit.transpose(-2, -1)).clamp(min=0.0)
+    weights = eigenvalues.sqrt()
+    share = weights / weights.sum(dim=-1, keepdim=True).clamp(min=EPSILON)
+    return -(share * share.clamp(min=EPSILON).log()).sum(dim=-1)

@@ -12,9 +12,9 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.embedding_ranks import embedding_ranks, signal_families, vocabulary_of
 from tsfm_lens.probes.given import describe
-from tsfm_lens.probes.weight_ranks import EPSILON, checked_levels, weight_ranks
+from tsfm_lens.probes.stream_ranks import embedding_ranks, signal_families, vocabulary_of
+from tsfm_lens.probes.weights import EPSILON, checked_levels, weight_ranks
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.registry import probe
 from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding

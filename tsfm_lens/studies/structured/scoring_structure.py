@@ -14,8 +14,7 @@ from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import describe
-from tsfm_lens.probes.spectra import stable_rank
-from tsfm_lens.probes.weight_ranks import checked_levels
+from tsfm_lens.probes.weights import checked_levels, stable_rank
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import FEWEST

@@ -21,8 +21,8 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time, head_entropy
 from tsfm_lens.probes.attribution import attribute
-from tsfm_lens.probes.entropic_rank import head_entropy_of_writes, item_groups, mean_over_tokens
-from tsfm_lens.probes.spectra import head_spectra
+from tsfm_lens.probes.similarity import head_entropy_of_writes, item_groups, mean_over_tokens
+from tsfm_lens.probes.weights import head_spectra
 
 ENDS = ("low", "high")
 FROM_WEIGHTS = ("stable_rank", "random")
@@ -138,8 +138,8 @@ def rankings(
 
 def _contribution(run: Run, kind: str) -> xr.DataArray:
     entropies = mean_over_tokens(run, reduce=_entropies, kind=kind)
-    ranks = np.exp(entropies.over_all())
-    return _array(ranks[:, :1] - ranks[:, 1:], entropies.layers)
+    ranks = np.exp(entropies["over_all"].values)
+    return _array(ranks[:, :1] - ranks[:, 1:], entropies["layer"].values)
 
 
 def _entropies(writes: Tensor) -> Tensor:
@@ -152,7 +152,7 @@ def _entropies(writes: Tensor) -> Tensor:
 
 def _norm(run: Run, kind: str) -> xr.DataArray:
     lengths = mean_over_tokens(run, reduce=lambda writes: writes.double().norm(dim=-1), kind=kind, normed=True)
-    return _array(lengths.values.mean(axis=1), lengths.layers)
+    return _array(lengths["mean"].values.mean(axis=1), lengths["layer"].values)
 
 
 def _attribution(run: Run, kind: str) -> xr.DataArray:

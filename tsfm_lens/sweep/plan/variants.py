@@ -17,8 +17,7 @@ from tsfm_lens.hooks.wiring import Attention, Stack
 from tsfm_lens.models.ablating import KINDS, knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.attention import attention_over_time
-from tsfm_lens.probes.head_choice import random_heads
-from tsfm_lens.probes.recipes import ablated_share
+from tsfm_lens.probes.recipes import ablated_share, random_heads
 from tsfm_lens.sweep.plan.orders import order_words
 from tsfm_lens.sweep.statistics.scores import PLAIN
 

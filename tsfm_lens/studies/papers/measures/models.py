@@ -12,8 +12,7 @@ import torch
 
 from tsfm_lens import compress
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
-from tsfm_lens.probes.row_angles import random_angle
-from tsfm_lens.probes.weight_ranks import weight_matrices
+from tsfm_lens.probes.weights import random_angle, weight_matrices
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Tested, Verdict, exactly, judged, undecided
 from tsfm_lens.studies.rank_theory.of_models import ranks_by_model, spectra_by_patch, vocabulary_plane

@@ -1,0 +1,433 @@
+"""Ranks of weights, embeddings and streams against planted ranks and dense decompositions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from importlib import import_module
+
+import numpy as np
+import pytest
+import torch
+
+from contrasted import few_draws, series_for
+from tiny_lenses import fresh, lens_of
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, architectures
+from tsfm_lens.models.run import Run
+from tsfm_lens.models.timing import measured
+from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
+from tsfm_lens.probes.stream_ranks import StreamedSpectrum, _bound
+from tsfm_lens.probes.weights import random_angle
+from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
+from tsfm_lens.testing import assert_close
+from tsfm_lens.viz import rank_rise
+
+NAMES = sorted(architectures())
+QUERIES = "encoder.0.self_attn.W_Q"
+
+
+def edited(change: Callable[[torch.Tensor], torch.Tensor], name: str = "chronos-bolt") -> Lens:
+    """A tiny model whose first encoder layer has other queries: ``change`` of their native matrix (out, in)."""
+    lens = fresh(name)
+    weight = lens.model.encoder.block[0].layer[0].SelfAttention.q.weight
+    with torch.no_grad():
+        weight.copy_(change(weight.double()))
+    return lens
+
+
+def of_rank(rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """All directions but the first few taken away."""
+
+    def cut(weight: torch.Tensor) -> torch.Tensor:
+        u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+        return (u[:, :rank] * s[:rank]) @ vt[:rank]
+
+    return cut
+
+
+def dense(lens: Lens, stack: str, layer: int, kind: str, part: str) -> np.ndarray:
+    """A matrix put together from the heads as circuits see them, or from the MLP."""
+    if kind == "mlp":
+        return getattr(lens.weights.mlp(layer, kind, stack), part).detach().double().numpy()
+    heads = getattr(lens.weights.heads(layer, kind, stack), part).detach().double().numpy()
+    row = lens.wiring.stack(stack).attention(kind, layer)
+    if part in ("W_K", "W_V") and row.n_kv_heads:
+        heads = heads[:: len(heads) // row.n_kv_heads]
+    return np.concatenate(list(heads), axis=0 if part == "W_O" else 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(name: str) -> None:
+    lens = lens_of(name)
+    found = weight_ranks(lens, epsilon=[0.3, 0.01], per_head=True)
+    whole = found.isel(matrix=np.flatnonzero(found["head"].values == ""))
+    writers = sum(len(stack.rows(layer)) for stack in lens.wiring.stacks for layer in range(stack.n_layers))
+    attentions = {
+        (s, x, k) for s, x, k in zip(*(whole[n].values for n in ("stack", "layer", "layer_kind")), strict=True)
+    }
+    assert len(attentions) == writers
+    for row in range(whole.sizes["matrix"]):
+        place = [str(whole[n].values[row]) for n in ("stack", "layer", "layer_kind", "part")]
+        values = np.linalg.svd(dense(lens, place[0], int(place[1]), place[2], place[3]), compute_uv=False)
+        ours = whole["singular_value"].values[row]
+        assert_close(ours[: len(values)], values, depth=100, what=".".join(place))
+        assert np.isnan(ours[len(values) :]).all()
+        assert whole["epsilon_rank"].values[0, row] == (values > 0.3 * values[0]).sum()
+        assert whole["full"].values[row] == len(values)
+    # the heads of a matrix share its squared norm
+    squares = np.nansum(found["singular_value"].values ** 2, axis=1)
+    first = str(whole["matrix"].values[0]).rsplit(".", 1)[0]
+    heads = [i for i, m in enumerate(found["matrix"].values) if m.startswith(first) and m.endswith("W_Q")]
+    assert len(heads) > 2
+    assert_close(squares[heads[1:]].sum(), squares[heads[0]], depth=100)
+
+
+def test_keys_and_values_that_heads_share_stand_once() -> None:
+    own = import_module("models.test_own_attention")
+    native = own.grouped(repeated=False)
+    lens = Lens(own.Grouped(native), "grouped")
+    found = weight_ranks(lens, per_head=True)
+    values = np.linalg.svd(native.blocks[1].attn.k.weight.detach().double().numpy(), compute_uv=False)
+    assert_close(found["singular_value"].sel(matrix="1.attn.W_K").dropna("mode"), values, depth=100)
+    heads = {part: found["head"].values[(found["part"] == part).values].tolist() for part in ("W_Q", "W_V")}
+    assert heads["W_Q"] == ["", *map(str, range(own.HEADS))] * own.LAYERS
+    assert heads["W_V"] == ["", *map(str, range(own.SHARED))] * own.LAYERS
+    angles = row_angles(lens, part="W_V", permutations=19)
+    assert angles.sizes["head"] == own.SHARED
+
+
+@pytest.mark.parametrize("rank", [0, 1, 5])
+def test_a_planted_rank_is_found(rank: int) -> None:
+    found = weight_ranks(edited(of_rank(rank)), epsilon=[0.001, 1e-5], per_head=True)
+    assert found["epsilon_rank"].sel(matrix=QUERIES).values.tolist() == [rank, rank]
+    heads = found["epsilon_rank"].sel(epsilon=0.001)[
+        found["matrix"].str.match(r"encoder\.0\.self_attn\.\d+\.W_Q").values
+    ]
+    assert len(heads) > 1
+    assert (heads <= rank).all()
+    assert np.isnan(found["stable_rank"].sel(matrix=QUERIES)) == (rank == 0)
+    # the others keep theirs
+    keys = found.sel(matrix="encoder.0.self_attn.W_K", epsilon=0.001)
+    assert int(keys["epsilon_rank"]) > 5
+
+
+@pytest.mark.parametrize(("precision", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])
+def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(precision: torch.dtype, name: str) -> None:
+    """Of a matrix of rank 3, what is left of the other singular values is rounding alone."""
+    lens = edited(of_rank(3))
+    with torch.no_grad():
+        for weight in lens.parameters():
+            weight.copy_(weight.to(precision))
+    found = weight_ranks(lens, epsilon=[0.5, 0.1])
+    assert found.attrs["precision"] == name
+    one = found.sel(matrix=QUERIES)
+    values = one["singular_value"].dropna("mode").values
+    floor = float(one["rounding_floor"])
+    largest = float(values[3] / values[0])
+    assert 0.1 * floor < largest < floor
+    with pytest.raises(InputError, match=rf"what these weights can tell: they are stored in {name}"):
+        weight_ranks(lens, epsilon=[0.5, 1e-9])
+    floors = found["rounding_floor"].values
+    between = float(np.sqrt(floors.min() * floors.max()))
+    marked = weight_ranks(lens, epsilon=between)
+    np.testing.assert_array_equal(marked["told"].values[0], floors <= between)
+    assert 0 < marked["told"].mean() < 1
+
+
+def test_turning_the_basis_of_the_stream_changes_no_rank() -> None:
+    turn = np.linalg.qr(np.random.default_rng(0).normal(size=(36, 36)))[0]
+    plain, turned = edited(lambda w: w), edited(lambda w: w @ torch.tensor(turn)[: w.shape[1], : w.shape[1]])
+    assert plain.d_model == len(turn)
+    before, after = (weight_ranks(lens).sel(matrix=QUERIES) for lens in (plain, turned))
+    assert_close(after["singular_value"], before["singular_value"], depth=36, dtype=np.float32)
+    for name in ("stable_rank", "effective_rank", "participation_ratio"):
+        assert_close(after[name], before[name], depth=36, dtype=np.float32)
+
+
+def test_what_is_not_finite_is_named() -> None:
+    broken = edited(lambda weight: weight.fill_diagonal_(float("nan")))
+    for probe in (weight_ranks, row_angles):
+        with pytest.raises(InputError, match=r"encoder\.0\.self_attn\.W_Q holds values that are not finite"):
+            probe(broken)
+
+
+def of_values(values: np.ndarray, rows: int, seed: int = 0) -> np.ndarray:
+    """A matrix (rows, columns) of known singular values."""
+    rng = np.random.default_rng(seed)
+    left, right = (np.linalg.qr(rng.normal(size=(size, len(values))))[0] for size in (rows, len(values)))
+    return (left * values) @ right.T
+
+
+@pytest.mark.parametrize("parts", [[200], [1] * 200, [3, 0, 97, 100], [199, 1]])
+def test_streamed_singular_values_are_those_of_the_whole(parts: list[int]) -> None:
+    whole = of_values(np.geomspace(1, 1e-12, 12), 200)
+    spectrum = StreamedSpectrum(12)
+    for part in np.split(whole, np.cumsum(parts)[:-1]):
+        spectrum.add(torch.tensor(part))
+    dense = np.linalg.svd(whole, compute_uv=False)
+    assert spectrum.rows == 200
+    assert_close(spectrum.singular_values(), dense, depth=200)
+    # small ones survive, as they do not where outer products are summed
+    assert_close(spectrum.singular_values()[-1], 1e-12, depth=200, magnitude=1.0)
+    gram = np.sqrt(np.abs(np.linalg.eigvalsh(whole.T @ whole)))[::-1]
+    assert abs(gram[-1] / dense[-1] - 1) > 10 > abs(spectrum.singular_values()[-1] / dense[-1] - 1)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_values_that_are_not_finite_are_refused(value: float) -> None:
+    with pytest.raises(InputError, match="not finite"):
+        StreamedSpectrum(2).add(torch.tensor([[1.0, value]]))
+
+
+def test_the_floor_is_where_rounding_to_float32_puts_zeros() -> None:
+    whole = of_values(np.array([1.0, 0.5, 0.2] + [0.0] * 17), 300)
+    spectrum = StreamedSpectrum(20)
+    spectrum.add(torch.tensor(whole, dtype=torch.float32))
+    values = spectrum.singular_values()
+    floor = spectrum.rounding_floor(values, 0)
+    assert 0.1 * floor < values[3] / values[0] < floor
+    assert spectrum.rounding_floor(values, 3) > 10 * floor
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_families_of_every_architecture(name: str) -> None:
+    run = run_of(lens_of(name))
+    found = embedding_ranks(run, epsilon=[0.01, 0.001], batch_size=64)
+    families = found["family"].values.tolist()
+    ranks = found["epsilon_rank"].sel(epsilon=0.01).to_series()
+    assert families[0] == "own series"
+    assert ("vocabulary" in families) == (name in ("chronos", "t5"))
+    if name == "t5":
+        assert families[1:] == ["random ids", "vocabulary"]
+    else:
+        # one value at every step is one token, but where patches hold their time too
+        assert (ranks["zero"] == 1) == (name != "chronos-2")
+        assert ranks["exponentials"] <= ranks["white noise"]
+    assert (found["epsilon_rank"] <= found["full"]).all()
+    assert (found["tokens"] >= found["full"]).all()
+    # a signal cannot use more directions than all of its family, at the same absolute height
+    np.testing.assert_array_equal(found["signal_rank"].sel(family="own series").notnull().sum("signal"), len(run.batch))
+
+
+def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
+    lens = fresh("chronos-bolt")
+    run = run_of(lens)
+    own = {"steps": [np.repeat([0.0, 5.0, 1.0, 2.0], 10), np.arange(33.0)]}
+    found = embedding_ranks(run, signals=own, tokens=4)
+    assert found["family"].values.tolist() == ["own series", "steps"]
+    encoded = lens.encode(own["steps"])
+    with torch.no_grad():
+        _, acts = lens.run_with_cache(encoded, names_filter=["encoder.hook_embed"])
+    # all but the special token at the end, and of the shorter series all but the padding before it
+    special = [bool(word) for word in encoded.spans["encoder"].special]
+    rows = acts["encoder.hook_embed"][encoded.shown("encoder") & ~torch.tensor(special)].double().numpy()
+    assert int(found["tokens"].sel(family="steps")) == len(rows)
+    values = np.linalg.svd(rows, compute_uv=False)
+    ours = found["singular_value"].sel(family="steps").values[: len(values)]
+    assert_close(ours, values, depth=100, dtype=np.float32)
+    shown = rows[np.unique(np.linspace(0, len(rows) - 1, 4).round().astype(int))]
+    cosine = np.abs(shown[0] @ shown[-1]) / np.linalg.norm(shown[0]) / np.linalg.norm(shown[-1])
+    angle = found["angle"].sel(family="steps").values
+    assert_close(np.cos(np.radians(angle[0, -1])), cosine, depth=100, dtype=np.float32)
+    assert (np.diag(angle) < 1e-3).all()
+
+
+@pytest.mark.parametrize("part", ["W_Q", "W_K", "W_V", "W_O"])
+@pytest.mark.parametrize("name", NAMES)
+def test_block_angles_of_every_architecture_are_means_over_pairs(name: str, part: str) -> None:
+    lens = lens_of(name)
+    found = row_angles(lens, part=part, rows=12, permutations=19)
+    stack = lens.wiring.stacks[0]
+    kind = found.attrs["attention"]
+    layer = int(found["layer"].values[-1])
+    heads = getattr(lens.weights.heads(layer, kind, stack.name), part).detach().double().numpy()
+    heads = heads[:: len(heads) // found.sizes["head"]]
+    lines = [head if part == "W_O" else head.T for head in heads]
+    unit = [rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in lines]
+    angle = np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ unit[1].T), 1)))
+    assert_close(float(found["block_angle"][-1, 0, 1]), angle.mean(), depth=100)
+    own = np.degrees(np.arccos(np.minimum(np.abs(unit[0] @ unit[0].T), 1)))[np.triu_indices(len(unit[0]), 1)]
+    assert_close(float(found["block_angle"][-1, 0, 0]), own.mean(), depth=100)
+    # of equal heads the mean over heads is that over all pairs
+    blocks = found["block_angle"].values[-1]
+    assert_close(float(found["within"][-1]), np.diag(blocks).mean(), depth=100)
+    assert_close(float(found["between"][-1]), blocks[~np.eye(len(blocks), dtype=bool)].mean(), depth=100)
+
+
+def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
+    def blocks(weight: torch.Tensor) -> torch.Tensor:
+        size, width = len(weight) // 4, weight.shape[1]
+        generator = torch.Generator().manual_seed(0)
+        for head in range(4):
+            line = torch.randn(width, generator=generator)
+            weight[head * size : (head + 1) * size] = line + 0.3 * torch.randn(size, width, generator=generator)
+        return weight
+
+    lens = edited(blocks)
+    assert lens.wiring.stacks[0].n_heads == 4
+    found = row_angles(lens)
+    assert bool(found["closer_stands_out"][0])
+    assert not found["closer_stands_out"][1:].any()
+    assert float(found["closer"][0]) > 20
+    assert not row_angles(fresh("chronos-bolt"))["closer_stands_out"].any()
+
+
+def test_rows_of_zeros_have_no_angles_and_one_zero_head_no_block() -> None:
+    found = row_angles(edited(lambda weight: torch.cat([0 * weight[: len(weight) // 4], weight[len(weight) // 4 :]])))
+    assert np.isnan(found["block_angle"].values[0, 0]).all()
+    assert np.isfinite(found["block_angle"].values[0, 1:, 1:]).all()
+    assert np.isfinite(found["within"]).all()
+    nothing = row_angles(edited(lambda weight: 0 * weight))
+    assert np.isnan(nothing["within"][0])
+    assert not nothing["closer_stands_out"][0]
+
+
+@pytest.mark.parametrize(("dimensions", "angle"), [(2, np.pi / 4), (3, 1.0), (4, np.pi / 4 + 1 / np.pi)])
+def test_random_lines_lie_apart_as_the_integral_says(dimensions: int, angle: float) -> None:
+    assert_close(random_angle(dimensions), np.degrees(angle), depth=20000, dtype=np.float32)
+
+
+def run_of(lens: Lens, names: tuple[str, ...] = ("co2", "elnino")) -> Run:
+    return lens.run(series_for(lens, *names, example=len(names)), 6, **few_draws(lens))
+
+
+def rows_at(run: Run, point: str) -> torch.Tensor:
+    """All tokens of all series at one point, (token, d_model), of one dense forward."""
+    stack = run.lens.wiring.stacks[0]
+    with torch.no_grad():
+        _, acts = run.lens.run_with_cache(run.encoded, names_filter=[point])
+    return acts[point][run.encoded.shown(stack.name)].double()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_spectra_of_every_architecture_are_those_of_dense_streams(name: str) -> None:
+    run = run_of(lens_of(name))
+    found = flow_of_ranks(run, epsilon=[0.1, 0.01])
+    stack = run.lens.wiring.stacks[0]
+    points = ["resid_pre", *["resid_post"] * stack.n_layers]
+    for place, point in enumerate(points):
+        rows = rows_at(run, f"{stack.prefix}.{max(place - 1, 0)}.hook_{point}")
+        values = np.linalg.svd(rows.numpy(), compute_uv=False)
+        # two forwards, of which one looks into nothing else, differ by rounding
+        ours = found["singular_value"].values[place]
+        assert_close(ours, values, depth=100 * (place + 1), dtype=np.float32, what=f"{name} {place}")
+        assert found.attrs["tokens"] == len(rows)
+        np.testing.assert_array_equal(found["epsilon_rank"].values[:, place], epsilon_rank(ours, [0.1, 0.01]))
+    for layer in range(stack.n_layers):
+        heads = run.lens.weights.heads(layer, next(stack.attentions(layer)).kind, stack.name)
+        queries = np.concatenate(list(heads.W_Q.detach().double().numpy()), axis=1)
+        values = np.linalg.svd(queries, compute_uv=False)
+        assert_close(found["weight_singular_value"].values[layer, : len(values)], values, depth=100)
+        norm = max(np.linalg.norm(one.detach().double().numpy(), 2) for one in heads.W_QK.AB)
+        assert_close(float(found["query_key_norm"][layer]) * stack.d_head**0.5, norm, depth=100, dtype=np.float32)
+    assert np.isnan(found["bound"]).all()
+    assert found.attrs["least_depth"] == int(np.ceil(4 * np.exp(4) * stack.n_heads**2))
+
+
+def test_ranks_of_single_series_are_those_of_runs_of_them_alone() -> None:
+    run = run_of(lens_of("timesfm-2.5"), ("co2", "elnino", "nile"))
+    found = flow_of_ranks(run, batch_size=2)
+    for index, name in enumerate(run.batch.ids):
+        alone = flow_of_ranks(run.select(index))
+        np.testing.assert_array_equal(found["series_rank"].sel(series=name), alone["epsilon_rank"])
+        risen = alone["epsilon_rank"] - alone["epsilon_rank"].isel(stream=0)
+        np.testing.assert_array_equal(found["rank_rise"].sel(series=name), risen)
+    assert_close(found["rank_rise_estimate"], found["rank_rise"].mean("series"), depth=8)
+    few = flow_of_ranks(run, apart=2)
+    assert few["series_rank"].notnull().all(("epsilon", "stream")).values.tolist() == [True, False, True]
+    none = flow_of_ranks(run, apart=0)
+    assert not none["rank_rise_stands_out"].any()
+    assert rank_rise(none).layout.meta["title"]
+
+
+def test_many_series_take_no_more_memory_than_few() -> None:
+    """Bytes of tensors, counted operation by operation."""
+    lens = lens_of("chronos-bolt")
+    walks = np.random.default_rng(0).standard_normal((96, 64)).cumsum(axis=1)
+
+    def held(count: int, size: int) -> int:
+        run = lens.run(list(walks[:count]), 8)
+        return measured(lambda: flow_of_ranks(run, batch_size=size), lens.device)[1]
+
+    assert held(96, 4) <= 1.2 * held(12, 4)
+    assert held(96, 96) > 4 * held(96, 4)
+
+
+def test_a_constant_series_has_one_direction_and_a_planted_layer_adds_one() -> None:
+    """Without attention and with one unit in the first layer's MLP, two kinds of tokens stay in few directions."""
+    lens = fresh("t5")
+    with torch.no_grad():
+        for block in lens.model.encoder.block:
+            block.layer[0].SelfAttention.o.weight.zero_()
+            block.layer[1].DenseReluDense.wo.weight.zero_()
+        one = lens.model.encoder.block[0].layer[1].DenseReluDense.wo.weight
+        one[:, 0] = torch.randn(len(one), generator=torch.Generator().manual_seed(0))
+    same = flow_of_ranks(lens.run([np.full(20, 7.0)], 2, num_samples=2), epsilon=1e-4)
+    assert same["epsilon_rank"].values.tolist() == [[1] * same.sizes["stream"]]
+    two = flow_of_ranks(lens.run([np.tile([7.0, 9.0], 10)], 2, num_samples=2), epsilon=1e-4)
+    assert set(two["epsilon_rank"].values.ravel().tolist()) == {2}
+    # five tokens in five directions, and their images under one unit in a sixth
+    ids = lens.run([np.tile([5.0, 7, 9, 11, 13], 6)], 2, num_samples=2)
+    five = flow_of_ranks(ids, epsilon=1e-4)
+    assert five["epsilon_rank"].values.tolist() == [[5] * five.sizes["stream"]]
+
+
+def test_the_bound_is_that_of_the_theorem_where_it_applies_and_nothing_elsewhere() -> None:
+    lens = fresh("chronos-bolt")
+    stack = lens.wiring.stacks[0]
+    values = np.geomspace(3, 0.1, 8)
+    deep = type(stack)(**{**vars(stack), "n_layers": 900, "n_heads": 2})
+    assert_close(_bound(values, deep, np.array([1.0, 1.0])), flow_bound(values, 2, 900), depth=8)
+    for column, norms, spectrum in (
+        (stack, [0.5, 0.5], values),
+        (deep, [1.1, 0.5], values),
+        (deep, [0.5, 1.1], values),
+        (deep, [0.5, 0.5], np.array([1.0, 0.0])),
+    ):
+        assert np.isnan(_bound(spectrum, column, np.array(norms))).all()
+
+
+@pytest.mark.parametrize("name", ["chronos-bolt", "timesfm-2.5", "toto-2", "moirai-2"])
+def test_what_an_attention_adds_is_bounded_by_what_was_measured(name: str) -> None:
+    """Against dense matrices of all tokens: the spectrum after the attention, and the norms in the bound."""
+    lens = lens_of(name)
+    run = run_of(lens, ("co2", "elnino", "nile"))
+    found = flow_of_ranks(run, batch_size=2)
+    stack = lens.wiring.stacks[0]
+    kind = next(stack.attentions(0)).kind
+    after = rows_at(run, f"{stack.prefix}.0.hook_resid_mid").double().numpy()
+    values = np.linalg.svd(after, compute_uv=False)[: found.sizes["mode"]]
+    assert_close(found["attention_value"].values[0], values / values[0], depth=300, dtype=np.float32)
+    known, bound = found["attention_value"].values, found["attention_bound"].values
+    says = np.isfinite(bound)
+    assert says[0].all()
+    assert (known[says] <= bound[says] * (1 + 1e-6)).all()
+    # the largest that is allowed is what the triangle inequality allows: the stream before, and every head's norms
+    results = rows_at(run, f"{stack.prefix}.0.{kind}.hook_result").double().numpy()
+    before = np.linalg.norm(after - results.sum(1), 2)
+    heads = sum(np.linalg.norm(results[:, head], 2) for head in range(results.shape[1]))
+    assert bound[0, 0] * values[0] >= (before + heads) * (1 - 1e-6)
+
+
+def test_of_an_attention_that_does_more_than_weigh_values_nothing_is_said() -> None:
+    lens = copy.deepcopy(lens_of("chronos-bolt"))
+    lens.model.encoder.block[0].layer[0].SelfAttention.o.register_forward_pre_hook(lambda module, args: (2 * args[0],))
+    doubled = flow_of_ranks(run_of(Lens(lens.adapter, "doubled"), ("co2", "elnino", "nile")), batch_size=1)
+    assert np.isnan(doubled["attention_bound"].values[0]).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_measured_inequality_holds_for_any_matrices(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    stream = rng.normal(size=(30, 8)) * np.geomspace(1, 1e-3, 8)
+    written = [rng.normal(size=(30, 2)) @ rng.normal(size=(2, 8)) * 0.3 for _ in range(3)]
+    spectra = np.stack([np.linalg.svd(each, compute_uv=False)[:2] for each in written])
+    bound = measured_bound(np.linalg.svd(stream, compute_uv=False), spectra)
+    values = np.linalg.svd(stream + sum(written), compute_uv=False)
+    assert (values <= bound * (1 + 1e-12)).all()
+    # six directions are all that three heads of two can add
+    assert_close(bound[6:], np.linalg.svd(stream, compute_uv=False)[:2], depth=8)
+    for wrong in ([1.0, 2.0], [1.0, -1.0], [np.nan, 0.0]):
+        with pytest.raises(InputError, match="singular values"):
+            measured_bound(np.array(wrong), spectra)

@@ -1,0 +1,214 @@
+"""Arguments that a probe cannot use are refused, with what it would take instead."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import xarray as xr
+
+from contrasted import centred, runs_of, series_for
+from tiny_lenses import lens_of
+from tsfm_lens import explain, probes
+from tsfm_lens.data import bundled, shift_phase
+from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.models import Run
+
+TWO = ("co2", "elnino")
+CONTRASTS = ("activation_patching", "edge_attribution", "path_patching")
+
+
+def one_run(model: str, *names: str, horizon: int = 4) -> Run:
+    return lens_of(model).run(series_for(lens_of(model), *names), horizon)
+
+
+@pytest.mark.parametrize(
+    ("probe", "options", "words"),
+    [
+        ("ablation_effects", {"components": []}, "components is empty"),
+        ("attribute", {"nodes": 0}, "nodes is 0"),
+        ("attention_patterns", {"kind": "crossattn"}, "Closest: cross_attn"),
+        ("attention_rollout", {"stack": "encoders"}, "encoder"),
+        ("autoregressive_attention", {"keys": "steps"}, "choose 'time' or 'window'"),
+        ("causal_effects", {"components": []}, "components is empty"),
+        ("causal_effects", {"smallest": 2}, "smallest is 2, expected a share"),
+        ("context_parroting", {"motif": 1}, "motif is 1"),
+        ("embedding_ranks", {"tokens": 1}, "tokens 1"),
+        ("embedding_ranks", {"batch_size": 0}, "batch_size 0"),
+        ("embedding_ranks", {"epsilon": 0}, "epsilon is 0"),
+        ("embedding_ranks", {"signals": {"vocabulary": [[1.0, 2.0]]}}, "'vocabulary'"),
+        ("entropic_rank", {"batch_size": 0}, "batch_size"),
+        ("flow_of_ranks", {"batch_size": 0}, "batch_size 0"),
+        ("flow_of_ranks", {"epsilon": 1}, "epsilon is 1"),
+        ("flow_of_ranks", {"stack": "encodr"}, "encoder"),
+        ("head_parroting", {"lag": 40}, "lag is 40, expected 1 to 39"),
+        ("head_parroting", {"motif": 1}, "motif is 1"),
+        ("head_parroting", {"kind": "time_attn"}, "cross_attn"),
+        ("lag_attention", {"lag": 0}, "lag 0"),
+        ("lens_logits", {}, "emits quantiles, not tokens"),
+        ("lines_of_thought", {}, "reads out quantiles, which have no modes"),
+        ("seasonality_bias", {"periods": [1.0]}, "periods"),
+        ("stream_shares", {"decomposition": "guess"}, "'guess'"),
+        ("ablation_recipes", {"recipes": {}}, "no recipe"),
+        ("ablation_recipes", {"recipes": {"original": ["decoder.0.mlp"]}}, "original"),
+        ("ablation_recipes", {"recipes": {"x": []}}, "'x'"),
+        ("ablation_recipes", {"recipes": {"x": "decoder.0"}}, "list"),
+        ("ablation_recipes", {"recipes": {"x": ["decoder.9.mlp"]}}, r"decoder\.9\.mlp"),
+        ("minimal_circuit", {"ranking": "best"}, "ranking='best'"),
+        ("minimal_circuit", {"ranking": "edges"}, "corrupted=…"),
+        ("minimal_circuit", {"tolerance": "a"}, "expected a tolerance"),
+        ("minimal_circuit", {"tolerance": float("nan")}, "expected a tolerance"),
+        ("minimal_circuit", {"per_round": 1.5}, "expected a tolerance"),
+        ("minimal_circuit", {"per_round": 0}, "expected a tolerance"),
+        ("minimal_circuit", {"tolerance": 1}, "tolerance 1"),
+        ("minimal_circuit", {"behaviour": "forecast"}, "expected a function"),
+        ("minimal_circuit", {"behaviour": lambda forecasts: forecasts * np.nan}, "no numbers"),
+        ("minimal_circuit", {"behaviour": lambda forecasts: forecasts.mean(-1) * 0}, "does not change the behaviour"),
+        ("minimal_circuit", {"behaviour": lambda forecasts: forecasts.T}, "the behaviour gives shape"),
+        ("minimal_circuit", {"nodes": ["decoder.0.cross_attn", "decoder.0.cross_attn.1"]}, "is part of"),
+        ("minimal_circuit", {"nodes": ["decoder_blocks.0.hook_resid_pre"]}, "is a residual stream"),
+        ("minimal_circuit", {"nodes": []}, "nodes is empty"),
+        *(("activation_patching", {"at": nothing}, "at is empty") for nothing in ([], ())),
+        *(("activation_patching", {"at": wrong}, "expected components by name") for wrong in (None, 5, [5])),
+        ("activation_patching", {"direction": "up"}, "direction='up'"),
+        ("activation_patching", {"at": ["encoder.0.mlp", "decoder.0.mlp"]}, "decoder and encoder"),
+        ("activation_patching", {"positions": 0}, "positions=0"),
+        ("activation_patching", {"positions": "some"}, "choose 'all', 'each'"),
+        ("activation_patching", {"at": "encoder_blocks.0.self_attn.hook_q"}, "no residual stream"),
+        ("activation_patching", {"at": "encoder.0.mpl"}, r"encoder\.0\.mlp"),
+        ("activation_patching", {"stack": "encode"}, "encoder"),
+        ("edge_attribution", {"nodes": []}, "nodes is empty"),
+        ("path_patching", {"senders": ()}, "senders is empty"),
+        ("path_patching", {"via": "x"}, "via='x'"),
+        ("path_patching", {"via": "q", "receivers": ["decoder.1.mlp"]}, "only heads"),
+        ("path_patching", {"senders": ["encoder_blocks.0.hook_resid_pre"]}, "paths and circuits are made of heads"),
+    ],
+)
+def test_a_run_is_refused_what_its_probe_cannot_use(probe: str, options: dict[str, Any], words: str) -> None:
+    runs = runs_of("chronos-bolt") if probe in CONTRASTS else [one_run("chronos-bolt")]
+    with pytest.raises(LensError, match=words):
+        getattr(probes, probe)(*runs, **options)
+
+
+@pytest.mark.parametrize(
+    ("probe", "model", "options", "words"),
+    [
+        ("head_spectra", "chronos", {"kind": "cross"}, "cross_attn"),
+        ("head_spectra", "chronos", {"stack": "encodr"}, "encoder"),
+        ("head_spectra", "chronos", {"products": ["KQ"]}, "QK"),
+        ("heads_by_stable_rank", "chronos", {"keep": {0: 5}}, "5 heads, and it has 4"),
+        ("heads_by_stable_rank", "chronos", {"keep": {7: 1}}, "'7'"),
+        ("heads_by_stable_rank", "chronos", {"keep": {0: 1}, "order": "up"}, "'low'"),
+        ("induction_scores", "chronos", {"motif": 32}, "at most 64 tokens"),
+        ("induction_scores", "chronos", {"motif": 8, "offset": 2}, "offset is 2"),
+        ("induction_scores", "chronos", {"motif": 8, "positions": "mean"}, "is not known, choose 'last'"),
+        ("induction_scores", "chronos", {"motif": 8, "decoding": "free"}, "decoding='free'"),
+        ("induction_scores", "chronos-bolt", {}, "no encoder-decoder model over value tokens"),
+        ("repeated_motif", "chronos-bolt", {"motif": 5}, "room for 4 tokens a motif"),
+        ("repeated_motif", "chronos-bolt", {"motif": (1, 3)}, "motifs of 1 to 3"),
+        ("repeated_motif", "chronos-bolt", {"motif": 3, "repeats": 1}, "repeats 1"),
+        ("repeated_motif", "chronos-bolt", {"n_series": 0}, "n_series 0"),
+        ("repeated_motif", "chronos-bolt", {"queries": "all"}, "queries='all'"),
+        ("repeated_motif", "chronos-bolt", {"kind": "attn"}, "cross_attn"),
+        ("repeated_motif", "t5", {"noise": 0.1}, "no noise can be added"),
+        ("row_angles", "chronos", {"part": "W_in"}, "W_Q"),
+        ("row_angles", "chronos", {"stack": "encodr"}, "encoder"),
+        ("row_angles", "chronos", {"kind": "selfattn"}, "self_attn"),
+        ("row_angles", "chronos", {"rows": 1}, "rows 1"),
+        ("weight_ranks", "chronos", {"stack": "encodr"}, "encoder"),
+        ("weight_ranks", "chronos", {"parts": ["W_q"]}, "W_Q"),
+        ("weight_ranks", "chronos-bolt", {"parts": ["W_gate"]}, "has none of W_gate"),
+        *(
+            ("weight_ranks", "chronos", {"epsilon": epsilon}, "epsilon is")
+            for epsilon in (0, 1, -0.1, 2.0, float("nan"), True, "0.1", [], [0.1, None])
+        ),
+    ],
+)
+def test_a_lens_is_refused_what_its_probe_cannot_use(
+    probe: str, model: str, options: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(LensError, match=words):
+        getattr(probes, probe)(lens_of(model), **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: probes.autoregressive_attention(one_run("timesfm-2.5", horizon=100)), "one pass"),
+        (lambda: probes.autoregressive_attention(one_run("chronos", *TWO)), "one series at a time"),
+        (lambda: probes.attention_patterns(one_run("chronos", *TWO)), "one series at a time"),
+        (lambda: probes.attention_rollout(one_run("chronos", *TWO)), "one series"),
+        (lambda: probes.kernel_regression(one_run("timesfm-2.5")), "cross-attention"),
+        (lambda: probes.lines_of_thought(one_run("t5")), "token ids, whose neighbours mean nothing"),
+    ],
+)
+def test_a_model_or_batch_of_another_kind_is_refused(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(InputError, match=words):
+        call()
+
+
+def test_a_circuit_takes_what_is_outside_from_one_place() -> None:
+    context = bundled("co2").tail(40)
+    runs = [lens_of("chronos-bolt").run(each, 4) for each in (context, shift_phase(context, 6, period=12))]
+    with pytest.raises(InputError, match="not both"):
+        probes.minimal_circuit(*runs, how="mean")
+
+
+ROOMS = {"probes": probes, "explain": explain}
+OF_RUNS = [
+    (room, name, parameter.annotation, place)
+    for room, module in ROOMS.items()
+    for name in module.__all__
+    if inspect.isfunction(getattr(module, name))
+    for place, parameter in enumerate(inspect.signature(getattr(module, name)).parameters.values())
+    if place == 0 and ("Run" in str(parameter.annotation) or "Lens" in str(parameter.annotation))
+]
+
+
+@pytest.fixture(scope="module")
+def run() -> Run:
+    return lens_of("chronos-bolt").run(centred("co2"), 4)
+
+
+@pytest.mark.parametrize(("room", "name", "asked", "place"), OF_RUNS)
+def test_every_probe_says_what_it_takes(room: str, name: str, asked: str, place: int, run: Run) -> None:
+    if asked == "Run | SeriesBatch":
+        pytest.skip("takes series, too")
+    probe = getattr(ROOMS[room], name)
+    wrong = [run.batch, run.batch.values[0], run.forecast, None, "co2", run.lens if "Run" in asked else run]
+    for given in wrong:
+        others = [given] * (2 if name in ("activation_patching", "path_patching") else 1)
+        with pytest.raises(InputError) as refused:
+            probe(*others) if name != "compared_to_null" else probe(probes.attribute, *others)
+        assert str(refused.value).startswith(f"{room}.{name} takes ")
+        assert str(refused.value).endswith("None" if given is None else type(given).__name__) or given is run
+
+
+def test_the_second_run_of_a_contrast_is_named(run: Run) -> None:
+    with pytest.raises(InputError, match=r"takes as corrupted a Run.*; this is a Lens"):
+        probes.activation_patching(run, run.lens)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"this is a Run; its \.lens is one"):
+        probes.weight_ranks(run)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["layer_gain", "trace_lines", "sharp_heads", "induction_overlap"])
+def test_a_probe_of_a_result_names_the_kind_that_it_goes_on_from(name: str, run: Run) -> None:
+    for given in (run, np.zeros(3), None, run.forecast.to_dataset()):
+        with pytest.raises(InputError, match=r"probes\.(logit_lens|head_entropy|induction_scores)") as refused:
+            getattr(probes, name)(given)
+        told = "of kind 'forecast'" if isinstance(given, xr.Dataset) else "None" if given is None else ""
+        assert str(refused.value).endswith(told or type(given).__name__)
+
+
+def test_a_probe_keeps_its_name_signature_and_place() -> None:
+    inner = inspect.unwrap(probes.attribute)
+    assert inner is not probes.attribute
+    assert inspect.signature(probes.attribute) == inspect.signature(inner)
+    assert probes.attribute.__doc__ == inner.__doc__
+    assert pickle.loads(pickle.dumps(probes.attribute)) is probes.attribute
+    with pytest.raises(TypeError, match="run"):
+        probes.attribute()  # type: ignore[call-arg]

@@ -1,0 +1,474 @@
+"""Spectra, ranks and angles of weight matrices, of whole ones and head by head: weights alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.weights import HeadWeights, head_output_weights
+from tsfm_lens.hooks.wiring import Attention, Stack, Writer
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.probes.given import describe
+from tsfm_lens.probes.places import stack_named
+from tsfm_lens.ranks import angles, decade_histogram, effective_rank, epsilon_rank, participation_ratio
+from tsfm_lens.registry import probe
+from tsfm_lens.stats import CONFIDENCE
+
+__all__ = ["head_spectra", "row_angles", "stable_rank", "weight_ranks"]
+
+PRODUCTS = ("QK", "OV")
+
+
+@probe("spectra", "lens")
+def head_spectra(
+    lens: Lens,
+    *,
+    kind: str | None = None,
+    stack: str | None = None,
+    products: Iterable[str] = PRODUCTS,
+    fold_norm: bool = False,
+) -> xr.Dataset:
+    """Compute singular values of W_Q W_Kᵀ and W_V W_O of every head, from a d_head × d_head core of each product.
+
+    Args:
+        lens: the model.
+        kind: kind of attention; the stack's last kind if None.
+        stack: the stack of the attention; the one that is read out if None.
+        products: "QK", "OV" or both.
+        fold_norm: with the gain of the norm before the branch in the matrices.
+
+    Returns:
+        Dataset of kind "spectra": ``singular_value`` (product, layer, head, mode), descending; ``stable_rank``
+        (product, layer, head), the squared Frobenius over the squared spectral norm, NaN for zero weights; ``order``
+        (product, layer, head), the place of a head in its layer by ascending stable rank.
+
+    Source:
+        tsfm-lens paper, definition 5.1 (S3-SRANK); factors of 1/sqrt(d_head) change no stable rank.
+
+    Raises:
+        UnknownNameError: no such stack, kind of attention or product.
+
+    Example:
+        >>> probes.head_spectra(lens)["stable_rank"].dims
+        ('product', 'layer', 'head')
+    """
+    column = stack_named(lens.wiring, stack, lens.wiring.output_stack)
+    attention, layers = column.layers_with(kind)
+    names = list(products)
+    for product in names:
+        if product not in PRODUCTS:
+            raise unknown_name("product", product, PRODUCTS)
+    if not names:
+        raise InputError("products is empty; choose QK, OV or both")
+    values = np.empty((len(names), len(layers), column.n_heads, column.d_head))
+    for place, layer in enumerate(layers):
+        weights = lens.weights.heads(layer, attention, column.name, fold_norm=fold_norm)
+        for index, product in enumerate(names):
+            values[index, place] = core_singular_values(*_factors(weights, product)).cpu().numpy()
+    ranks = stable_rank(values)
+    data = xr.Dataset(
+        {
+            "singular_value": (("product", "layer", "head", "mode"), values),
+            "stable_rank": (("product", "layer", "head"), ranks),
+            "order": (("product", "layer", "head"), ranks.argsort(axis=-1).argsort(axis=-1)),
+        },
+        coords={"product": names, "layer": list(map(str, layers)), "head": range(column.n_heads)},
+    )
+    title, source = f"Spectra of {attention}", "tsfm-lens paper, definition 5.1 (S3-SRANK)"
+    facts = {"stack": column.name, "attention": attention, "fold_norm": int(fold_norm)}
+    data.attrs = describe(lens, "spectra", title, source, **facts)
+    return data
+
+
+def stable_rank(singular_values: np.ndarray) -> np.ndarray:
+    """Compute ‖A‖_F² / ‖A‖₂² from singular values, (…, mode) descending -> (…); NaN for zero matrices.
+
+    Example:
+        >>> float(probes.stable_rank(np.array([1.0, 1.0, 1.0])))
+        3.0
+    """
+    values = np.asarray(singular_values, dtype=float)
+    # relative to the largest, so that tiny and huge weights neither underflow nor overflow
+    top = values[..., :1]
+    shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
+    return np.square(shares).sum(axis=-1)
+
+
+def core_singular_values(left: Tensor, right: Tensor) -> Tensor:
+    """Compute the singular values of ``left @ right``, descending, in float64."""
+    a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
+    core = torch.linalg.qr(a, mode="r").R @ torch.linalg.qr(b, mode="r").R.transpose(-2, -1)
+    return torch.linalg.svdvals(core)
+
+
+def core_svd(left: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Compute the singular value decomposition of ``left @ right`` without that product, in float64."""
+    a, b = left.detach().double(), right.detach().double().transpose(-2, -1)
+    (q_a, r_a), (q_b, r_b) = torch.linalg.qr(a), torch.linalg.qr(b)
+    u, s, vt = torch.linalg.svd(r_a @ r_b.transpose(-2, -1))
+    return q_a @ u, s, vt @ q_b.transpose(-2, -1)
+
+
+def _factors(weights: HeadWeights, product: str) -> tuple[Tensor, Tensor]:
+    if product == "QK":
+        return weights.W_Q, weights.W_K.transpose(-2, -1)
+    return weights.W_V, weights.W_O
+
+
+PARTS = ("W_Q", "W_K", "W_V", "W_O", "W_in", "W_gate", "W_out")
+EPSILON = (0.5, 0.2, 0.1, 0.01, 0.001)
+DECADES = 5
+_PRECISIONS = (torch.bfloat16, torch.float16, torch.float32)
+
+
+@probe("weight_ranks", "lens")
+def weight_ranks(
+    lens: Lens,
+    *,
+    epsilon: float | Iterable[float] = EPSILON,
+    per_head: bool = False,
+    stack: str | None = None,
+    parts: Iterable[str] = PARTS,
+    decades: int = DECADES,
+) -> xr.Dataset:
+    """Compute singular values and ranks of the matrices of every attention and every MLP, in float64.
+
+    Rounding to the checkpoint's precision moves them by about ``rounding_floor`` times the largest; ``told`` is false
+    for ranks at a smaller ε.
+
+    Args:
+        lens: the model.
+        epsilon: one or several; a singular value counts if it is above ε times the largest.
+        per_head: the part of every head too, as matrices of their own.
+        stack: one stack; all if None.
+        parts: names of matrices; the model may lack some.
+        decades: number of decades of the histogram.
+
+    Returns:
+        Dataset of kind "weight_ranks" over ``matrix`` ("decoder.3.cross_attn.W_Q", of one head
+        "decoder.3.cross_attn.5.W_Q"), with coordinates ``stack``, ``layer``, ``layer_kind``, ``part``, ``head`` ("" for
+        the whole matrix), ``rows`` and ``columns`` (it acts from the right), and ``full``, the largest possible rank.
+        ``singular_value`` (matrix, mode), descending, NaN beyond the last; ``epsilon_rank`` (epsilon, matrix),
+        ``rank_share``, the same over the largest possible, and ``told``; ``stable_rank``, ``effective_rank``,
+        ``participation_ratio`` and ``rounding_floor`` (matrix), NaN for a matrix of zeros; ``decade_count`` (matrix,
+        decade), the relative singular values up to each power of ten and above the next.
+
+    Source:
+        Flow of ranks, equation 1 and figures 4, 5, 6, 9 and 10 (S0-ERANK, S0-FOR, S0-HIST).
+
+    Raises:
+        UnknownNameError: no such stack or part.
+        InputError: an ε outside (0, 1) or below what the weights can tell; values that are not finite; no part.
+
+    Example:
+        >>> data = probes.weight_ranks(lens, epsilon=0.01)
+        >>> bool((data["epsilon_rank"] <= data["full"]).all())
+        True
+    """
+    levels = checked_levels(epsilon)
+    matrices = list(weight_matrices(lens, stack=stack, parts=parts, per_head=per_head))
+    if not matrices:
+        raise InputError(f"{lens.model_id} has none of {', '.join(parts)}")
+    precision = stored_precision(lens)
+    spectra, floors = zip(*(_measure(one, precision) for one in matrices), strict=True)
+    name, finite = str(precision).removeprefix("torch."), [floor for floor in floors if np.isfinite(floor)]
+    if finite and min(levels) < min(finite):
+        raise InputError(
+            f"epsilon {min(levels):g} is below what these weights can tell: they are stored in {name}, whose rounding "
+            f"moves relative singular values by {min(finite):.1g}; choose a larger one"
+        )
+    data = ranks_of(spectra, floors, levels, "matrix").assign(
+        decade_count=(("matrix", "decade"), np.stack([decade_histogram(spectrum, decades) for spectrum in spectra]))
+    )
+    names = ("stack", "layer", "layer_kind", "part", "head", "rows", "columns", "full")
+    rows = [(m.stack, str(m.layer), m.kind, m.part, m.head, *m.weight.shape, min(m.weight.shape)) for m in matrices]
+    columns = {each: ("matrix", list(column)) for each, column in zip(names, zip(*rows, strict=True), strict=True)}
+    data = data.assign_coords(matrix=list(map(str, matrices)), decade=[10.0**-n for n in range(decades)])
+    data = data.assign_coords(columns)
+    title, source = "Ranks of the weights", "Flow of ranks, equation 1 (S0-ERANK)"
+    data.attrs = describe(lens, "weight_ranks", title, source, precision=name, per_head=int(per_head))
+    return data
+
+
+@dataclass(frozen=True, eq=False)
+class Matrix:
+    """Weight matrix: where it stands, and its values (rows, columns), which act from the right."""
+
+    stack: str
+    layer: int
+    kind: str
+    part: str
+    weight: Tensor
+    head: str = ""
+
+    def __str__(self) -> str:
+        places = (self.stack, str(self.layer), self.kind, self.head, self.part)
+        return ".".join(place for place in places if place)
+
+
+def weight_matrices(
+    lens: Lens, *, stack: str | None = None, parts: Iterable[str] = PARTS, per_head: bool = False
+) -> Iterator[Matrix]:
+    """Yield the matrices of all attentions and MLPs, in order of writing, each followed by those of its heads."""
+    names = list(parts)
+    for part in names:
+        if part not in PARTS:
+            raise unknown_name("part", part, PARTS)
+    columns = lens.wiring.stacks
+    for column in columns if stack is None else [stack_named(lens.wiring, stack, columns[0])]:
+        for layer in range(column.n_layers):
+            for row in column.rows(layer):
+                for part, weight in _weights_of(lens, column, layer, row):
+                    place = (column.name, layer, row.kind, part)
+                    if part not in names:
+                        continue
+                    if weight.ndim == 2:
+                        yield Matrix(*place, weight.detach())
+                        continue
+                    # heads stand side by side where they are read, one below the other where they write
+                    whole = weight.flatten(0, 1) if part == "W_O" else weight.transpose(0, 1).flatten(1)
+                    yield Matrix(*place, whole.detach())
+                    for head, head_weight in enumerate(weight.detach() if per_head else ()):
+                        yield Matrix(*place, head_weight, str(head))
+
+
+def _weights_of(lens: Lens, column: Stack, layer: int, row: Writer) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parts of one writer: of an attention (head, rows, columns), of an MLP (rows, columns)."""
+    if isinstance(row, Attention):
+        for letter in "qkv":
+            yield f"W_{letter.upper()}", lens.weights.projection(layer, row.kind, letter, column.name)[0]
+        yield "W_O", head_output_weights(lens.model, column, layer, row.kind)
+        return
+    mlp = lens.weights.mlp(layer, row.kind, column.name)
+    yield "W_in", mlp.W_in
+    if mlp.W_gate is not None:
+        yield "W_gate", mlp.W_gate
+    yield "W_out", mlp.W_out
+
+
+def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]:
+    """Compute singular values, and how far the rounding of the entries moves them, over the largest."""
+    weight = matrix.weight.cpu().double()
+    if not torch.isfinite(weight).all():
+        raise InputError(f"{matrix} holds values that are not finite, so it has no singular values; mend the weights")
+    values = torch.linalg.svdvals(weight).numpy()
+    longest = float(weight.norm(dim=0).max() + weight.norm(dim=1).max())
+    # an entry is off by at most half a unit in the last place, evenly spread
+    error = torch.finfo(precision).eps / 2 / 3**0.5
+    return values, rounding_floor(values, longest, error, max(weight.shape))
+
+
+def ranks_of(spectra: Sequence[np.ndarray], floors: Sequence[float], levels: Sequence[float], dim: str) -> xr.Dataset:
+    """Compute the ranks of matrices from their singular values, each descending."""
+    full = np.array([len(values) for values in spectra])
+    padded = [np.pad(values, (0, full.max() - len(values)), constant_values=np.nan) for values in spectra]
+    ranks, axes = np.stack([epsilon_rank(values, levels) for values in spectra], axis=1), ("epsilon", dim)
+    measures = {
+        "stable_rank": stable_rank,
+        "effective_rank": effective_rank,
+        "participation_ratio": participation_ratio,
+    }
+    return xr.Dataset(
+        {
+            "singular_value": ((dim, "mode"), np.stack(padded)),
+            "epsilon_rank": (axes, ranks),
+            "rank_share": (axes, ranks / full),
+            "told": (axes, ~(np.array(levels)[:, None] < np.array(floors))),
+            **{name: (dim, [float(measure(values)) for values in spectra]) for name, measure in measures.items()},
+            "rounding_floor": (dim, np.array(floors)),
+        },
+        coords={"epsilon": levels},
+    )
+
+
+def rounding_floor(values: np.ndarray, longest: float, error: float, size: int) -> float:
+    """Bound how far errors of the entries move singular values, over the largest; NaN for a matrix of zeros."""
+    if not values[0] > 0:
+        return float("nan")
+    return error * longest / float(values[0]) + size * float(np.finfo(float).eps)
+
+
+def stored_precision(lens: Lens) -> torch.dtype:
+    """Return the coarsest precision that holds all weights exactly: that of the checkpoint."""
+    matrices = [weight.detach() for weight in lens.parameters() if weight.ndim > 1 and weight.is_floating_point()]
+    for dtype in _PRECISIONS:
+        if all(torch.equal(weight.to(dtype).to(weight.dtype), weight) for weight in matrices):
+            return dtype
+    return torch.float64
+
+
+def checked_levels(epsilon: float | Iterable[float]) -> list[float]:
+    """Check values of ε, and return them, the largest first, each once."""
+    levels = list(epsilon) if isinstance(epsilon, Iterable) else [epsilon]
+    for level in levels:
+        if isinstance(level, bool) or not isinstance(level, int | float | np.number) or not 0 < level < 1:
+            raise InputError(f"epsilon is {level!r}, expected above 0 and below 1, such as 0.01")
+    if not levels:
+        raise InputError("epsilon is empty, expected at least one number above 0 and below 1")
+    return sorted({float(level) for level in levels}, reverse=True)
+
+
+@probe("row_angles", "lens")
+def row_angles(
+    lens: Lens,
+    *,
+    part: str = "W_Q",
+    kind: str | None = None,
+    stack: str | None = None,
+    rows: int = 96,
+    permutations: int = 199,
+    seed: int = 0,
+) -> xr.Dataset:
+    """Compute angles between the directions of the stream that the heads of a layer read, or write.
+
+    A layer stands out if the difference of angles between heads and within a head exceeds 95 % of the largest
+    differences, over layers, of rows shuffled among the heads.
+
+    Args:
+        lens: the model.
+        part: "W_Q", "W_K", "W_V" or "W_O".
+        kind: kind of attention; the stack's first kind if None.
+        stack: the stack of the attention; the first one, which reads the series, if None.
+        rows: most rows with single angles, evenly over the heads; means are over all rows.
+        permutations: number of shuffles.
+        seed: of the shuffles.
+
+    Returns:
+        Dataset of kind "row_angles", in degrees: ``angle`` (layer, row, other_row), with coordinates ``row_head`` and
+        ``row_dimension``, NaN with rows of zeros; ``block_angle`` (layer, head, other_head), ``within`` and ``between``
+        (layer), means over pairs of different rows; ``closer`` (layer), between less within, with ``closer_floor`` and
+        ``closer_stands_out``. Heads that share keys and values are one. ``attrs["random_angle"]`` is that of random
+        lines.
+
+    Source:
+        Flow of ranks, equation 2 with the arccos of appendix H, figures 9 and 12 (S0-ANG); Westfall and Young 1993.
+
+    Raises:
+        UnknownNameError: no such part, stack or kind of attention.
+        InputError: fewer than 2 rows or 19 permutations, or no attention.
+
+    Example:
+        >>> probes.row_angles(lens)["block_angle"].dims
+        ('layer', 'head', 'other_head')
+    """
+    if part not in PARTS[:4]:
+        raise unknown_name("part", part, PARTS[:4])
+    if rows < 2 or permutations < 19:
+        raise InputError(f"rows {rows} and permutations {permutations}, expected at least 2 and 19")
+    column = stack_named(lens.wiring, stack, lens.wiring.stacks[0])
+    attention, layers = column.layers_with(kind or next(iter(column.attention_kinds()), None))
+    matrices = [one for one in weight_matrices(lens, stack=column.name, parts=[part]) if one.kind == attention]
+    n_heads = column.attention(attention, layers[0]).heads_of({"W_K": "k", "W_V": "v"}.get(part, "q"), column.n_heads)
+    layers_rows = [_Rows.of(one, n_heads) for one in matrices]
+    heads = layers_rows[0].heads
+    # rows of every head, evenly spaced
+    size = len(heads) // n_heads
+    own = np.unique(np.linspace(0, size - 1, min(max(rows // n_heads, 1), size)).round().astype(int))
+    sample = (np.arange(n_heads)[:, None] * size + own).ravel()
+    means = np.array([one.within_and_between(one.heads[one.nonzero]) for one in layers_rows])
+    closer = means[:, 1] - means[:, 0]
+    floors, stands = _shuffle_floors(layers_rows, closer, permutations, seed)
+    data = xr.Dataset(
+        {
+            "angle": (("layer", "row", "other_row"), np.stack([one.angle[sample][:, sample] for one in layers_rows])),
+            "block_angle": (("layer", "head", "other_head"), np.stack([one.blocks(n_heads) for one in layers_rows])),
+            "within": ("layer", means[:, 0]),
+            "between": ("layer", means[:, 1]),
+            "closer": ("layer", closer),
+            "closer_floor": ("layer", floors),
+            "closer_stands_out": ("layer", stands),
+        },
+        coords={
+            "layer": list(map(str, layers)),
+            "head": range(n_heads),
+            "other_head": range(n_heads),
+            "row_head": ("row", heads[sample]),
+            "row_dimension": ("row", sample % size),
+        },
+    )
+    for name in ("angle", "block_angle", "within", "between", "closer", "closer_floor"):
+        data[name].attrs["units"] = "degrees"
+    title, source = f"Angles of the rows of {part}", "Flow of ranks, equation 2 with arccos (S0-ANG)"
+    facts: dict[str, object] = {"random_angle": random_angle(column.d_model), "stack": column.name, "part": part}
+    facts |= {"attention": attention, "permutations": permutations, "seed": seed}
+    data.attrs = describe(lens, "row_angles", title, source, **facts)
+    return data
+
+
+@dataclass(frozen=True, eq=False)
+class _Rows:
+    """Rows of one layer's matrix: angles (row, row) in degrees, their heads (row,), and those that are not zero."""
+
+    angle: np.ndarray
+    heads: np.ndarray
+    nonzero: np.ndarray
+
+    @classmethod
+    def of(cls, matrix: Matrix, n_heads: int) -> _Rows:
+        weight = matrix.weight.cpu().double().numpy()
+        # the stream is the side that all heads share
+        lines = weight.T if matrix.part == "W_O" else weight
+        if not np.isfinite(lines).all():
+            raise InputError(f"{matrix} holds values that are not finite, so its rows have no angles; mend the weights")
+        angle = np.degrees(angles(lines))
+        count = lines.shape[1]
+        heads = np.repeat(np.arange(n_heads), count // n_heads)
+        return cls(angle, heads, np.flatnonzero(np.linalg.norm(lines, axis=0)))
+
+    def _sums(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Sum angles over pairs of different nonzero rows, and count the pairs, (label, label)."""
+        groups = (labels[:, None] == np.arange(self.heads.max() + 1)).astype(float)
+        among = self.angle[np.ix_(self.nonzero, self.nonzero)]
+        np.fill_diagonal(among, 0.0)
+        sizes = groups.sum(0)
+        return groups.T @ among @ groups, np.outer(sizes, sizes) - np.diag(sizes)
+
+    def blocks(self, n_heads: int) -> np.ndarray:
+        """Average angles over pairs of different rows, (head, head)."""
+        sums, counts = self._sums(self.heads[self.nonzero])
+        return np.divide(sums, counts, out=np.full((n_heads, n_heads), np.nan), where=counts > 0)
+
+    def within_and_between(self, labels: np.ndarray) -> tuple[float, float]:
+        """Average angles over pairs with the same label and with different ones, NaN where there are none."""
+        sums, counts = self._sums(labels)
+        own, own_count = np.trace(sums), np.trace(counts)
+        other, other_count = sums.sum() - own, counts.sum() - own_count
+        return own / own_count if own_count else np.nan, other / other_count if other_count else np.nan
+
+    def shuffle(self, permutations: int, rng: np.random.Generator) -> np.ndarray:
+        """Compute between less within for rows shuffled among the heads, (permutation,)."""
+        labels = self.heads[self.nonzero]
+        pairs = [self.within_and_between(rng.permutation(labels)) for _ in range(permutations)]
+        return np.array([between - within for within, between in pairs])
+
+
+def _shuffle_floors(
+    layers: list[_Rows], closer: np.ndarray, permutations: int, seed: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return what shuffling reaches in each layer, and which layers exceed it, (layer,); over all layers at once."""
+    rng = np.random.default_rng(seed)
+    chance = np.stack([one.shuffle(permutations, rng) for one in layers])
+    # in units of each layer's own spread, so that no layer sets the scale of all
+    middle, spread = chance.mean(1), chance.std(1)
+    usable = np.isfinite(spread) & (spread > 0)
+    if not usable.any():
+        return np.full(len(layers), np.nan), np.zeros(len(layers), dtype=bool)
+    largest = ((chance[usable] - middle[usable, None]) / spread[usable, None]).max(0)
+    # the measured rows are one of the shuffles
+    reach = np.sort(largest)[int(np.ceil(CONFIDENCE * (permutations + 1))) - 1]
+    floors = middle + reach * spread
+    return floors, usable & (closer > floors)
+
+
+def random_angle(dimensions: int) -> float:
+    """Compute the mean angle in degrees of two random lines: density sin(θ)^(d − 2) from 0 to 90 degrees."""
+    # midpoints, so that nothing is evaluated at the ends
+    theta = (np.arange(20000) + 0.5) * (np.pi / 2 / 20000)
+    weight = np.sin(theta) ** (dimensions - 2) if dimensions > 1 else np.zeros_like(theta)
+    return float(np.degrees((theta * weight).sum() / weight.sum())) if dimensions > 1 else 0.0
