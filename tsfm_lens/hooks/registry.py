@@ -12,7 +12,7 @@ import inspect
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -93,23 +93,17 @@ class HookRegistry:
         }
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
         self.threads, self.dispatchers = threading.local(), weakref.WeakSet[HookDispatcher]()
-        # of blocks that rescale their stream, by the hook points of what their branches write
-        self._mixes = {
-            f"{stack.prefix}.{layer}.{row.kind}.{name}": (row.mix, self.modules[stack.block(layer)])
-            for stack in wiring.stacks
-            for layer in range(stack.n_layers)
-            for row in stack.rows(layer)
-            for name in ("hook_out", "hook_result")
-            if row.mix is not None
-        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
 
     def factor(self, point: Point) -> float:
         """Return the factor on a write at a hook point, as the model has it now; 1 where it is added as it is."""
-        mix = self._mixes.get(point.name)
-        return 1.0 if mix is None else mix[0](mix[1])[0]
+        return 1.0 if point.mix is None else self.gains(point)[0]
+
+    def gains(self, point: Point) -> tuple[float, float]:
+        """Return the factors that the block puts on a write at a hook point, and on the stream that it is added to."""
+        return point.mix(self.modules[self.stack_of(point).block(point.layer)]) if point.mix else (1.0, 1.0)
 
     def stack_of(self, point: Point) -> Stack:
         """Return the stack that a hook point belongs to."""
@@ -256,11 +250,11 @@ class ScopedHook:
         return self.function(value, hook=hook)
 
 
-def acting_hooks(handles: Iterable[LensHandle]) -> list[Any]:
+def acting_hooks(handles: Iterable[LensHandle], scopes: Collection[HookScope[Any]]) -> list[Any]:
     """Return the hooks of a hook point that act here: those of acting blocks, and those that belong to the lens."""
     # another thread may take a hook out of the list meanwhile
     hooks = [handle.user_hook for handle in tuple(handles)]
-    return [hook for hook in hooks if not isinstance(hook, ScopedHook) or hook.scope.acts()]
+    return [hook for hook in hooks if not isinstance(hook, ScopedHook) or hook.scope in scopes]
 
 
 def resolve_hooks(
@@ -360,10 +354,10 @@ class HookDispatcher:
         """Return the open blocks that act on what runs now; errors as in :meth:`HookScope.acts`."""
         return [*filter(HookScope.acts, self.scopes)]
 
-    def _in_use(self, name: str) -> bool:
-        """Return whether a hook acts at a hook point."""
+    def _acting_at(self, name: str) -> list[Any]:
+        """Return the hooks that act at a hook point."""
         point = self._registry.hooked[name]
-        return bool(acting_hooks(point.fwd_hooks) or (point.bwd_hooks and acting_hooks(point.bwd_hooks)))
+        return acting_hooks((*point.fwd_hooks, *point.bwd_hooks), self.acting())
 
     def unconnected(self) -> list[str]:
         """Return the hook points where a hook acts and that no block has connected."""
@@ -374,7 +368,7 @@ class HookDispatcher:
         if not in_use:
             return []
         connected = set().union(*[scope.targets for scope in self.acting()])
-        return [name for name in in_use if name not in connected and self._in_use(name)]
+        return [name for name in in_use if name not in connected and self._acting_at(name)]
 
     def across_rows(self, *, parts: bool = True) -> list[str]:
         """Return the hook points whose hooks may look at several series at once, so that a batch must stay whole.
@@ -382,13 +376,12 @@ class HookDispatcher:
         A function with a true attribute ``by_row`` treats every row of a batch by itself; one with a true attribute
         ``by_place``, if the run's state says which rows of a batch run, as it does in ``parts`` of the lens's own.
         """
-        marks, points = (("by_row", "by_place") if parts else ("by_row",)), self._registry.hooked
+        marks = ("by_row", "by_place") if parts else ("by_row",)
 
-        def is_apart(name: str) -> bool:
-            hooks = acting_hooks((*points[name].fwd_hooks, *points[name].bwd_hooks))
-            return all(any(getattr(hook, mark, False) for mark in marks) for hook in hooks)
+        def is_apart(hook: Any) -> bool:
+            return any(getattr(hook, mark, False) for mark in marks)
 
-        return [name for name in self._registry.in_use if not is_apart(name)]
+        return [name for name in self._registry.in_use if not all(map(is_apart, self._acting_at(name)))]
 
     def refuse_inert(self, scope: HookScope[Any]) -> None:
         """Raise HookError if the model ran and did not pass a hook point of a block."""
@@ -525,31 +518,26 @@ class HookDispatcher:
 
     def _at_site(self, point: Point) -> Callable[..., Any]:
         """Make the torch hook for a hook point on a module's inputs, or on its output."""
-        arg = point.site.arg
+        arg, enters = point.site.arg, point.site.side == "in"
+        get, put = (get_input, put_input) if enters else (get_output, put_output)
 
-        def on_input(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tensor = get_input(args, kwargs, arg)
+        def pass_through(_module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
+            values = (args, kwargs) if enters else output
+            tensor = get(*values, arg)
             new = self._fire(point, tensor)
-            return None if new is tensor else put_input(args, kwargs, arg, new)
+            return None if new is tensor else put(*values, arg, new)
 
-        def on_output(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
-            tensor = get_output(output, arg)
-            new = self._fire(point, tensor)
-            return None if new is tensor else put_output(output, arg, new)
-
-        return on_input if point.site.side == "in" else on_output
+        return pass_through
 
     def _carry_edits(self, point: Point) -> Connection:
         """Add an edit on the way into a branch to the branch's write, so that the stream has it too."""
-        registry = self._registry
-        write, stack = registry.points[point.aside], registry.stack_of(point)
-        mix, native = stack.writer(write.kind, write.layer).mix, registry.modules[stack.block(write.layer)]
+        registry, write = self._registry, self._registry.points[point.aside]
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             change = self._edits.pop(point.name, None)
             if change is None:
                 return None
-            write_gain, stream_gain = (1.0, 1.0) if mix is None else mix(native)
+            write_gain, stream_gain = registry.gains(write)
             edit = to_native(change * (stream_gain / write_gain), write.site.layout, RESIDUAL, self._sizes(point))
             tensor = get_output(output, write.site.arg)
             return put_output(output, write.site.arg, tensor + edit.reshape(tensor.shape))
@@ -558,10 +546,7 @@ class HookDispatcher:
         return (write.site.module, "out"), f"edits of {point.name}", registry.rank[write.name] + 0.5, after
 
     def _connect_result(self, point: Point) -> Iterator[Connection]:
-        """Compute each head's write from the input of the output projection; only an edit changes the sum.
-
-        Where a norm stands between the heads and the stream, its scale is frozen to that of this pass.
-        """
+        """Compute each head's write, a norm behind it frozen to this pass's scale; only an edit changes the sum."""
         stack, rank = self._registry.stack_of(point), self._registry.rank[point.name]
         row, path = stack.attention(point.kind, point.layer), point.site.module
         layout = row.write.layout if row.post_norm else row.stream_layout
@@ -600,7 +585,7 @@ class HookDispatcher:
         return (
             point is not None
             and any(point.name in scope.targets and scope.acts() for scope in self.scopes)
-            and self._in_use(point.name)
+            and bool(self._acting_at(point.name))
         )
 
     def _fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
@@ -640,15 +625,16 @@ class HookDispatcher:
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
         refuse_recomputation(point.name, self._gradients)
-        for scope in self.acting():
+        scopes = self.acting()
+        for scope in scopes:
             scope.trace.add(point.name)
         hook_point = self._registry.hooked[point.name]
-        if hook_point.bwd_hooks and len(acting_hooks(hook_point.bwd_hooks)) < len(hook_point.bwd_hooks):
+        if hook_point.bwd_hooks and len(acting_hooks(hook_point.bwd_hooks, scopes)) < len(hook_point.bwd_hooks):
             raise HookError(
                 f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep them "
                 "apart. Let one block with backward hooks end before another thread or task hooks the same points."
             )
-        hooks = acting_hooks(hook_point.fwd_hooks)
+        hooks = acting_hooks(hook_point.fwd_hooks, scopes)
         if all(getattr(hook, "reads_only", False) for hook in hooks):
             if hook_point.bwd_hooks:
                 result: Tensor = hook_point(value)
