@@ -66,8 +66,9 @@ def test_seasonal_scale_is_the_mean_seasonal_difference(context: np.ndarray, sea
 
 @pytest.mark.parametrize("name", sorted(architectures()))
 def test_variants_on_rows_held_once_equal_the_plain_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    # as in a large model
+    # as in a large model, where a pass costs too much to run groups together
     monkeypatch.setattr(replay, "_FEW", 0)
+    monkeypatch.setattr(engine, "_PASS", 0)
     assert fan_out_equals_alone(example_case(lens_of(name))).passed
 
 
@@ -88,26 +89,6 @@ def test_replay_computes_the_encoder_once(monkeypatch: pytest.MonkeyPatch) -> No
     assert calls == {"encoder": 1, "keys": 1}
     run_variants(lens, encoded, variants, replay=False)
     assert calls["encoder"] == 1 + 2  # the plain run, and all variants side by side
-
-
-def test_small_groups_run_in_one_pass_and_give_what_each_gives_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = lens_of("chronos-bolt")
-    encoded = lens.encode([np.sin(np.arange(64) / 3), np.cos(np.arange(50) / 2)])
-    parts = [part for stack in lens.wiring.stacks for part in writers(lens.wiring, stack.name)]
-    variants = [Variant.zero(part) for part in parts]
-    run, passes = lens.adapter.run, list[int]()
-    monkeypatch.setattr(lens.adapter, "run", lambda inputs: passes.append(len(inputs["context"])) or run(inputs))
-    together = run_variants(lens, encoded, variants)
-    # the plain run, and everything from the first head of the encoder on
-    assert passes == [2, 2 * len(parts)]
-    passes.clear()
-    monkeypatch.setattr(engine, "_PASS", 0)
-    apart = run_variants(lens, encoded, variants)
-    assert passes[0] == 2
-    assert sum(passes[1:]) == 2 * len(parts)
-    # a head that begins to differ in each of the branches
-    assert len(passes) - 1 == len({(part.stack, part.layer, part.kind, part.head is None) for part in parts})
-    assert_close(together, apart, depth=300)
 
 
 def test_variants_over_several_stacks_and_rows() -> None:

@@ -62,14 +62,6 @@ def twice(limit: float) -> Any:
     return Twice
 
 
-class Scaled(Wired):  # type: ignore[misc]
-    """Everything is divided by what is largest in the batch: no row stands for itself."""
-
-    def predict(self, *args: Any) -> Prediction:
-        quantiles, _, mean, _ = super().predict(*args)
-        return Prediction(quantiles / quantiles.abs().max(), None, mean / mean.abs().max())
-
-
 def check(lens: Lens, variants: list[Variant]) -> None:
     """Every variant as ``lens.forecast`` gives it, each series against its own values."""
     found = forecast_variants(lens, BATCH, HORIZON, variants, quantiles=LEVELS)
@@ -102,15 +94,6 @@ def test_a_rule_that_only_variants_meet(model: Any, said: bool) -> None:
     assert reached(lens) != (plain, largest)
     assert reached(lens)[0] == plain
     check(lens, variants_of(lens))
-
-
-def test_what_depends_on_the_whole_batch_runs_one_by_one(model: Any) -> None:
-    lens = Lens(Scaled(model), "own")
-    check(lens, variants_of(lens))
-    # said of it wrongly, it would give other numbers: the declaration is what is relied on
-    wrong = Lens(declared(Scaled)(model), "own")
-    with pytest.raises(AssertionError):
-        check(wrong, variants_of(wrong))
 
 
 def test_a_declaration_is_of_one_function(model: Any) -> None:
