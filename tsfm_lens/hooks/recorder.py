@@ -18,7 +18,8 @@ from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point, select
-from tsfm_lens.hooks.registry import Hook, HookRegistry, HookScope
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.scopes import Hook, HookScope
 from tsfm_lens.hooks.wiring import Wiring
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
