@@ -231,7 +231,8 @@ class VariantRequest(ForecastRequest):
             skipped(self.lens.registry, variants),
             self.lens.edit(*side_by_side(variants, self.rows)),
         ):
-            forecast = Forecast.of(self.predicted(copies), self.levels, self.batch, {})
+            prediction = self.predicted(copies)
+        forecast = Forecast.of(prediction, self.levels, self.batch, {})
         failures = drawing.failures if drawing else set()
         return [
             self.nothing() if block in failures else _block_of(forecast, slice(block * size, (block + 1) * size))

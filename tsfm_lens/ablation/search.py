@@ -30,17 +30,7 @@ Answer = float | PairedErrors
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search.
-
-    Attributes:
-        kept, of: the smallest number of heads kept whose relative change is below the tolerance, of those in the layer.
-        change: relative change of the error there, 0 if all are kept; of a sequential test on the units it has seen.
-        evaluations: spent, in evaluations of one count on all windows.
-        exact: whether no smaller count can pass, whatever the curve: all of them were evaluated on all windows.
-        monotone: whether every larger count than one that passes also passes, among those evaluated.
-        alpha: chance that a sequential test's ``kept`` is not the scan's, else 0.
-        changes: kept heads -> relative change, wherever it was estimated.
-    """
+    """Smallest number of heads kept, its relative change, and the cost: evaluations of one count on all windows."""
 
     kept: int
     of: int

@@ -94,11 +94,7 @@ def replayed(
     copies: int,
     unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
 ) -> Block[None]:
-    """Let modules return stored outputs while the block runs, in this thread; blocks of several take turns.
-
-    Tensors whose first axis is a multiple of ``rows`` are repeated, variant-major. An unfinished module, (last layer,
-    its stored input, the module's stored output), runs that layer alone. OtherCalls for more or fewer calls.
-    """
+    """Let modules return stored outputs, rows repeated variant-major; an unfinished one runs its last layer alone."""
     queues: dict[str, Iterator[Any]] = {path: iter(calls) for path, calls in outputs.items()}
     resumed = unfinished or {}
     queues |= {path: iter([(entered, output)]) for path, (_last, entered, output) in resumed.items()}

@@ -30,11 +30,7 @@ _CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", def
 
 
 class HookScope(Scope[T]):
-    """Hooks of one block on the native model, in force in the thread and task that opened it.
-
-    They act in the order in which the model passes their points, however blocks are nested; hooks on one point in the
-    order in which they were set. ``after`` is called when the block ends; twice, where an interrupt broke it off.
-    """
+    """Hooks of one block, in force where it was opened; they act in the order in which a model passes their points."""
 
     def __init__(
         self, registry: Any, value: T, hooks: Iterable[Hook] = (), after: Callable[[], object] | None = None
