@@ -324,7 +324,8 @@ class HookDispatcher:
     def _at_site(self, point: Point) -> Callable[..., Any]:
         """Make the torch hook for a hook point on a module's inputs, or on its output."""
         arg, enters = point.site.arg, point.site.side == "in"
-        get, put = (get_input, put_input) if enters else (get_output, put_output)
+        get: Callable[..., Tensor] = get_input if enters else get_output
+        put: Callable[..., Any] = put_input if enters else put_output
 
         def pass_through(_module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
             values = (args, kwargs) if enters else output
