@@ -22,15 +22,15 @@ BATCH = as_series([np.sin(np.arange(50) / 3), np.cos(np.arange(50) / 2)])
 def counted(monkeypatch: pytest.MonkeyPatch, fits: int = 10**6) -> list[int]:
     """Sizes of all chunks of a rollout; more than ``fits`` variants run out of memory."""
     chunks: list[int] = []
-    run = rollouts.Fan.compare
+    run = rollouts.VariantRequest.together
 
-    def compare(fan: rollouts.Fan, variants: Any) -> Any:
+    def together(request: rollouts.VariantRequest, variants: Any) -> Any:
         chunks.append(len(variants))
         if len(variants) > fits:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
-        return run(fan, variants)
+        return run(request, variants)
 
-    monkeypatch.setattr(rollouts.Fan, "compare", compare)
+    monkeypatch.setattr(rollouts.VariantRequest, "together", together)
     return chunks
 
 
@@ -68,7 +68,8 @@ def test_running_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch
     counted(monkeypatch, fits=0)
     with pytest.raises(InputError, match="one variant of this batch runs out of memory"):
         forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
-    monkeypatch.setattr(rollouts.Fan, "compare", lambda *_args: (_ for _ in ()).throw(RuntimeError("a bug")))
+    bug = lambda *_args: (_ for _ in ()).throw(RuntimeError("a bug"))  # noqa: E731
+    monkeypatch.setattr(rollouts.VariantRequest, "together", bug)
     with pytest.raises(RuntimeError, match="a bug"):
         forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
 

@@ -181,14 +181,6 @@ def test_gradient_checkpoints_are_refused(name: str, reentrant: bool) -> None:
     assert native_traces(lens) == 0
 
 
-def test_checkpointing_as_transformers_turns_it_on() -> None:
-    lens = fresh("chronos-bolt")
-    lens.adapter.model.gradient_checkpointing_enable()
-    lens.adapter.model.train()
-    with pytest.raises(HookError, match="gradient_checkpointing_disable"), lens.ablate("decoder.0.mlp"):
-        lens.forward(example_case(lens, n_series=1).encoded)
-
-
 def double(value: Tensor, hook: object) -> Tensor:
     return 2 * value
 

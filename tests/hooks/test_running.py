@@ -2,40 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from transformer_lens import HookedRootModule
+from torch import Tensor
 
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.hooks import last_query
+from tsfm_lens.hooks import by_row, last_query
+from tsfm_lens.hooks.recorder import axes_after
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import Case, assert_close, native_traces
 
 POST = "decoder_blocks.0.hook_resid_post"
 PATTERN = "decoder_blocks.0.self_attn.hook_pattern"
-
-
-def test_no_native_hook_without_a_hook_and_only_the_needed_ones_with_one(token_lens: Lens, token_case: Case) -> None:
-    assert isinstance(token_lens, HookedRootModule)
-    assert token_lens.hook_dict[POST].name == POST
-    assert set(token_lens.hook_dict) == {name for name, _ in token_lens.hook_table()}
-    assert native_traces(token_lens) == 0
-    counted = []
-    with token_lens.hooks([(POST, lambda value, hook: counted.append(native_traces(token_lens)))]):
-        token_lens.forward(token_case.encoded)
-    # the hook point's own hook, the one native hook that feeds it, the two that track the step, and the two that tell
-    # when the model begins and ends
-    assert counted == [6]
-
-
-def test_shapes_are_what_the_table_says(token_lens: Lens, token_case: Case) -> None:
-    _, acts = token_case.captured
-    sizes = {"head": 4, "d_model": 36, "d_head": 8, "d_mlp": 48, "d_vocab": 64, "batch": 4}
-    for name, axes in token_lens.hook_table():
-        for axis, size in zip(axes.split(), acts[name].shape, strict=True):
-            assert sizes.get(axis, size) == size, name
 
 
 def test_predicates_globs_and_unknown_names(token_lens: Lens, token_case: Case) -> None:
@@ -68,20 +49,6 @@ def test_permanent_hooks_stay_until_reset(token_lens: Lens, token_case: Case) ->
     assert native_traces(token_lens) == 0
 
 
-def test_the_native_pipeline_sees_hooks_inside_the_context(token_lens: Lens, token_case: Case) -> None:
-    contexts = [torch.tensor(series) for series in token_case.batch.values]
-
-    def native() -> torch.Tensor:
-        torch.manual_seed(0)
-        return token_lens.native.predict(contexts, prediction_length=3, num_samples=4)
-
-    plain = native()
-    with token_lens.ablate("decoder.*"):
-        hooked = native()
-    assert not torch.equal(plain, hooked)
-    assert torch.equal(native(), plain)
-
-
 def test_rollouts_have_a_step_axis(token_lens: Lens, token_case: Case) -> None:
     _, acts = token_lens.run_with_cache(
         token_case.batch, names_filter=[POST, PATTERN], rollout=True, horizon=5, num_samples=2
@@ -99,16 +66,6 @@ def test_rollouts_have_a_step_axis(token_lens: Lens, token_case: Case) -> None:
     assert labelled.series.values.tolist() == [name for name in token_case.batch.ids for _ in range(2)]
 
 
-def test_rollouts_past_the_horizon_start_a_new_pass(token_lens: Lens, token_case: Case) -> None:
-    first = token_lens.adapter.prediction_length
-    _, acts = token_lens.run_with_cache(
-        token_case.batch, names_filter=["encoder.hook_embed", POST], rollout=True, horizon=first + 2, num_samples=1
-    )
-    assert [call.step for call in acts.calls("encoder.hook_embed")] == [0, first]
-    assert [call.step for call in acts.calls(POST)] == list(range(first + 2))
-    assert [call.offset for call in acts.calls(POST)] == [*range(first), 0, 1]
-
-
 def test_reducers_and_labels(token_lens: Lens, token_case: Case) -> None:
     name = "decoder_blocks.0.cross_attn.hook_pattern"
     with torch.no_grad():
@@ -123,3 +80,22 @@ def test_reducers_and_labels(token_lens: Lens, token_case: Case) -> None:
     assert labelled.key_special.values.tolist() == [""] * 60 + ["EOS"]
     assert labelled.key_start.values[:2].tolist() == [-60, -59]
     assert labelled.query_start.values.tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("reducer", "left"),
+    [
+        (lambda x: x.sum(1), ("batch", "head", "d")),
+        (lambda x: x.sum(2), ("batch", "pos", "d")),
+        (lambda x: x.sum((1, 3)), ("batch", "head")),
+        (lambda x: torch.einsum("bphd,bpgd->bhg", x, x), ("axis_0", "axis_1", "axis_2")),
+        # what asks for a number cannot be told without numbers, and lengths leave all open
+        (lambda x: x.sum(1) * float(x.max()), ("axis_0", "axis_1", "axis_2")),
+    ],
+)
+def test_axes_of_one_length_are_told_by_what_grows_with_them(
+    reducer: Callable[[Tensor], Tensor], left: tuple[str, ...]
+) -> None:
+    value = torch.ones(2, 2, 2, 2)
+    marked = by_row(reducer)
+    assert axes_after(("batch", "pos", "head", "d"), value, marked(value), marked) == left

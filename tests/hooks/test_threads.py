@@ -1,26 +1,30 @@
-"""Several threads with one lens: a context acts in its own, and seeded runs take turns."""
+"""A context acts in the thread and task that opened it, and in tasks started inside it; seeded runs take turns."""
 
 from __future__ import annotations
 
+import asyncio
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import _len_torch_function_stack
 
 from tsfm_lens.ablation.engine import Variant, run_variants
-from tsfm_lens.errors import HookError
+from tsfm_lens.errors import HookError, WiringError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, load
 from tsfm_lens.testing import Case, native_traces
 
 MLP = "decoder_blocks.0.mlp.hook_out"
 PATTERN = "decoder_blocks.1.cross_attn.hook_pattern"
+PARTS = ["decoder.0.mlp", "decoder.1.cross_attn.0", "encoder.0.self_attn.1"]
 READ = [MLP, PATTERN, "decoder_blocks.0.self_attn.hook_result"]
 
 
@@ -68,13 +72,13 @@ def test_a_context_leaves_the_runs_of_other_threads_alone(
 def test_two_threads_with_contexts_of_their_own(token_lens: Lens, token_case: Case) -> None:
     parts = [str(one) for one in token_lens.components("**.mlp", "decoder.*.cross_attn.*")]
 
-    def ablated(part: str) -> list[Tensor]:
+    def without(part: str) -> list[Tensor]:
         with token_lens.ablate(part):
             return captured(token_lens, token_case)
 
-    alone = [ablated(part) for part in parts]
+    alone = [without(part) for part in parts]
     with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(ablated, parts * 3))
+        together = list(pool.map(without, parts * 3))
     for index, found in enumerate(together):
         for theirs, ours in zip(found, alone[index % len(parts)], strict=True):
             assert torch.equal(theirs, ours)
@@ -143,4 +147,154 @@ def test_replay_leaves_the_runs_of_other_threads_alone(token_lens: Lens, token_c
     assert met
     for other in met:
         assert torch.equal(other, plain)
+    assert native_traces(token_lens) == 0
+
+
+# --- tasks and generators of one thread -----------------------------------------------------------------
+
+
+def ablated(lens: Lens, case: Case, *parts: str) -> Tensor:
+    with lens.ablate(*parts):
+        return forward(lens, case)
+
+
+def test_tasks_of_one_thread_keep_their_contexts_apart(token_lens: Lens, token_case: Case) -> None:
+    plain, alone = forward(token_lens, token_case), {part: ablated(token_lens, token_case, part) for part in PARTS}
+
+    async def task(part: str | None) -> list[Tensor]:
+        outputs = []
+        with ExitStack() as stack:
+            if part is not None:
+                stack.enter_context(token_lens.ablate(part))
+            for _ in range(3):
+                outputs.append(forward(token_lens, token_case))
+                assert _len_torch_function_stack() == 0
+                await asyncio.sleep(0)
+        return outputs
+
+    async def main() -> list[list[Tensor]]:
+        return await asyncio.gather(*(task(part) for part in (*PARTS, None, *PARTS)))
+
+    for part, outputs in zip((*PARTS, None, *PARTS), asyncio.run(main()), strict=True):
+        for output in outputs:
+            assert torch.equal(output, plain if part is None else alone[part])
+    assert native_traces(token_lens) == 0
+
+
+def test_a_task_has_the_contexts_in_which_it_was_started(token_lens: Lens, token_case: Case) -> None:
+    both, one = ablated(token_lens, token_case, *PARTS[:2]), ablated(token_lens, token_case, PARTS[0])
+
+    async def inner(part: str | None) -> Tensor:
+        await asyncio.sleep(0)
+        return forward(token_lens, token_case) if part is None else ablated(token_lens, token_case, part)
+
+    async def main() -> list[Tensor]:
+        with token_lens.ablate(PARTS[0]):
+            return list(await asyncio.gather(inner(PARTS[1]), inner(None)))
+
+    found = asyncio.run(main())
+    assert torch.equal(found[0], both)
+    assert torch.equal(found[1], one)
+
+
+def test_a_context_whose_model_ran_in_another_task_only(token_lens: Lens, token_case: Case) -> None:
+    async def main() -> None:
+        entered = asyncio.Event()
+
+        async def waiting() -> None:
+            await entered.wait()
+            forward(token_lens, token_case)
+
+        task = asyncio.create_task(waiting())
+        with token_lens.ablate(PARTS[0]):
+            entered.set()
+            await task
+
+    with pytest.raises(HookError, match="or in another task"):
+        asyncio.run(main())
+    assert native_traces(token_lens) == 0
+
+
+def test_a_context_outlives_the_task_of_a_notebook_cell(token_lens: Lens, token_case: Case) -> None:
+    expected = ablated(token_lens, token_case, PARTS[0])
+    context = token_lens.ablate(PARTS[0])
+
+    async def cells() -> None:
+        async def cell(work: Callable[..., Any], *arguments: Any) -> Any:
+            return work(*arguments)
+
+        await asyncio.create_task(cell(context.__enter__))
+        assert torch.equal(await asyncio.create_task(cell(forward, token_lens, token_case)), expected)
+        await asyncio.create_task(cell(context.__exit__, None, None, None))
+
+    asyncio.run(cells())
+    assert native_traces(token_lens) == 0
+
+
+def test_a_generator_that_waits_inside_a_context_is_refused(token_lens: Lens, token_case: Case) -> None:
+    plain, alone = forward(token_lens, token_case), ablated(token_lens, token_case, PARTS[0])
+
+    def outputs() -> Generator[Tensor, None, None]:
+        with token_lens.ablate(PARTS[0]):
+            yield forward(token_lens, token_case)
+            yield forward(token_lens, token_case)
+
+    generator = outputs()
+    assert torch.equal(next(generator), alone)
+    for attempt in (
+        lambda: forward(token_lens, token_case),
+        lambda: token_lens.native.model.model(
+            torch.ones(1, 4, dtype=torch.long), decoder_input_ids=torch.ones(1, 1).long()
+        ),
+        lambda: ablated(token_lens, token_case, PARTS[1]),
+    ):
+        with pytest.raises(HookError, match=r"open in the generator .*outputs .*before the yield"):
+            attempt()
+    assert torch.equal(next(generator), alone)
+    generator.close()
+    assert torch.equal(forward(token_lens, token_case), plain)
+    assert native_traces(token_lens) == 0
+
+
+def test_context_managers_around_a_context_act(token_lens: Lens, token_case: Case) -> None:
+    expected = ablated(token_lens, token_case, PARTS[0])
+
+    @contextmanager
+    def wrapped() -> Iterator[None]:
+        with token_lens.ablate(PARTS[0]):
+            yield
+
+    @asynccontextmanager
+    async def awaited() -> AsyncIterator[None]:
+        with wrapped():
+            yield
+
+    async def main() -> Tensor:
+        async with awaited():
+            return forward(token_lens, token_case)
+
+    with wrapped():
+        assert torch.equal(forward(token_lens, token_case), expected)
+    with ExitStack() as stack:
+        stack.enter_context(wrapped())
+        assert torch.equal(forward(token_lens, token_case), expected)
+    assert torch.equal(asyncio.run(main()), expected)
+    assert native_traces(token_lens) == 0
+
+
+@pytest.mark.parametrize("point", [MLP, PATTERN, "decoder_blocks.1.cross_attn.hook_z"])
+@pytest.mark.parametrize(
+    ("change", "returned"),
+    [
+        (Tensor.double, r"shape \(.*\) of float64 on cpu"),
+        (lambda value: value.to("meta"), r"shape \(.*\) of float32 on meta"),
+        (lambda value: value[:, :0], r"shape \(.*\) of float32 on cpu"),
+        (lambda value: value.numpy(), "a ndarray"),
+    ],
+)
+def test_what_a_hook_returns_is_checked(
+    token_lens: Lens, token_case: Case, point: str, change: Callable[[Tensor], Any], returned: str
+) -> None:
+    with torch.no_grad(), pytest.raises(WiringError, match=rf"the hook on {point} returned {returned}, expected \("):
+        token_lens.run_with_hooks(token_case.encoded, [(point, lambda value, hook: change(value))])
     assert native_traces(token_lens) == 0

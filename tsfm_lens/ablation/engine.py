@@ -114,7 +114,13 @@ def points_of(lens: Lens, *variants: Variant) -> Iterator[tuple[Intervention, Po
 
 def side_by_side(variants: Sequence[Variant], rows: int) -> list[Intervention]:
     """Restrict interventions to the blocks of rows that their variants are in one batch."""
-    return [on_block(each, block, rows) for block, variant in enumerate(variants) for each in variant.interventions]
+    edits = []
+    for block, variant in enumerate(variants):
+        for each in variant.interventions:
+            first = block * rows
+            own = slice(first, first + rows) if each.rows is None else as_index(each.rows, rows, "rows") + first
+            edits.append(replace(each, rows=own))  # type: ignore[type-var]
+    return edits
 
 
 def _rows_abreast(lens: Lens, encoded: Encoded, variants: int, max_rows: int, memory: int | str | None) -> int:
@@ -237,14 +243,6 @@ def _side_by_side(
         output = work.run(copies)
     output = output.reshape(copies, len(encoded.batch), *output.shape[1:])
     return output if work.read is None else work.read(output)
-
-
-def on_block(intervention: Intervention, block: int, rows: int) -> Intervention:
-    """Restrict an intervention to the rows of one variant."""
-    first = block * rows
-    if intervention.rows is None:
-        return replace(intervention, rows=slice(first, first + rows))  # type: ignore[type-var]
-    return replace(intervention, rows=as_index(intervention.rows, rows, "rows") + first)  # type: ignore[type-var]
 
 
 def _start(lens: Lens, variant: Variant) -> Start:

@@ -13,10 +13,9 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 from scipy.stats import norm, t
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
-SPENDINGS = ("pocock", "obrien_fleming")
 _LEAST = 4  # units of a group in the first look, if there are as many: a variance needs a few
 _GRID = 801
 
@@ -40,17 +39,7 @@ class Looks:
 
 
 def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, *, seed: int = 0) -> Looks:
-    """Deal units out at random, so that every look is a random sample of each data set.
-
-    Args:
-        units: number of units (series), whose errors are averaged geometrically; or the data set of each, within which
-            errors are averaged before the geometric mean over data sets is taken.
-        shares: of the units known after each look, rising to 1.
-        seed: of the deal.
-
-    Raises:
-        InputError: no units, or shares that do not rise to 1.
-    """
+    """Deal units, or the data sets of each, out at random, so that every look is a random sample of each set."""
     bounds = [0.0, *shares]
     if len(bounds) < 2 or bounds[-1] != 1.0 or any(b <= a for a, b in pairwise(bounds)):
         raise InputError(f"the shares of looks are {list(shares)}, expected numbers that rise to 1, such as {SHARES}")
@@ -72,21 +61,7 @@ def plan_looks(units: int | Sequence[object], shares: Sequence[float] = SHARES, 
 def log_change(
     ablated: np.ndarray, plain: np.ndarray, groups: np.ndarray | None, visible: np.ndarray
 ) -> tuple[float, float, float]:
-    """Estimate the log change of the geometric mean error on the visible units, its standard error, and its freedom.
-
-    The error, with so many degrees of freedom, is that of an estimate of the change on all units: 0 if all are known.
-
-    Args:
-        ablated, plain: (unit,) errors; only those of visible units are read.
-        groups: (unit,) see :class:`Looks`.
-        visible: (unit,) True for known units.
-
-    Source:
-        stratified sampling without replacement, with linearised ratios (Cochran 1977, chapters 5 and 6).
-
-    Raises:
-        InputError: an error that is no number, or a plain error of zero where nothing else is averaged with it.
-    """
+    """Estimate the log change of the mean error, its standard error and freedom (Cochran 1977, chapters 5 and 6)."""
     if not (np.isfinite(plain[visible]).all() and not np.isnan(ablated[visible]).any()):
         raise InputError("an error is no number; leave out the series whose error is not defined")
     strata = np.zeros(len(plain), dtype=int) if groups is None else groups
@@ -119,36 +94,13 @@ def log_change(
     return float(np.mean(values)), float(np.sqrt(v.sum()) / len(v)), float(freedom)
 
 
-def spending_bounds(shares: Sequence[float], alpha: float, spending: str = "pocock") -> list[float]:
-    """Compute one-sided bounds of the standardised estimate at all looks but the last, which knows all units.
-
-    The chance that an estimate beyond its bound is on the wrong side is at most alpha, in the normal limit; "pocock"
-    spends it evenly, "obrien_fleming" late. Looks are samples without replacement, of information share / (1 - share).
-
-    Source:
-        Lan and DeMets 1983; Armitage, McPherson and Rowe 1969 for the recursion.
-
-    Raises:
-        InputError: alpha not between 0 and 1/2.
-        UnknownNameError: no such spending.
-    """
-    if spending not in SPENDINGS:
-        raise unknown_name("spending", spending, SPENDINGS)
+@cache
+def spending_bounds(shares: tuple[float, ...], alpha: float) -> tuple[float, ...]:
+    """Compute Pocock's one-sided bounds of all looks but the last (Lan and DeMets 1983; Armitage et al. 1969)."""
     if not 0 < alpha < 0.5:
         raise InputError(f"alpha is {alpha}, expected a chance between 0 and 0.5")
-    return list(_bounds(tuple(float(share) for share in shares[:-1]), alpha, spending))
-
-
-@cache
-def _bounds(shares: tuple[float, ...], alpha: float, spending: str) -> tuple[float, ...]:
-    if not shares:
-        return ()
-    early = np.array(shares)
-    time = early / early[-1]
-    if spending == "pocock":
-        costs = alpha * np.log1p((np.e - 1) * time)
-    else:
-        costs = 2 * norm.sf(norm.isf(alpha / 2) / np.sqrt(time))
+    early = np.array(shares[:-1])
+    costs = alpha * np.log1p((np.e - 1) * (early / early[-1:]))
     information = early / (1 - early)
     bounds: list[float] = []
     # density of the running sum of information-weighted estimates that no bound has stopped

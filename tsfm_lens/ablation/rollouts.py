@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -188,6 +189,56 @@ class VariantRequest(ForecastRequest):
             refuse_non_finite(forecast, self.lens.wiring.architecture)
         return forecasts
 
+    @cached_property
+    def _encoder(self) -> str:
+        """Stack that gives a decoder its keys, "" if none does."""
+        return next((row.keys_from for row in self.lens.wiring.output_stack.attentions(0) if row.keys_from), "")
+
+    @cached_property
+    def _source(self) -> SharedSource | None:
+        entry = self.lens.wiring.stack(self._encoder).entry if self._encoder else ""
+        return SharedSource(self.lens.adapter.model.get_submodule(entry), self.rows) if entry else None
+
+    def touches_encoder(self, variant: Variant) -> bool:
+        """Return whether a variant changes the source of a decoder's keys."""
+        points = points_of(self.lens, variant)
+        return bool(self._encoder) and any(point.stack == self._encoder for _, point in points)
+
+    def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
+        """Forecast variants that run together, none of them spoilt by another."""
+        try:
+            forecasts = self.checked(self.together(variants))
+        except (RuntimeError, ValueError) as error:
+            forecasts = [self.undrawn(error)] * len(variants)
+        failures = [index for index, forecast in enumerate(forecasts) if not all_finite(forecast)]
+        if not failures or len(variants) == 1:
+            return forecasts
+        half = len(failures) if len(failures) < len(variants) else len(failures) // 2
+        for part in filter(None, (failures[:half], failures[half:])):
+            for index, forecast in zip(part, self.settled([variants[i] for i in part]), strict=True):
+                forecasts[index] = forecast
+        return forecasts
+
+    def together(self, variants: Sequence[Variant]) -> list[Forecast]:
+        """Forecast variants that run together."""
+        copies, size = len(variants), len(self.batch)
+        is_shared = self._source is not None and not any(map(self.touches_encoder, variants))
+        drawing = self.drawing([Piece(self.seed, 1, 0, 1)] * copies, guarded=True) if self.draws else None
+        with (
+            torch.no_grad(),
+            drawing or nullcontext(),
+            self._source.serving(copies, is_shared=is_shared) if self._source else nullcontext(),
+            skipped(self.lens.registry, variants),
+            self.lens.edit(*side_by_side(variants, self.rows)),
+        ):
+            prediction = self.predicted(copies)
+        forecast = Forecast.of(prediction, self.levels, self.batch, {})
+        failures = drawing.failures if drawing else set()
+        return [
+            self.nothing() if block in failures else _block_of(forecast, slice(block * size, (block + 1) * size))
+            for block in range(copies)
+        ]
+
     def fitting(self, most: int) -> int:
         """Count the variants, of so many, that fit in the memory side by side."""
         items = -(-len(self.batch) // self.per_item)
@@ -273,8 +324,8 @@ def _fanned_out(
     """Forecast every variant as a block of rows of one native batch, as many side by side as fit."""
     if not variants:
         return []
-    fan, results, most = Fan(request), dict[int, Forecast](), request.abreast(max_rows)
-    touches = [fan.touches_encoder(variant) for variant in variants]
+    results, most = dict[int, Forecast](), request.abreast(max_rows)
+    touches = [request.touches_encoder(variant) for variant in variants]
     # those that share the encoder run together, and those that change it
     for changes in (False, True):
         remaining = [index for index, each in enumerate(touches) if each is changes]
@@ -283,7 +334,7 @@ def _fanned_out(
             copies = -(-len(remaining) // -(-len(remaining) // most))
             chunk = [variants[index] for index in remaining[:copies]]
             try:
-                forecasts = fan.settled(chunk)
+                forecasts = request.settled(chunk)
             except Unsplittable:
                 forecasts = [request.alone(variant) for variant in chunk]
             except (MemoryError, RuntimeError) as error:
@@ -299,61 +350,6 @@ def _fanned_out(
             remaining = remaining[copies:]
             on_progress(len(results))
     return [results[index] for index in range(len(variants))]
-
-
-class Fan:
-    """Runner of variants as blocks of rows of one native batch."""
-
-    def __init__(self, request: VariantRequest) -> None:
-        self._request = request
-        wiring, model = request.lens.wiring, request.lens.adapter.model
-        sources = [row.keys_from for row in wiring.output_stack.attentions(0) if row.keys_from]
-        self._encoder = sources[0] if sources else ""
-        entry = wiring.stack(self._encoder).entry if sources else ""
-        self._source = SharedSource(model.get_submodule(entry), request.rows) if entry else None
-
-    def touches_encoder(self, variant: Variant) -> bool:
-        """Return whether a variant changes the source of a decoder's keys."""
-        points = points_of(self._request.lens, variant)
-        return bool(self._encoder) and any(point.stack == self._encoder for _, point in points)
-
-    def settled(self, variants: Sequence[Variant]) -> list[Forecast]:
-        """Forecast variants that run together, none of them spoilt by another."""
-        request = self._request
-        try:
-            forecasts = request.checked(self.compare(variants))
-        except (RuntimeError, ValueError) as error:
-            forecasts = [request.undrawn(error)] * len(variants)
-        failures = [index for index, forecast in enumerate(forecasts) if not all_finite(forecast)]
-        if not failures or len(variants) == 1:
-            return forecasts
-        half = len(failures) if len(failures) < len(variants) else len(failures) // 2
-        for part in filter(None, (failures[:half], failures[half:])):
-            for index, forecast in zip(part, self.settled([variants[i] for i in part]), strict=True):
-                forecasts[index] = forecast
-        return forecasts
-
-    def compare(self, variants: Sequence[Variant]) -> list[Forecast]:
-        """Forecast variants that run together."""
-        request, copies, lens = self._request, len(variants), self._request.lens
-        source: AbstractContextManager[None] = nullcontext()
-        if self._source is not None:
-            source = self._source.serving(copies, is_shared=not any(map(self.touches_encoder, variants)))
-        drawing = request.drawing([Piece(request.seed, 1, 0, 1)] * copies, guarded=True) if request.draws else None
-        with (
-            torch.no_grad(),
-            drawing or nullcontext(),
-            source,
-            skipped(lens.registry, variants),
-            lens.edit(*side_by_side(variants, request.rows)),
-        ):
-            prediction = request.predicted(copies)
-        forecast, size = Forecast.of(prediction, request.levels, request.batch, {}), len(request.batch)
-        failures = drawing.failures if drawing else set()
-        return [
-            request.nothing() if block in failures else _block_of(forecast, slice(block * size, (block + 1) * size))
-            for block in range(copies)
-        ]
 
 
 def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:

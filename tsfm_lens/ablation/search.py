@@ -30,17 +30,7 @@ Answer = float | PairedErrors
 
 @dataclass(frozen=True)
 class SearchResult:
-    """Result of a search.
-
-    Attributes:
-        kept, of: the smallest number of heads kept whose relative change is below the tolerance, of those in the layer.
-        change: relative change of the error there, 0 if all are kept; of a sequential test on the units it has seen.
-        evaluations: spent, in evaluations of one count on all windows.
-        exact: whether no smaller count can pass, whatever the curve: all of them were evaluated on all windows.
-        monotone: whether every larger count than one that passes also passes, among those evaluated.
-        alpha: chance that a sequential test's ``kept`` is not the scan's, else 0.
-        changes: kept heads -> relative change, wherever it was estimated.
-    """
+    """Smallest number of heads kept, its relative change, and the cost: evaluations of one count on all windows."""
 
     kept: int
     of: int
@@ -78,7 +68,6 @@ class Search:
             raise InputError(f"the tolerance is {tolerance}, expected a relative change above 0, such as 0.01")
         self.of, self.tolerance, self.method = of, float(tolerance), method
         self.result: SearchResult | None = None
-        self._cap = of
         self._answers: dict[Evaluation, Answer] = {}
         self._steps = steps(self)
         self._queue: list[Evaluation] = next(self._steps)
@@ -103,14 +92,6 @@ class Search:
         except StopIteration as end:
             self.result = end.value
 
-    def cap(self, limit: int) -> None:
-        """Spare counts of ``limit`` and above from here on, as another order keeps so few; see ``result.exact``."""
-        self._cap = min(self._cap, limit)
-
-    def counts_below(self, stop: int) -> range:
-        """Return the counts that still matter below one that passes."""
-        return range(min(stop, self._cap))
-
     def found(self, smallest: int, changes: Mapping[int, float], evaluations: float, **more: Any) -> SearchResult:
         """Compose the result, with all that follows from the known changes."""
         passes = [change < self.tolerance for _, change in sorted(changes.items())]
@@ -129,13 +110,7 @@ def run_search(search: Search, evaluate: Callable[[int, int], Answer]) -> Search
 
 
 def better(results: Mapping[str, SearchResult]) -> tuple[str, SearchResult]:
-    """Choose the order that keeps fewest heads; among equals that of the smallest change, then the first.
-
-    Orders at random do not count where there are others: the best of many would win by luck.
-
-    Raises:
-        InputError: no results.
-    """
+    """Choose the order that keeps fewest heads, then changes least; orders at random only among themselves."""
     if not results:
         raise InputError("there are no results of heads@k to choose from")
     definite = {order: result for order, result in results.items() if not is_random(order)}
@@ -153,26 +128,14 @@ def _refuse_below(least: int, what: str, count: int) -> None:
 
 
 def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -> Search:
-    """Scan the counts from none kept upwards; exact.
-
-    Args:
-        of: heads in the layer.
-        tolerance: relative change of the error that is allowed, exclusive.
-        abreast: counts requested at a time, ending with those in which one passes; None gives the whole curve.
-
-    Source:
-        tsfm-lens paper, definition 5.2 (S3-H1PP): the smallest count that passes, even if a larger one fails.
-
-    Raises:
-        InputError: of, tolerance or abreast out of range.
-    """
+    """Scan the counts from none kept upwards, ``abreast`` at a time, to the first that passes; by None all of them."""
     _refuse_below(1, "abreast", of if abreast is None else abreast)
 
     def steps(search: Search) -> Steps:
         changes: dict[int, float] = {}
         smallest = of
-        while rest := [k for k in search.counts_below(of) if k not in changes]:
-            answers = yield [(k, 0) for k in rest[:abreast]]
+        while rest := range(len(changes), of)[:abreast]:
+            answers = yield [(k, 0) for k in rest]
             changes |= {k: _change(value) for (k, _), value in answers.items()}
             passing = [k for k, change in changes.items() if change < search.tolerance]
             smallest = min(passing, default=of)
@@ -184,28 +147,18 @@ def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -
 
 
 def bisection(of: int, tolerance: float = TOLERANCE, *, check: int = 2) -> Search:
-    """Halve the counts as if every count above one that passes passed too, then look below the result.
-
-    Args:
-        of, tolerance: see :func:`scan`.
-        check: counts just below the result that are evaluated as well; one that passes takes its place.
-
-    Raises:
-        InputError: of, tolerance or check out of range.
-    """
+    """Halve the counts as if all above one that passes passed too, then ``check`` so many just below the result."""
     _refuse_below(0, "check", check)
 
     def steps(search: Search) -> Steps:
         changes: dict[int, float] = {}
         fails, smallest = -1, of
         while smallest - fails > 1:
-            middle = (fails + min(smallest, search.counts_below(of).stop)) // 2
-            if middle <= fails:
-                break
+            middle = (fails + smallest) // 2
             answers = yield [(middle, 0)]
             changes[middle] = _change(answers[middle, 0])
             fails, smallest = (fails, middle) if changes[middle] < search.tolerance else (middle, smallest)
-        while below := [k for k in search.counts_below(smallest) if k >= smallest - check and k not in changes]:
+        while below := [k for k in range(max(smallest - check, 0), smallest) if k not in changes]:
             answers = yield [(k, 0) for k in below]
             changes |= {k: _change(value) for (k, _), value in answers.items()}
             smallest = min([smallest, *(k for k in below if changes[k] < search.tolerance)])
@@ -214,52 +167,24 @@ def bisection(of: int, tolerance: float = TOLERANCE, *, check: int = 2) -> Searc
     return Search(of, tolerance, "bisection", steps)
 
 
-def sequential(
-    of: int,
-    looks: Looks,
-    tolerance: float = TOLERANCE,
-    *,
-    alpha: float = 0.05,
-    spending: str = "pocock",
-    abreast: int = 1,
-) -> Search:
-    """Test the counts from none kept upwards, each on a growing random part of the series until that part decides.
-
-    Bounds of a group sequential test tell when the paired change of the log error can no longer lie on the other side
-    of the tolerance on all series. Open counts are decided on all series.
-
-    Args:
-        of, tolerance: see :func:`scan`.
-        looks: the parts, from :func:`tsfm_lens.ablation.looks.plan_looks`.
-        alpha: chance of another answer than the scan's, in the normal limit, shared by all counts.
-        spending: see :func:`tsfm_lens.ablation.looks.spending_bounds`.
-        abreast: lowest undecided counts that are looked at together.
-
-    Raises:
-        InputError: an argument out of range, or answers that do not fit the looks.
-        UnknownNameError: no such spending.
-    """
-    _refuse_below(1, "abreast", abreast)
+def sequential(of: int, looks: Looks, tolerance: float = TOLERANCE, *, alpha: float = 0.05) -> Search:
+    """Test the counts upwards on growing parts of the series; another answer than the scan's has chance ``alpha``."""
     # a count can be misjudged in one direction only, and every count may be the one that is
-    bounds = [*spending_bounds(looks.shares, alpha / of, spending), 0.0]
+    bounds = [*spending_bounds(looks.shares, alpha / of), 0.0]
     limit = np.log1p(tolerance) if tolerance > 0 else 0.0
 
     def steps(search: Search) -> Steps:
-        tests = {k: _Test(looks, bounds, limit) for k in range(of)}
-        count = 0
-        smallest = of
-        while rest := [k for k in search.counts_below(smallest) if tests[k].passes is None][:abreast]:
-            answers = yield [(k, tests[k].look) for k in rest]
-            for (k, look), value in answers.items():
-                count += len(looks.added[look])
-                tests[k].see(value)
-            smallest = min([of, *(k for k, test in tests.items() if test.passes)])
-        changes = {k: float(np.expm1(test.estimate)) for k, test in tests.items() if test.look}
-        full = all(tests[k].look == len(looks.added) for k in range(min(smallest + 1, of)))
-        passes = [test.passes for _, test in sorted(tests.items()) if test.passes is not None]
-        return search.found(
-            smallest, changes, count / looks.total, exact=full, monotone=passes == sorted(passes), alpha=alpha
-        )
+        tests = [_Test(looks, bounds, limit) for _ in range(of)]
+        count, kept = 0, 0
+        while kept < of and not tests[kept].passes:
+            look = tests[kept].look
+            answers = yield [(kept, look)]
+            count += len(looks.added[look])
+            tests[kept].see(answers[kept, look])
+            kept += tests[kept].passes is False
+        changes = {k: float(np.expm1(test.estimate)) for k, test in enumerate(tests) if test.look}
+        full = all(test.look == len(looks.added) for test in tests[: kept + 1])
+        return search.found(kept, changes, count / looks.total, exact=full, monotone=True, alpha=alpha)
 
     return Search(of, tolerance, "sequential", steps)
 

@@ -122,11 +122,7 @@ class Block(Generic[T_co]):
 
 
 class TorchHook:
-    """Torch hook ``act(module, args, kwargs[, output])`` on a side of a module; returns a replacement, or None.
-
-    The module itself says whether the hook is on, so that :meth:`set` and :meth:`remove` may be broken off anywhere and
-    called again.
-    """
+    """Torch hook ``act(module, args, kwargs[, output])``; the module itself says whether it is on."""
 
     def __init__(self, module: nn.Module, side: Side, act: Callable[..., Any]) -> None:
         self._module, self._side, self._act = module, side, act

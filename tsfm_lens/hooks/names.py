@@ -11,7 +11,7 @@ from typing import Literal
 
 from tsfm_lens.errors import UnknownNameError, unknown_name
 from tsfm_lens.hooks.tl_names import Key, full_name
-from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Attention, Mix, Site, Stack, Wiring
 
 RESIDUAL = ("batch", "pos", "d_model")
 HEADS = ("batch", "pos", "head", "d_head")
@@ -38,6 +38,7 @@ class Point:
     row_axis: int = 0
     aside: str = ""
     heads: int = 0
+    mix: Mix | None = None
 
 
 def hook_points(wiring: Wiring) -> dict[str, Point]:
@@ -66,7 +67,7 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
             else:
                 yield Point(f"{at}.hook_pre", HIDDEN, "site", writer.pre.within(block), *here)
                 yield Point(f"{at}.hook_post", HIDDEN, "site", writer.post.within(block), *here)
-            yield Point(f"{at}.hook_out", RESIDUAL, "site", writer.write.within(block), *here)
+            yield Point(f"{at}.hook_out", RESIDUAL, "site", writer.write.within(block), *here, mix=writer.mix)
         post = Site(block, layout=sublayers[0].reads.layout)
         yield Point(f"{prefix}.hook_resid_post", RESIDUAL, "site", post, stack.name, layer)
     if stack.ln_final:
@@ -84,7 +85,7 @@ def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, i
     yield Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, writer.over, writer.row_axis)
     yield Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, writer.over, writer.row_axis)
     yield Point(f"{at}.hook_z", HEADS, "z" if writer.z_inside else "site", z, *here)
-    yield Point(f"{at}.hook_result", RESULT, "result", z, *here)
+    yield Point(f"{at}.hook_result", RESULT, "result", z, *here, mix=writer.mix)
 
 
 def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = "") -> list[str]:

@@ -1,10 +1,9 @@
-"""Recording activations while a model runs."""
+"""Recording activations while a model runs, and forwards that end where a layer would begin."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import combinations
 from typing import Any, TypeVar
@@ -14,10 +13,14 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 from transformer_lens.utilities import Slice
 
+from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.block import Block
+from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point, select
-from tsfm_lens.hooks.registry import Hook, HookRegistry, HookScope
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.hooks.scopes import Hook, HookScope
+from tsfm_lens.hooks.wiring import Wiring
 
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
 Reducer = Callable[[Tensor], Tensor]
@@ -72,7 +75,7 @@ def record(
     into: Activations,
     *,
     device: torch.device | str | None = None,
-    reduce: Reducer | Mapping[str, Reducer] | Positions | None = None,
+    reduce: Reducer | Mapping[str, Reducer] | None = None,
     gradients: bool = False,
 ) -> Block[Activations]:
     """Record the values of the named hook points while the block runs, in this thread and task."""
@@ -105,26 +108,21 @@ def record(
     return Block(HookScope(registry, into, hooks))
 
 
-@dataclass(frozen=True)
-class Positions:
-    """Reducers that keep some positions of every activation, queries of patterns; all of what has no positions."""
+def at_positions(points: Mapping[str, Point], names: Iterable[str], which: Any) -> dict[str, Reducer]:
+    """Make reducers that keep some positions of activations, queries of patterns; all of what has no positions."""
+    part = Slice.unwrap(which)
 
-    points: Mapping[str, Point]
-    which: Any
+    def keep(place: int | None, tensor: Tensor) -> Tensor:
+        return tensor if place is None else part.apply(tensor, dim=place)
 
-    def of(self, name: str) -> Reducer:
-        """Return the reducer of one hook point."""
-        axes, which = self.points[name].axes, Slice.unwrap(self.which)
-        place = next((axes.index(axis) for axis in ("pos", "query") if axis in axes), None)
-        return by_row(lambda tensor: tensor if place is None else which.apply(tensor, dim=place))
+    places = {name: [axis for axis, what in enumerate(points[name].axes) if what in ("pos", "query")] for name in names}
+    return {name: by_row(partial(keep, axes[0] if axes else None)) for name, axes in places.items()}
 
 
-def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | Positions | None) -> dict[str, Reducer]:
+def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | None) -> dict[str, Reducer]:
     """Return the reducer of each name that has one."""
     if reduce is None:
         return {}
-    if isinstance(reduce, Positions):
-        return {name: reduce.of(name) for name in names}
     if not isinstance(reduce, Mapping):
         return dict.fromkeys(names, reduce)
     return {name: function for glob, function in reduce.items() for name in select(names, glob)}
@@ -154,3 +152,48 @@ def axes_after(axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Re
         return unknown
     candidates = [{way[index] for way in matches} for index in range(result.ndim)]
     return tuple(axes[min(which)] if len(which) == 1 else name for which, name in zip(candidates, unknown, strict=True))
+
+
+class _Arrival(Exception):
+    """Arrival of the stream at the layer; it leaves the native model as an error does."""
+
+
+def _stopping_point(wiring: Wiring, layer: int | str | Component) -> str:
+    """Return the hook point at which a forward ends that stops at a layer."""
+    if isinstance(layer, int):
+        stack, index = wiring.output_stack, layer
+    else:
+        place = Component.parse(str(layer))
+        if place.kind is not None:
+            raise InputError(
+                f"stop_at_layer {str(layer)!r} is a {place.level}; expected a layer, such as {place.layer}"
+            )
+        stack, index = wiring.stack(place.stack), place.layer
+    position = index + stack.n_layers if index < 0 else index
+    if position == stack.n_layers:
+        return f"{stack.prefix}.{position - 1}.hook_resid_post"
+    if not 0 <= position < stack.n_layers:
+        raise unknown_name("layer", layer, [str(each) for each in range(stack.n_layers + 1)])
+    return f"{stack.prefix}.{position}.hook_resid_pre"
+
+
+def passed_before(registry: HookRegistry, layer: int | str | Component) -> list[str]:
+    """Return every hook point that a forward has passed when it ends at a layer."""
+    names = list(registry.points)
+    return names[: names.index(_stopping_point(registry.wiring, layer)) + 1]
+
+
+def stream_into(registry: HookRegistry, layer: int | str | Component, run: Callable[[], Any]) -> Tensor:
+    """Run a forward up to a layer and return its input stream, (row, pos, d_model), edits of other hooks included."""
+
+    def stop(value: Tensor, hook: Any) -> None:
+        raise _Arrival(value)
+
+    stop.reads_only = True  # type: ignore[attr-defined]
+    with Block(HookScope(registry, None, [(_stopping_point(registry.wiring, layer), stop, "fwd")])):
+        try:
+            run()
+        except _Arrival as arrival:
+            stream: Tensor = arrival.args[0]
+            return stream
+    raise AssertionError("the forward never came to the layer, which its block refuses")

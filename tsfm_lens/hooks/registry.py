@@ -6,31 +6,25 @@ from the open blocks: nothing is counted up or down.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
-import inspect
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from types import FrameType
-from typing import Any, Literal, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint, LensHandle
+from transformer_lens.hook_points import HookPoint
 
-from tsfm_lens.errors import HookError, UnknownNameError, WiringError
+from tsfm_lens.errors import HookError, WiringError
 from tsfm_lens.hooks.attention_capture import AttentionCapture
-from tsfm_lens.hooks.block import Block, Scope, Side, TorchHook
-from tsfm_lens.hooks.hook_checks import check_table, refuse_hidden, refuse_recomputation
-from tsfm_lens.hooks.names import HEADS, RESIDUAL, Point, hook_points, select
+from tsfm_lens.hooks.block import Block, Side, TorchHook
+from tsfm_lens.hooks.hook_checks import check_table, refuse_recomputation
+from tsfm_lens.hooks.names import HEADS, RESIDUAL, Point, hook_points
 from tsfm_lens.hooks.native import (
     fold_leading,
     get_input,
@@ -42,22 +36,17 @@ from tsfm_lens.hooks.native import (
     to_native,
     to_vocabulary,
 )
+from tsfm_lens.hooks.scopes import HookScope, acting_hooks
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Stack, Wiring
 
-Direction = Literal["fwd", "bwd"]
-Hook = tuple[str, Callable[..., Any], Direction]
-"""(exact name of a hook point, function of an activation and ``hook=``, direction)."""
 ModuleSide = tuple[str, Side]
 Connection = tuple[ModuleSide, str, float, Callable[..., Any] | None]
 """(side of a module, key there, rank, function): see :class:`Act`."""
-T = TypeVar("T")
 
 # ranks before and behind those of hook points
 _FIRST, _LAST = -1.0, float("inf")
-# open blocks of the running task or thread; a task begins with those that were open at its creation
-_CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", default=())
 
 
 class HookRegistry:
@@ -93,23 +82,17 @@ class HookRegistry:
         }
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
         self.threads, self.dispatchers = threading.local(), weakref.WeakSet[HookDispatcher]()
-        # of blocks that rescale their stream, by the hook points of what their branches write
-        self._mixes = {
-            f"{stack.prefix}.{layer}.{row.kind}.{name}": (row.mix, self.modules[stack.block(layer)])
-            for stack in wiring.stacks
-            for layer in range(stack.n_layers)
-            for row in stack.rows(layer)
-            for name in ("hook_out", "hook_result")
-            if row.mix is not None
-        }
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
 
     def factor(self, point: Point) -> float:
         """Return the factor on a write at a hook point, as the model has it now; 1 where it is added as it is."""
-        mix = self._mixes.get(point.name)
-        return 1.0 if mix is None else mix[0](mix[1])[0]
+        return 1.0 if point.mix is None else self.gains(point)[0]
+
+    def gains(self, point: Point) -> tuple[float, float]:
+        """Return the factors that the block puts on a write at a hook point, and on the stream that it is added to."""
+        return point.mix(self.modules[self.stack_of(point).block(point.layer)]) if point.mix else (1.0, 1.0)
 
     def stack_of(self, point: Point) -> Stack:
         """Return the stack that a hook point belongs to."""
@@ -145,190 +128,6 @@ class HookRegistry:
         return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
 
 
-class HookScope(Scope[T]):
-    """Hooks of one block on the native model, in force in the thread and task that opened it.
-
-    They act in the order in which the model passes their points, however blocks are nested; hooks on one point in the
-    order in which they were set. ``after`` is called when the block ends; twice, where an interrupt broke it off.
-    """
-
-    def __init__(
-        self, registry: HookRegistry, value: T, hooks: Iterable[Hook] = (), after: Callable[[], object] | None = None
-    ) -> None:
-        self._registry, self._value, self._hooks, self._after = registry, value, tuple(hooks), after
-        # points that it connects and that the model must pass, and with those the writes that carry their edits
-        self.names, self.targets = list[str](), set[str]()
-        self._scoped: tuple[tuple[str, ScopedHook], ...] = ()
-        self._is_closed, self._has_gradient = True, False
-
-    def open(self) -> T:
-        """Set the hooks and connect their points."""
-        registry = self._registry
-        self._dispatcher = dispatcher = registry.session
-        # hook points that the run has passed, modules that ran to their end, and whether some ran in another thread
-        self.targets, self.trace, self.full_runs = set(), set[str](), set[str]()
-        self.elsewhere = self._is_closed = False
-        self._scoped = tuple([(name, ScopedHook(hook, self, side)) for name, hook, side in self._hooks])
-        in_use = {*dispatcher.unconnected(), *dict(self._scoped)}
-        connected = set().union(*[scope.targets for scope in dispatcher.acting()])
-        self._task, self._generator = _running_task(), _open_generator()
-        self.is_open = True
-        _CURRENT.set((*_CURRENT.get(), self))
-        dispatcher.scopes = (*dispatcher.scopes, self)
-        for name, hook in self._scoped:
-            registry.hooked[name].add_hook(hook, dir=hook.direction)
-        self.names = sorted(in_use, key=registry.rank.__getitem__)
-        # a write that carries edits of the stream is shown first, as it is without them
-        targets = {*self.names, *filter(None, [registry.points[name].aside for name in self.names])}
-        paths = {registry.points[name].site.module for name in targets - connected}
-        refuse_hidden(registry.model, [(path, registry.modules[path]) for path in paths])
-        self.targets = targets
-        dispatcher.settle()
-        return self._value
-
-    def close(self) -> None:
-        """Take everything off; another thread than the block's leaves the functions that torch calls to that one."""
-        if self._is_closed:
-            return
-        self._has_gradient = any(hook.calls for _name, hook in self._scoped if hook.direction == "bwd")
-        self.is_open = False
-        _CURRENT.set(tuple([scope for scope in _CURRENT.get() if scope.is_open]))
-        for name, hook in self._scoped:
-            detach(self._registry.hooked[name], hook)
-        self._dispatcher.settle()
-        if self._after is not None:
-            self._after()
-        self._is_closed = True
-        # hooks know their scope, and their records are not to wait for the collector of cycles
-        self._scoped = ()
-
-    def check(self) -> None:
-        """Raise HookError for hooks that did nothing though the model ran."""
-        if not self.trace.issuperset(self.names):
-            self._dispatcher.refuse_inert(self)
-        silent = [name for name, _hook, direction in self._hooks if direction == "bwd" and name in self.trace]
-        if silent and not self._has_gradient:
-            raise HookError(
-                f"no gradient came to the backward hook on {silent[0]}: call backward() inside the block, on a loss of "
-                "what the model gave there, and not under torch.no_grad()"
-            )
-
-    def acts(self) -> bool:
-        """Return whether the block is open where the running code stands; HookError if in a generator that waits."""
-        if not self.is_open or getattr(self._registry.threads, "dispatcher", None) is not self._dispatcher:
-            return False
-        if self not in _CURRENT.get():
-            # of a task that ended without leaving its block, as a notebook's cell does, the thread takes it over
-            task = None if self._task is None else self._task()
-            if self._task is None or not (task is None or task.done()):
-                return False
-        if self._generator is not None and not _is_running(self._generator[0]):
-            raise HookError(
-                f"a context that is open in the generator {self._generator[1]} would act on what runs while that one "
-                "waits at its yield, and nothing says whether it is meant to. Leave the context before the yield, or "
-                "make the generator a contextlib.contextmanager and enter it by a with statement."
-            )
-        return True
-
-
-class ScopedHook:
-    """Hook of a block; as a forward hook it leaves the runs of other threads and tasks alone."""
-
-    def __init__(self, function: Callable[..., Any], scope: HookScope[Any], direction: Direction) -> None:
-        self.function, self.scope, self.direction, self.calls = function, scope, direction, 0
-        # never changes what it sees; treats every row of a batch by itself; does so once it knows which rows run
-        marks = [bool(getattr(function, mark, False)) for mark in ("reads_only", "by_row", "by_place")]
-        self.reads_only, self.by_row, self.by_place = marks
-
-    def __repr__(self) -> str:
-        # TransformerLens asks whenever a hook is set, and a partial shows every number of its tensors
-        function = self.function
-        while isinstance(function, partial):
-            function = function.func
-        return repr(function)
-
-    def __call__(self, value: Any, hook: HookPoint) -> Any:
-        """Call the function, or nothing in another thread or task."""
-        # backward hooks run in threads of autograd's own, and torch keeps them as long as the graph
-        if not (self.scope.acts() if self.direction == "fwd" else self.scope.is_open):
-            return None
-        self.calls += 1
-        return self.function(value, hook=hook)
-
-
-def acting_hooks(handles: Iterable[LensHandle]) -> list[Any]:
-    """Return the hooks of a hook point that act here: those of acting blocks, and those that belong to the lens."""
-    # another thread may take a hook out of the list meanwhile
-    hooks = [handle.user_hook for handle in tuple(handles)]
-    return [hook for hook in hooks if not isinstance(hook, ScopedHook) or hook.scope.acts()]
-
-
-def resolve_hooks(
-    names: Iterable[str], hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]], direction: Direction
-) -> list[Hook]:
-    """Resolve globs and predicates to hooks with exact names; UnknownNameError where one matches no hook point."""
-    by_name: list[Hook] = []
-    for name, hook in hooks:
-        matches = list(filter(name, names)) if callable(name) else select(names, name)
-        if not matches:
-            raise UnknownNameError(f"{name!r} is true of no hook point; lens.hook_table() lists them")
-        by_name += [(exact, hook, direction) for exact in matches]
-    return by_name
-
-
-def detach(point: HookPoint, hook: ScopedHook) -> None:
-    """Take a hook off its hook point, wherever an interrupt left it."""
-    is_listed = False
-    for handles in (point.fwd_hooks, point.bwd_hooks):
-        for handle in tuple(handles):
-            if handle.user_hook is hook:
-                is_listed = True
-                handle.hook.remove()
-                # in place and without a lock: another thread may set a hook meanwhile
-                while any(other is handle for other in tuple(handles)):
-                    with contextlib.suppress(ValueError):
-                        handles.remove(handle)
-    if is_listed:
-        return
-    # an interrupt came between torch's hook and its place in the list
-    ids = {handle.hook.id for handle in (*point.fwd_hooks, *point.bwd_hooks)}
-    for table in (point._forward_hooks, point._backward_hooks):
-        for key, other in tuple(table.items()):
-            if key not in ids and other.__qualname__.startswith("HookPoint.add_hook."):
-                table.pop(key, None)
-
-
-def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
-    try:
-        task = asyncio.current_task()
-    except RuntimeError:
-        return None
-    return None if task is None else weakref.ref(task)
-
-
-def _open_generator() -> tuple[int, str] | None:
-    """Return frame and name of the generator whose ``with`` statement enters a block, if it is no context manager."""
-    frame: FrameType | None = sys._getframe(1)
-    package = __name__.rpartition(".")[0]
-    while frame is not None:
-        module = frame.f_globals.get("__name__", "")
-        # a generator driven by contextlib belongs to the statement that entered it
-        if module != "contextlib" and not module.startswith(package):
-            if not frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
-                return None
-            if frame.f_back is None or frame.f_back.f_globals.get("__name__") != "contextlib":
-                return id(frame), f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
-        frame = frame.f_back
-    return None
-
-
-def _is_running(frame_id: int) -> bool:
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and id(frame) != frame_id:
-        frame = frame.f_back
-    return frame is not None
-
-
 @dataclass
 class Act:
     """Function at one side of a module (None notes its end), its rank there (lowest first), and points that need it."""
@@ -360,10 +159,10 @@ class HookDispatcher:
         """Return the open blocks that act on what runs now; errors as in :meth:`HookScope.acts`."""
         return [*filter(HookScope.acts, self.scopes)]
 
-    def _in_use(self, name: str) -> bool:
-        """Return whether a hook acts at a hook point."""
+    def _acting_at(self, name: str) -> list[Any]:
+        """Return the hooks that act at a hook point."""
         point = self._registry.hooked[name]
-        return bool(acting_hooks(point.fwd_hooks) or (point.bwd_hooks and acting_hooks(point.bwd_hooks)))
+        return acting_hooks((*point.fwd_hooks, *point.bwd_hooks), self.acting())
 
     def unconnected(self) -> list[str]:
         """Return the hook points where a hook acts and that no block has connected."""
@@ -374,7 +173,7 @@ class HookDispatcher:
         if not in_use:
             return []
         connected = set().union(*[scope.targets for scope in self.acting()])
-        return [name for name in in_use if name not in connected and self._in_use(name)]
+        return [name for name in in_use if name not in connected and self._acting_at(name)]
 
     def across_rows(self, *, parts: bool = True) -> list[str]:
         """Return the hook points whose hooks may look at several series at once, so that a batch must stay whole.
@@ -382,13 +181,12 @@ class HookDispatcher:
         A function with a true attribute ``by_row`` treats every row of a batch by itself; one with a true attribute
         ``by_place``, if the run's state says which rows of a batch run, as it does in ``parts`` of the lens's own.
         """
-        marks, points = (("by_row", "by_place") if parts else ("by_row",)), self._registry.hooked
+        marks = ("by_row", "by_place") if parts else ("by_row",)
 
-        def is_apart(name: str) -> bool:
-            hooks = acting_hooks((*points[name].fwd_hooks, *points[name].bwd_hooks))
-            return all(any(getattr(hook, mark, False) for mark in marks) for hook in hooks)
+        def is_apart(hook: Any) -> bool:
+            return any(getattr(hook, mark, False) for mark in marks)
 
-        return [name for name in self._registry.in_use if not is_apart(name)]
+        return [name for name in self._registry.in_use if not all(map(is_apart, self._acting_at(name)))]
 
     def refuse_inert(self, scope: HookScope[Any]) -> None:
         """Raise HookError if the model ran and did not pass a hook point of a block."""
@@ -525,31 +323,27 @@ class HookDispatcher:
 
     def _at_site(self, point: Point) -> Callable[..., Any]:
         """Make the torch hook for a hook point on a module's inputs, or on its output."""
-        arg = point.site.arg
+        arg, enters = point.site.arg, point.site.side == "in"
+        get: Callable[..., Tensor] = get_input if enters else get_output
+        put: Callable[..., Any] = put_input if enters else put_output
 
-        def on_input(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            tensor = get_input(args, kwargs, arg)
+        def pass_through(_module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
+            values = (args, kwargs) if enters else output
+            tensor = get(*values, arg)
             new = self._fire(point, tensor)
-            return None if new is tensor else put_input(args, kwargs, arg, new)
+            return None if new is tensor else put(*values, arg, new)
 
-        def on_output(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
-            tensor = get_output(output, arg)
-            new = self._fire(point, tensor)
-            return None if new is tensor else put_output(output, arg, new)
-
-        return on_input if point.site.side == "in" else on_output
+        return pass_through
 
     def _carry_edits(self, point: Point) -> Connection:
         """Add an edit on the way into a branch to the branch's write, so that the stream has it too."""
-        registry = self._registry
-        write, stack = registry.points[point.aside], registry.stack_of(point)
-        mix, native = stack.writer(write.kind, write.layer).mix, registry.modules[stack.block(write.layer)]
+        registry, write = self._registry, self._registry.points[point.aside]
 
         def after(_module: nn.Module, _args: Any, _kwargs: Any, output: Any) -> Any:
             change = self._edits.pop(point.name, None)
             if change is None:
                 return None
-            write_gain, stream_gain = (1.0, 1.0) if mix is None else mix(native)
+            write_gain, stream_gain = registry.gains(write)
             edit = to_native(change * (stream_gain / write_gain), write.site.layout, RESIDUAL, self._sizes(point))
             tensor = get_output(output, write.site.arg)
             return put_output(output, write.site.arg, tensor + edit.reshape(tensor.shape))
@@ -558,10 +352,7 @@ class HookDispatcher:
         return (write.site.module, "out"), f"edits of {point.name}", registry.rank[write.name] + 0.5, after
 
     def _connect_result(self, point: Point) -> Iterator[Connection]:
-        """Compute each head's write from the input of the output projection; only an edit changes the sum.
-
-        Where a norm stands between the heads and the stream, its scale is frozen to that of this pass.
-        """
+        """Compute each head's write, a norm behind it frozen to this pass's scale; only an edit changes the sum."""
         stack, rank = self._registry.stack_of(point), self._registry.rank[point.name]
         row, path = stack.attention(point.kind, point.layer), point.site.module
         layout = row.write.layout if row.post_norm else row.stream_layout
@@ -600,7 +391,7 @@ class HookDispatcher:
         return (
             point is not None
             and any(point.name in scope.targets and scope.acts() for scope in self.scopes)
-            and self._in_use(point.name)
+            and bool(self._acting_at(point.name))
         )
 
     def _fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
@@ -640,15 +431,16 @@ class HookDispatcher:
 
     def _through(self, point: Point, value: Tensor) -> Tensor:
         refuse_recomputation(point.name, self._gradients)
-        for scope in self.acting():
+        scopes = self.acting()
+        for scope in scopes:
             scope.trace.add(point.name)
         hook_point = self._registry.hooked[point.name]
-        if hook_point.bwd_hooks and len(acting_hooks(hook_point.bwd_hooks)) < len(hook_point.bwd_hooks):
+        if hook_point.bwd_hooks and len(acting_hooks(hook_point.bwd_hooks, scopes)) < len(hook_point.bwd_hooks):
             raise HookError(
                 f"another thread has backward hooks on {point.name}, or another task has, and torch cannot keep them "
                 "apart. Let one block with backward hooks end before another thread or task hooks the same points."
             )
-        hooks = acting_hooks(hook_point.fwd_hooks)
+        hooks = acting_hooks(hook_point.fwd_hooks, scopes)
         if all(getattr(hook, "reads_only", False) for hook in hooks):
             if hook_point.bwd_hooks:
                 result: Tensor = hook_point(value)

@@ -41,37 +41,34 @@ class NativeCall(NamedTuple):
 
 
 def _noted(model: nn.Module, paths: Iterable[str], side: Side, note: Callable[..., Any]) -> Block[dict[str, list[Any]]]:
-    """Keep ``note(args, kwargs[, output])`` of every call of each module, by path, while the block runs."""
+    """Keep ``note(path, args, kwargs[, output])`` of every call of each module, by path, while the block runs."""
     notes: dict[str, list[Any]] = {path: [] for path in paths}
 
     def keep(path: str, _module: nn.Module, *call: Any) -> None:
-        notes[path].append(note(*call))
+        notes[path].append(note(path, *call))
 
     return hooked([TorchHook(model.get_submodule(path), side, partial(keep, path)) for path in notes], notes)
 
 
 def recorded_calls(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[NativeCall]]]:
     """Keep every call of each module, by dotted path below the model, while the block runs."""
-    return _noted(model, paths, "out", lambda *call: NativeCall(*(map_tensors(part, Tensor.detach) for part in call)))
+    return _noted(model, paths, "out", lambda _path, *call: NativeCall(*map_tensors(call, Tensor.detach)))
 
 
 def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Any]]]:
     """Record the full output of each call of each module, detached, while the block runs."""
-    return _noted(model, paths, "out", lambda _args, _kwargs, output: map_tensors(output, Tensor.detach))
+    return _noted(model, paths, "out", lambda _path, _args, _kwargs, output: map_tensors(output, Tensor.detach))
 
 
 def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Tensor]]]:
     """Record the first input of each call of each module, detached, while the block runs."""
-    return _noted(model, paths, "in", lambda args, _kwargs: args[0].detach())
+    return _noted(model, paths, "in", lambda _path, args, _kwargs: args[0].detach())
 
 
-def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Block[None]:
+def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Block[Any]:
     """Pass path and first input, detached, of each module to ``look`` at every call while the block runs."""
 
-    def show(path: str, _module: nn.Module, args: Any, kwargs: Any) -> None:
-        look(path, get_input(args, kwargs, 0).detach())
-
-    return hooked([TorchHook(model.get_submodule(path), "in", partial(show, path)) for path in paths], None)
+    return _noted(model, paths, "in", lambda path, args, kwargs: look(path, get_input(args, kwargs, 0).detach()))
 
 
 def called_once(model: nn.Module, path: str) -> Block[None]:
@@ -97,11 +94,7 @@ def replayed(
     copies: int,
     unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
 ) -> Block[None]:
-    """Let modules return stored outputs while the block runs, in this thread; blocks of several take turns.
-
-    Tensors whose first axis is a multiple of ``rows`` are repeated, variant-major. An unfinished module, (last layer,
-    its stored input, the module's stored output), runs that layer alone. OtherCalls for more or fewer calls.
-    """
+    """Let modules return stored outputs, rows repeated variant-major; an unfinished one runs its last layer alone."""
     queues: dict[str, Iterator[Any]] = {path: iter(calls) for path, calls in outputs.items()}
     resumed = unfinished or {}
     queues |= {path: iter([(entered, output)]) for path, (_last, entered, output) in resumed.items()}

@@ -148,11 +148,9 @@ class Before:
             raise InputError(f"mlp_input=True at layer {self.layer}, which has no MLP; expected a layer with one")
         self.branches = kinds.index(Mlp) if mlp_input else 0
         self._end = f"{self.stack.prefix}.{self.stack.n_layers - 1}.hook_resid_post"
+        # layer and row of every branch that has written there, in order
+        self.writers = _writers(self.stack, self.layer, self.branches)
         self._carry = carry_factors(source.model, self.stack, (self.layer, self.branches))
-
-    def writers(self) -> list[tuple[int, Writer]]:
-        """Return layer and row of every branch that has written there, in order."""
-        return _writers(self.stack, self.layer, self.branches)
 
     def streams(self, *, incl_mid: bool) -> dict[str, str]:
         """Return the hook points of the stream at every layer up to the place, by label."""
@@ -185,7 +183,7 @@ class Before:
     def heads(self) -> tuple[list[str], Tensor]:
         """Return the labels of all heads, and each head's write as it arrives, (head, …, pos, d_model)."""
         labels, writes = [], [self.embed()[None][:0]]
-        for layer, row in self.writers():
+        for layer, row in self.writers:
             if isinstance(row, Attention):
                 several = sum(1 for _ in self.stack.attentions(layer)) > 1
                 labels += [f"L{layer}{f'.{row.kind}.' if several else ''}H{head}" for head in range(self.stack.n_heads)]
@@ -205,7 +203,7 @@ class Before:
     def bias(self, *, of_mlps: bool) -> Tensor:
         """Sum the output biases as they arrive, (…, pos, d_model)."""
         total = torch.zeros_like(self.embed())
-        for layer, row in self.writers():
+        for layer, row in self.writers:
             if isinstance(row, Mlp) and not of_mlps:
                 continue
             bias = self._out(layer, row)[1]
@@ -275,7 +273,7 @@ class Before:
         """Refuse a place whose stream is not the sum of the writes before it; nothing where one was not recorded."""
         try:
             stream, total = self.stream(), self.embed()
-            writes = [self.branch(layer, row) for layer, row in self.writers()]
+            writes = [self.branch(layer, row) for layer, row in self.writers]
         except UnknownNameError:
             return
         size = total.abs()
@@ -365,7 +363,7 @@ class Decomposed(Mapping[Any, Tensor]):
             raise unknown_name("mode", mode, ("all", "mlp", "attn"))
         place = self._before(stack, layer, mlp_input, pos_slice, whole=mode == "all")
         labels, writes = ["embed"], [place.embed()]
-        for index, row in place.writers():
+        for index, row in place.writers:
             if mode == "all" or (mode == "mlp") == isinstance(row, Mlp):
                 labels.append(f"{index}_{row.kind}_out")
                 writes.append(place.branch(index, row))
@@ -426,7 +424,7 @@ class Decomposed(Mapping[Any, Tensor]):
 
         labels, heads = place.heads()
         parts = [project(heads)]
-        for index, row in place.writers():
+        for index, row in place.writers:
             if isinstance(row, Mlp):
                 of = place.neurons(index, row) if expand_neurons else place.branch(index, row)[None]
                 many = [f"L{index}N{neuron}" for neuron in range(len(of))]

@@ -13,10 +13,7 @@ from tsfm_lens.hooks.block import Block, Steps
 
 
 class Turns:
-    """Let one thread at a time change what belongs to the process or the model; a turn is held by a token.
-
-    Whoever holds a turn may be broken off anywhere: no lock is held, and each change of the queue is one call of C.
-    """
+    """Queue in which one thread at a time holds a turn, by a token; each change is one call of C, for interrupts."""
 
     def __init__(self) -> None:
         self._queue: list[tuple[int, object]] = []

@@ -23,8 +23,9 @@ from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
 from tsfm_lens.hooks.interventions import Intervention
 from tsfm_lens.hooks.names import select
-from tsfm_lens.hooks.registry import HookRegistry, HookScope, attach_point, resolve_hooks
-from tsfm_lens.hooks.stopping import stream_into
+from tsfm_lens.hooks.recorder import stream_into
+from tsfm_lens.hooks.registry import HookRegistry, attach_point
+from tsfm_lens.hooks.scopes import HookScope, resolve_hooks
 from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Mlp, Wiring

@@ -14,7 +14,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom, Rows
-from tsfm_lens.hooks.recorder import NamesFilter, Positions, Reducer
+from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import HookList, LensBase, refuse_unknown
@@ -138,9 +138,9 @@ class Lens(LensBase):
         refuse_run(self, rollout, incl_bwd, loss)
         if pos_slice is not None and reduce is not None:
             raise InputError("pos_slice and reduce exclude each other; let the reducer take the positions")
-        reducer = reduce if pos_slice is None else Positions(self.registry.points, pos_slice)
         stop = run.pop("stop_at_layer", None)
         names = names_of(self, names_filter, stop)
+        reducer = reduce if pos_slice is None else at_positions(self.registry.points, names, pos_slice)
         batch = series.batch if isinstance(series, Encoded) else as_series(series)
         capture = Capture(self, batch, names, reducer, device, loss if incl_bwd else None, memory, rollout, stop)
         output: Any

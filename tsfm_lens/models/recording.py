@@ -14,8 +14,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.recorder import NamesFilter, Positions, Reducer, record, reducers_of, resolve_filter
-from tsfm_lens.hooks.stopping import passed_before, stopping_point
+from tsfm_lens.hooks.recorder import NamesFilter, Reducer, passed_before, record, reducers_of, resolve_filter
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
@@ -47,7 +46,7 @@ class Capture:
     lens: LensBase
     batch: SeriesBatch
     names: list[str]
-    reduce: Reducer | Mapping[str, Reducer] | Positions | None = None
+    reduce: Reducer | Mapping[str, Reducer] | None = None
     device: torch.device | str | None = None
     loss: Callable[[Tensor], Tensor] | None = None
     memory: int | str | None = None
@@ -166,7 +165,7 @@ def names_of(lens: LensBase, names_filter: NamesFilter, stop: int | str | Compon
         names = [name for name in names if not name.endswith("hook_result")]
     if stop is None:
         return names
-    reachable = set(passed_before(lens.registry, stopping_point(lens.wiring, stop)))
+    reachable = set(passed_before(lens.registry, stop))
     late = [name for name in names if name not in reachable]
     if late and names_filter is not None and not callable(names_filter):
         raise InputError(f"a forward with stop_at_layer={stop!r} does not come to {late[0]}; leave it out")
