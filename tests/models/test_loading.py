@@ -16,7 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tiny_lenses import lens_of
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import architectures, load
 from tsfm_lens.models.checkpoint import read_checkpoint
 from tsfm_lens.testing import example_case
 
@@ -193,22 +193,3 @@ def test_a_cached_hub_snapshot_loads_with_its_commit(
     (root / "blobs" / "hash-of-model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors is not a regular file"):
         load(snapshot)
-
-
-BRANCHES = {
-    "chronos-2": {"time_attn", "group_attn", "mlp"},
-    "timesfm-3": {"time_attn", "variate_attn", "mlp"},
-    **{name: {"self_attn", "cross_attn", "mlp"} for name in ("chronos", "chronos-bolt", "t5")},
-}
-
-
-def test_adapted_lens_lists_its_parts(name: str) -> None:
-    lens = lens_of(name)
-    assert isinstance(lens, Lens)
-    stack = lens.wiring.output_stack
-    at = f"{stack.name}.0" if stack.name else "0"
-    assert f"{stack.name or 'blocks'}: {stack.n_layers} layers × {stack.n_heads} heads" in repr(lens)
-    branches = BRANCHES.get(name, {"attn", "mlp"})
-    assert {str(c) for c in lens.components(f"{at}.*")} == {f"{at}.{kind}" for kind in branches}
-    heads = lens.components(f"{at}.*.*")
-    assert len(heads) == stack.n_heads * (len(branches) - 1)

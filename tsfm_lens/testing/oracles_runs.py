@@ -19,6 +19,7 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import EditPattern, Noise, PatchFrom, Steer, Zero
 from tsfm_lens.hooks.recorder import record
 from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.base import HookList
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, Deviations, first_stream, oracle, relative
 
@@ -45,7 +46,7 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     placeholder = torch.zeros(len(copies), case.horizon, dtype=torch.long)
     encoded = lens.encode(copies, tokens=placeholder)
     embeds = torch.cat([call.value for call in steps.calls(embed)], dim=1)
-    with lens.edit(_replace_embeds(embed, embeds)):
+    with lens.hooks(_replace_embeds(embed, embeds)):
         _, whole = lens.run_with_cache(encoded, names_filter=names)
     yield from _offsets(steps, names)
     for name in names:
@@ -65,14 +66,9 @@ def _offsets(steps: Activations, names: list[str]) -> Deviations:
             length += call.value.shape[1]
 
 
-def _replace_embeds(name: str, embeds: Tensor) -> Steer:
+def _replace_embeds(name: str, embeds: Tensor) -> HookList:
     """Put stored embeddings in place of any value."""
-
-    class _Replace(Steer):
-        def change(self, point: object) -> Callable:
-            return lambda value, _state: embeds.to(value)
-
-    return _Replace(name, embeds)
+    return [(name, lambda value, hook: embeds.to(value))]
 
 
 def _join_patterns(parts: list[Tensor]) -> Tensor:
