@@ -87,16 +87,19 @@ class Capture:
                 )
         return total // items
 
-    def forward(self, encoded: Encoded) -> tuple[Tensor, Activations]:
-        """Return the output and the activations of a forward, in parts."""
+    def forward(
+        self, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor] = lambda output, _part: output
+    ) -> tuple[Tensor, Activations]:
+        """Return the output, or what is read of it, and the activations of a forward, in parts."""
         lens, whole = self.lens, self.whole
         stored = self.kept(lengths_of(encoded))
 
         def run(start: int, stop: int) -> Tensor:
-            output = lens.forward(_part(encoded, start, stop), stop_at_layer=self.stop)
+            part = encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
+            output = lens.forward(part, stop_at_layer=self.stop)
             if self.loss is not None:
                 self.loss(output).backward()
-            return output
+            return read(output, part)
 
         # gradients are requested, whatever the caller's setting
         with torch.enable_grad() if self.loss is not None else nullcontext():
@@ -190,24 +193,6 @@ def forward_ranges(
         fit = min(fit, max(1, most // per_item))
     number = -(-encoded.n_items // fit)
     return cut(encoded.batch, -(-encoded.n_items // number) * per_item)
-
-
-def _part(encoded: Encoded, start: int, stop: int) -> Encoded:
-    return encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
-
-
-def read_forward(lens: LensBase, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor]) -> Tensor:
-    """Run one forward and read its output, in parts of the batch where the memory asks for it."""
-
-    def one(start: int, stop: int) -> Tensor:
-        part = _part(encoded, start, stop)
-        return read(lens.forward(part), part)
-
-    whole = lens.registry.session.across_rows()
-    ranges = [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded)
-    with torch.no_grad():
-        outputs = halved(one, encoded.batch, ranges, by_row_hint(whole) if whole else "")
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[Tensor], Tensor] | None) -> None:

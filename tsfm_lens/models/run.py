@@ -26,7 +26,7 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.batching import limit_of
 from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, over_steps
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.recording import read_forward
+from tsfm_lens.models.recording import Capture, names_of
 from tsfm_lens.registry import extensible, method_of
 
 # of the memory that a run may take, the share for its recordings
@@ -164,9 +164,14 @@ class Run:
         if self.rollout:
             return self.forecast.median
         self._refuse_other_hooks()
-        encoded = self.encoded
-        with self._clock("recordings"):
-            return read_forward(self.lens, encoded, self.read).cpu().double().numpy()
+        return self._forward(())[0]
+
+    def _forward(self, names: Iterable[str]) -> tuple[np.ndarray, Activations]:
+        """Return the point forecast of the single forward and its activations at hook points."""
+        encoded, capture = self.encoded, Capture(self.lens, self.batch, names_of(self.lens, list(names), None))
+        with torch.no_grad(), self._clock("recordings"):
+            output, acts = capture.forward(encoded, self.read)
+            return output.cpu().double().numpy(), acts
 
     def read(self, output: Tensor, part: Encoded | None = None) -> Tensor:
         """Read point forecasts in data units out of a forward of the batch, or of a part of it; differentiable.
@@ -205,15 +210,15 @@ class Run:
         if there is not None:
             return there
         self._refuse_other_hooks()
-        series: Any = self.batch if self.rollout else self.encoded
-        options: dict[str, Any] = {"horizon": self.horizon, "num_samples": self.num_samples, "seed": self.seed}
-        with torch.no_grad(), self._clock("recordings"):
-            how = {"rollout": True, **options} if self.rollout else {}
-            output, acts = self.lens.run_with_cache(series, names_filter=sorted(requested), **how)
-            if self.rollout:
-                self.__dict__.setdefault("forecast", output)
-            else:
-                self.__dict__.setdefault("point", self.read(output).cpu().double().numpy())
+        if self.rollout:
+            options: dict[str, Any] = {"horizon": self.horizon, "num_samples": self.num_samples, "seed": self.seed}
+            with torch.no_grad(), self._clock("recordings"):
+                output, acts = self.lens.run_with_cache(
+                    self.batch, names_filter=sorted(requested), rollout=True, **options
+                )
+        else:
+            output, acts = self._forward(sorted(requested))
+        self.__dict__.setdefault("forecast" if self.rollout else "point", output)
         self._keep(acts)
         return acts
 
