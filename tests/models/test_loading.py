@@ -68,15 +68,6 @@ def test_one_architecture_claims_it(folder: Path, name: str) -> None:
         assert [each.name for each in architectures().values() if each.claims_object(thing)] == [name]
 
 
-@pytest.mark.published
-def test_timesfm_loads_at_its_only_size(tmp_path: Path) -> None:
-    """The library's class has one size, and its checkpoints no configuration."""
-    native = architectures()["timesfm-2.5"].build("200m")
-    native.save_pretrained(tmp_path)
-    (tmp_path / "config.json").unlink(missing_ok=True)
-    assert load(tmp_path).wiring.output_stack.n_layers == 20
-
-
 def test_samples_and_futures_are_refused_by_who_takes_none(name: str) -> None:
     lens = lens_of(name)
     batch = example_case(lens).batch

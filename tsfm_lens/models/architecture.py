@@ -178,7 +178,6 @@ class Architecture:
     """One entry of ``tsfm-lens models``.
 
     Attributes:
-        name: key of the wiring.
         title: as its authors call it.
         published: size -> hub id.
         adapter: class of its adapters.
@@ -201,7 +200,6 @@ class Architecture:
         claims_tensors: whether names of tensors belong to it, for checkpoints whose config.json does not tell.
     """
 
-    name: str
     title: str
     published: Mapping[str, str]
     adapter: Any
@@ -222,6 +220,11 @@ class Architecture:
     computed: tuple[str, ...] = ()
     among: Callable[[Any], bool] = lambda native: True
     claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
+
+    @property
+    def name(self) -> str:
+        """Key of the wiring."""
+        return self.adapter.architecture
 
     @property
     def readout(self) -> Literal["token", "quantile", "distribution"]:

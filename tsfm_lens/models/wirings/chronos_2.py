@@ -206,7 +206,6 @@ LEVELS = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
 
 
 ARCHITECTURE = Architecture(
-    name="chronos-2",
     title="Chronos-2",
     published={"base": "amazon/chronos-2"},
     claims=lambda config: config.get("chronos_pipeline_class") == "Chronos2Pipeline",
