@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.apart import apart, status
 from tsfm_lens.models import load
-from tsfm_lens.models.memory import VARIABLE
+from tsfm_lens.models.batching import VARIABLE
 
 Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""

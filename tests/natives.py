@@ -201,17 +201,22 @@ def timesfm_3(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     return Answer(emitted.flatten(0, 1).transpose(1, 2).numpy())
 
 
-def toto(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
+def masked(batch: SeriesBatch, covariates_ahead: int = 0) -> Any:
+    """Toto's own form of series."""
     from toto.data.util.dataset import MaskedTimeseries
-    from toto.inference.forecaster import TotoForecaster
 
     values = stacked(batch, min(max(batch.lengths), 4096))
-    seconds = torch.zeros_like(values)
-    shown = MaskedTimeseries(
-        values.nan_to_num(0.0), ~values.isnan(), torch.zeros_like(values), seconds, seconds[..., 0].int()
+    zeros = torch.zeros_like(values)
+    return MaskedTimeseries(
+        values.nan_to_num(0.0), ~values.isnan(), zeros, zeros, zeros[..., 0].int(), covariates_ahead
     )
+
+
+def toto(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
+    from toto.inference.forecaster import TotoForecaster
+
     forecast = TotoForecaster(native.model).forecast(
-        shown, prediction_length=horizon, num_samples=DRAWS, samples_per_batch=DRAWS
+        masked(batch), prediction_length=horizon, num_samples=DRAWS, samples_per_batch=DRAWS
     )
     quantiles = [forecast.quantile(level).flatten(0, 1) for level in LEVELS]
     samples = forecast.samples.flatten(0, 1).transpose(1, 2)

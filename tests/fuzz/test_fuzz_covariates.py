@@ -16,7 +16,8 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 
 GAPS = ("none", "none", "some", "first", "last", "all but one")
-HORIZON = 12
+# beyond one pass
+HORIZON = 24
 
 
 @pytest.fixture(scope="module")

@@ -11,23 +11,12 @@ import pytest
 import torch
 
 from tiny_lenses import lens_of
-from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures
 
 ARCHITECTURES = sorted(architectures())
 NAN = float("nan")
 BAD_HORIZONS = (0, -1, 2.5, 3.0, "3", True, NAN, np.float32(2.0), [1], 10**30)
-
-
-@pytest.mark.parametrize("data", [None, [[1.0], []], np.array([1.0, NAN, np.inf]), pd.DataFrame(), "no file"], ids=repr)
-def test_a_lens_refuses_what_is_no_series(data: Any) -> None:
-    lens = lens_of("chronos-bolt")
-    with pytest.raises(InputError) as expected:
-        as_series(data)
-    for call in (lens.forecast, lens.forward, lens.run_with_cache):
-        with pytest.raises(InputError, match=re.escape(str(expected.value))):
-            call(data)
 
 
 def test_odd_numbers_are_numbers() -> None:
@@ -66,6 +55,7 @@ def test_bad_horizons_are_named(name: str) -> None:
         ({"num_samples": "3"}, "num_samples '3'"),
         ({"seed": "a"}, "seed 'a' is not an integer"),
         ({"seed": -1}, "seed -1"),
+        *(({"batch_size": wrong}, "batch_size") for wrong in (0, -1, 2.5, True, "all")),
     ],
     ids=str,
 )

@@ -21,7 +21,6 @@ from tiny_lenses import lens_of
 from tsfm_lens.errors import CheckpointError, UnknownNameError, WiringError
 from tsfm_lens.models import architectures, load, opening
 from tsfm_lens.models.checkpoint import expected_of, module_of
-from tsfm_lens.zoo import checkpoint_path
 
 NAMES = sorted(architectures())
 Edit = Callable[[dict[str, torch.Tensor]], None]
@@ -47,6 +46,13 @@ def sharded(folder: Path) -> dict[str, str]:
 
 def indexed(folder: Path, place: object) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": place}))
+
+
+def opened_by(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> None:
+    """Open every checkpoint by a function of the folder and Chronos's own opening."""
+    real = architectures()["chronos"]
+    own = dataclasses.replace(real, open=lambda folder, *args: change(folder, lambda: real.open(folder, *args)))
+    monkeypatch.setattr(opening, "architecture_of", lambda *_args: own)
 
 
 def marking(path: Path) -> Path:
@@ -166,35 +172,27 @@ def test_tables_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_loader_that_loads_something_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    real = architectures()["chronos"]
-
-    def careless(*args: Any) -> Any:
-        native = real.open(*args)
+    def careless(_folder: Path, real: Callable[[], Any]) -> Any:
+        native = real()
         with torch.no_grad():
             native.inner_model.shared.weight[3, 2] += 1e-6
         return native
 
-    monkeypatch.setattr(opening, "architecture_of", lambda *_args: dataclasses.replace(real, open=careless))
+    opened_by(monkeypatch, careless)
     with pytest.raises(CheckpointError, match=r"did not load shared\.weight as the file has it"):
         load("chronos-nano")
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_other_types_hold_the_rounded_weights(dtype: str) -> None:
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(nano: Path, dtype: str) -> None:
     kind = getattr(torch, dtype)
-    kept = load("bolt-nano", dtype=dtype, check=False).adapter.model.state_dict()
-    for name, tensor in load_file(checkpoint_path("bolt-nano") / "model.safetensors").items():
+    load(rewritten(nano, replaced("shared.weight", lambda x: x, at="lm_head.weight")), dtype=dtype, check=False)
+    # transformers unties what differs, so that both are as the file has them
+    rewritten(nano, replaced("shared.weight", lambda x: x + 1.0, at="encoder.embed_tokens.weight"))
+    kept = load(nano, dtype=dtype, check=False).adapter.model.state_dict()
+    for name, tensor in load_file(nano / "model.safetensors").items():
         # transformers keeps some matrices of T5 in single precision
         assert torch.equal(kept[name].to(kind), tensor.to(kind))
-
-
-def test_tied_tensors_that_are_written_twice_are_both_as_written(nano: Path) -> None:
-    load(rewritten(nano, replaced("shared.weight", lambda x: x, at="lm_head.weight")), check=False)
-    other = replaced("shared.weight", lambda x: x + 1.0, at="encoder.embed_tokens.weight")
-    # transformers unties what differs, so that both are as the file has them
-    kept = load(rewritten(nano, other), check=False).adapter.model.state_dict()
-    for name, tensor in load_file(nano / "model.safetensors").items():
-        assert torch.equal(kept[name], tensor)
 
 
 # --- inside the folder, and safetensors only -----------------------------------------------------------------------
@@ -252,18 +250,12 @@ def test_a_decoy_does_not_make_a_pickle_readable(nano: Path, tmp_path_factory: p
 
 
 def test_a_library_is_shown_nothing_but_the_files_that_were_judged(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[Path] = []
-    real = architectures()["chronos"]
-
-    def watching(folder: Path, *args: Any) -> Any:
-        seen.extend(sorted(folder.iterdir()))
-        return real.open(folder, *args)
-
+    seen: list[str] = []
     for stray in ("pytorch_model.bin", "adapter_config.json", "decoy.safetensors", "modeling.py", "tokenizer.json"):
         (nano / stray).write_text("{}")
-    monkeypatch.setattr(opening, "architecture_of", lambda *_args: dataclasses.replace(real, open=watching))
+    opened_by(monkeypatch, lambda folder, real: seen.extend(path.name for path in folder.iterdir()) or real())
     lens = load(nano, check=False)
-    assert [path.name for path in seen] == ["config.json", "generation_config.json", "model.safetensors"]
+    assert sorted(seen) == ["config.json", "generation_config.json", "model.safetensors"]
     assert lens.adapter.model.config._name_or_path == str(nano)
 
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import tsfm_lens
+from natives import masked
 from tsfm_lens import probes
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -37,22 +38,6 @@ def drawn(count: int, *, text: bool = False) -> list[dict[str, Any]]:
         target = 5 + known["k"][:STEPS] + rng.normal(size=STEPS)
         items.append({"target": target, "past_covariates": past, "future_covariates": future})
     return items
-
-
-def test_chronos_2_rolls_out_as_its_pipeline_does(nano: Lens) -> None:
-    items = drawn(3, text=True)
-    for item in items:
-        item["future_covariates"] = {k: np.resize(v, 40) for k, v in item["future_covariates"].items()}
-    ours = nano.forecast(as_series(items), 40)
-    theirs = torch.stack(nano.native.predict(items, prediction_length=40))[:, 0]
-    np.testing.assert_array_equal(ours.quantiles[ours.context.is_target], theirs.numpy())
-
-
-def test_words_have_no_code_that_leaks_across_items(nano: Lens) -> None:
-    items = drawn(2, text=True)
-    both, alone = as_series(items), as_series(items[:1])
-    inputs = (nano.encode(both).inputs["context"], nano.encode(alone).inputs["context"])
-    np.testing.assert_array_equal(inputs[0][: len(alone)], inputs[1])
 
 
 def test_timesfm_3_decodes_covariates_as_the_library_does() -> None:
@@ -138,21 +123,11 @@ def test_toto_puts_what_is_known_in_the_place_of_its_own_forecast() -> None:
         item["target"] = item["target"][-4 * patch :]
         item["future_covariates"] = {"k": np.resize(item["future_covariates"]["k"], horizon)}
     batch = as_series(items)
-    rows = [[item["target"], item["past_covariates"]["a"], item["past_covariates"]["k"]] for item in items]
-    series = torch.tensor(np.array(rows), dtype=torch.float32)
-    masked = pytest.importorskip("toto.data.util.dataset").MaskedTimeseries(
-        series,
-        torch.ones_like(series, dtype=torch.bool),
-        torch.zeros_like(series),
-        torch.zeros_like(series),
-        torch.zeros(series.shape[:2], dtype=torch.int),
-        1,
-    )
     ahead = torch.tensor(np.array([[item["future_covariates"]["k"]] for item in items]), dtype=torch.float32)
     how = {"num_samples": 4, "samples_per_batch": 4, "future_exogenous_variables": ahead}
     ours = lens.forecast(batch, horizon, num_samples=4, seed=5)
     torch.manual_seed(5)
-    theirs = room.TotoForecaster(lens.adapter.model).forecast(masked, prediction_length=horizon, **how)
+    theirs = room.TotoForecaster(lens.adapter.model).forecast(masked(batch, 1), prediction_length=horizon, **how)
     assert ours.samples is not None
     np.testing.assert_array_equal(ours.samples, theirs.samples.flatten(0, 1).permute(0, 2, 1))
     np.testing.assert_array_equal(ours.median[2], np.float32(items[0]["future_covariates"]["k"]))

@@ -98,18 +98,3 @@ def test_a_package_that_the_library_needs_is_missed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(extras, "installed", lambda package: None if package == "hydra-core" else real(package))
     assert "hydra-core" in status()["moirai"].missing
     assert "hydra-core" not in status()["toto"].missing
-
-
-def test_pytree_is_stood_in_for_only_without_jax(monkeypatch: pytest.MonkeyPatch) -> None:
-    def without_jax(name: str) -> object:
-        raise ModuleNotFoundError("No module named 'jax'")
-
-    poor, rich = ModuleType("jaxtyping"), ModuleType("jaxtyping")
-    poor.__getattr__ = without_jax  # type: ignore[method-assign]
-    rich.PyTree = marker = object()  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "jaxtyping", poor)
-    extras._stand_in_for_pytree()
-    assert poor.PyTree[int, "T"]
-    monkeypatch.setitem(sys.modules, "jaxtyping", rich)
-    extras._stand_in_for_pytree()
-    assert rich.PyTree is marker

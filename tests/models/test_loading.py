@@ -16,7 +16,7 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 
 from tiny_lenses import lens_of
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import architectures, load
 from tsfm_lens.models.checkpoint import read_checkpoint
 from tsfm_lens.testing import example_case
 
@@ -66,15 +66,6 @@ def test_one_architecture_claims_it(folder: Path, name: str) -> None:
     assert claims == [name]
     for thing in (lens.native, lens.adapter.model):
         assert [each.name for each in architectures().values() if each.claims_object(thing)] == [name]
-
-
-@pytest.mark.published
-def test_timesfm_loads_at_its_only_size(tmp_path: Path) -> None:
-    """The library's class has one size, and its checkpoints no configuration."""
-    native = architectures()["timesfm-2.5"].build("200m")
-    native.save_pretrained(tmp_path)
-    (tmp_path / "config.json").unlink(missing_ok=True)
-    assert load(tmp_path).wiring.output_stack.n_layers == 20
 
 
 def test_samples_and_futures_are_refused_by_who_takes_none(name: str) -> None:
@@ -193,22 +184,3 @@ def test_a_cached_hub_snapshot_loads_with_its_commit(
     (root / "blobs" / "hash-of-model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"model\.safetensors is not a regular file"):
         load(snapshot)
-
-
-BRANCHES = {
-    "chronos-2": {"time_attn", "group_attn", "mlp"},
-    "timesfm-3": {"time_attn", "variate_attn", "mlp"},
-    **{name: {"self_attn", "cross_attn", "mlp"} for name in ("chronos", "chronos-bolt", "t5")},
-}
-
-
-def test_adapted_lens_lists_its_parts(name: str) -> None:
-    lens = lens_of(name)
-    assert isinstance(lens, Lens)
-    stack = lens.wiring.output_stack
-    at = f"{stack.name}.0" if stack.name else "0"
-    assert f"{stack.name or 'blocks'}: {stack.n_layers} layers × {stack.n_heads} heads" in repr(lens)
-    branches = BRANCHES.get(name, {"attn", "mlp"})
-    assert {str(c) for c in lens.components(f"{at}.*")} == {f"{at}.{kind}" for kind in branches}
-    heads = lens.components(f"{at}.*.*")
-    assert len(heads) == stack.n_heads * (len(branches) - 1)

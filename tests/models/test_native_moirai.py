@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from natives import DRAWS, by_series, gluonts, items, moirai_forecaster
+from natives import DRAWS, by_series, gluonts, items, moirai_forecaster, stacked
 from tiny_lenses import lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -32,19 +32,15 @@ def test_the_patch_size_is_the_forecast_objects(univariate: list[np.ndarray]) ->
 def test_the_mean_and_the_distribution_are_moirais(kind: str, horizon: int, request: pytest.FixtureRequest) -> None:
     lens, series = lens_of("moirai-1.1"), request.getfixturevalue(kind)
     own = moirai_forecaster(lens.native, items(as_series(series)), horizon, patch_size=16)
-    shape = (len(series), np.atleast_2d(series[0]).shape[0], 50)
-    target = np.full(shape, np.nan, dtype=np.float32)
-    for row, each in zip(target, series, strict=True):
-        row[:, 50 - each.shape[-1] :] = each
+    values = stacked(as_series(series), 50).transpose(1, 2)
     lengths = torch.tensor([each.shape[-1] for each in series])
     padding = torch.arange(50)[None] < (50 - lengths)[:, None]
-    values = torch.from_numpy(target).transpose(1, 2)
     with torch.no_grad():
         native = own._get_distr(16, values.nan_to_num(), ~values.isnan(), padding)
 
     def formatted(packed: torch.Tensor) -> torch.Tensor:
         """(series, step)."""
-        return torch.from_numpy(by_series(list(own._format_preds(16, packed[None], shape[1]).numpy())))[:, 0]
+        return torch.from_numpy(by_series(list(own._format_preds(16, packed[None], values.shape[2]).numpy())))[:, 0]
 
     mean = formatted(native.mean)
     assert_close(lens.forward(series, horizon=horizon).detach()[:, 0, :horizon], mean, depth=100)

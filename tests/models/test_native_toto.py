@@ -2,33 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 
+from natives import LEVELS, masked, stacked
 from tiny_lenses import lens_of
+from tsfm_lens.data import as_series
 from tsfm_lens.testing import assert_close
 
-LEVELS = tuple(level / 10 for level in range(1, 10))
 KINDS = pytest.mark.parametrize("kind", ["univariate", "multivariate"])
-
-
-def values_and_mask(series: list[np.ndarray], length: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """(item, variate, time): gaps and what is shorter as NaN, and True where a value is known."""
-    rows = [np.atleast_2d(each) for each in series]
-    rows = [np.pad(each, ((0, 0), (length - each.shape[1], 0)), constant_values=np.nan) for each in rows]
-    values = torch.tensor(np.stack(rows), dtype=torch.float32)
-    return values, ~values.isnan()
-
-
-def shown(series: list[np.ndarray]) -> Any:
-    from toto.data.util.dataset import MaskedTimeseries
-
-    values, mask = values_and_mask(series, 50)
-    seconds = torch.zeros_like(values)
-    return MaskedTimeseries(values.nan_to_num(), mask, torch.zeros_like(values), seconds, seconds[..., 0].int())
 
 
 @KINDS
@@ -37,7 +20,7 @@ def test_the_mean_and_the_distribution_are_totos(kind: str, request: pytest.Fixt
     from toto.data.util.dataset import pad_array
     from toto.inference.forecaster import TotoForecaster
 
-    forecaster, given = TotoForecaster(lens.native.model), shown(series)
+    forecaster, given = TotoForecaster(lens.native.model), masked(as_series(series))
     mean = forecaster.forecast(given, prediction_length=8).mean.flatten(0, 1)
     assert_close(lens.forward(series).detach()[:, 0], mean, depth=100)
 
@@ -64,10 +47,14 @@ def test_the_blocks_are_toto_2s(
     lens, series = lens_of("toto-2"), request.getfixturevalue(kind)
     from toto2.model import linear_imputation
 
-    values, mask = values_and_mask(series, 56)
+    values = stacked(as_series(series), 56)
     # what stands under the mask is never read
     filled = torch.stack([torch.tensor(linear_imputation(item.numpy())) for item in values])
-    inputs = {"target": filled, "target_mask": mask, "series_ids": torch.zeros(values.shape[:2], dtype=torch.long)}
+    inputs = {
+        "target": filled,
+        "target_mask": ~values.isnan(),
+        "series_ids": torch.zeros(values.shape[:2], dtype=torch.long),
+    }
     with torch.no_grad():
         emitted = lens.native.forecast(inputs, horizon=40, decode_block_size=block)
     expected = emitted.flatten(1, 2).transpose(0, 1)

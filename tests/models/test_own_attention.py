@@ -125,25 +125,6 @@ def test_the_stock_encoder_was_on_its_fast_path_before_it_was_hooked(monkeypatch
     assert len(calls) == LAYERS
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_keys_and_values_have_the_shared_heads_once_and_weights_one_for_every_head(name: str) -> None:
-    """As TransformerLens has them: hooks un-repeated, W_K and W_V repeated."""
-    wiring, model = MODELS[name]
-    native = model()
-    lens = Lens(wiring(native), name)
-    shared = SHARED if wiring is Grouped else HEADS
-    _, acts = lens.run_with_cache(bundled("co2").tail(40))
-    for letter, heads in (("q", HEADS), ("k", shared), ("v", shared), ("z", HEADS)):
-        assert acts[f"blocks.0.attn.hook_{letter}"].shape[1:] == (10, heads, SIZE)
-    weights = lens.weights.heads(1)
-    assert weights.W_K.shape == weights.W_V.shape == weights.W_Q.shape == (HEADS, WIDTH, SIZE)
-    if wiring is Grouped:
-        rows = native.blocks[1].attn.k.weight
-        for head in range(HEADS):
-            group = head // (HEADS // SHARED)
-            assert torch.equal(weights.W_K[head], rows[group * SIZE : (group + 1) * SIZE].T)
-
-
 @pytest.mark.parametrize("repeated", [False, True])
 def test_an_edit_of_a_shared_key_moves_the_heads_that_share_it(repeated: bool) -> None:
     lens = Lens(Grouped(grouped(repeated=repeated)), "grouped")

@@ -25,18 +25,17 @@ def model() -> Forecaster:
     return drawn()
 
 
-def test_the_right_wiring_passes(model: Forecaster, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_right_wiring_passes_and_the_table_is_printed(
+    model: Forecaster, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert failed(Wired, model) == set()
     printed = capsys.readouterr()
     # no terminal, and nobody asked which oracle runs
     assert printed.out == printed.err == ""
-
-
-def test_the_table_is_printed(model: Forecaster, capsys: pytest.CaptureFixture[str]) -> None:
     check_wiring(Wired, model)
-    printed = capsys.readouterr().out
-    assert "own: Forecaster" in printed
-    assert printed.count("passed") == len(ORACLES)
+    table = capsys.readouterr().out
+    assert "own: Forecaster" in table
+    assert table.count("passed") == len(ORACLES)
 
 
 def test_defaults_of_the_base_class(model: Forecaster) -> None:

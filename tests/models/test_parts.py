@@ -20,9 +20,8 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Resample, Zero, by_row
 from tsfm_lens.models import architectures, batching
-from tsfm_lens.models.batching import cut, plan, request_of
+from tsfm_lens.models.batching import VARIABLE, as_bytes, limit_of, plan, request_of
 from tsfm_lens.models.draws import block_seed
-from tsfm_lens.models.memory import VARIABLE, as_bytes, limit_of
 from tsfm_lens.testing import assert_close
 
 UNCUT = ("moirai-1.1", "toto-1")
@@ -172,20 +171,6 @@ def test_variants_of_many_series_draw_what_each_draws_alone(name: str, monkeypat
             with lens.edit(*variant.interventions):
                 alone = lens.forecast(series, 4, num_samples=3).samples
             assert_close(found.samples[index], alone, depth=DEPTH, dtype=torch.float32)
-
-
-def test_batches_are_cut_between_items() -> None:
-    batch = as_series([np.zeros((count, 5)) for count in (1, 2, 3, 1, 1)])
-    assert cut(batch, 1) == [(0, 1), (1, 3), (3, 6), (6, 7), (7, 8)]
-    assert cut(batch, 3) == [(0, 3), (3, 6), (6, 8)]
-    assert cut(batch, 4) == [(0, 3), (3, 7), (7, 8)]
-    assert cut(batch, 99) == [(0, 8)]
-
-
-def test_only_sizes_are_batch_sizes() -> None:
-    for wrong in (0, -1, 2.5, True, "all"):
-        with pytest.raises(InputError, match=r"batch_size"):
-            lens_of("chronos-bolt").forecast(series_for("chronos-bolt"), 4, batch_size=wrong)  # type: ignore[arg-type]
 
 
 def test_zero_is_known_to_act_by_row() -> None:

@@ -96,7 +96,6 @@ def test_sample_paths_that_stand_outside_are_put_together(monkeypatch: pytest.Mo
     """Toto 1 repeats the whole batch for every path."""
     lens, series = lens_of("toto-1"), series_for("toto-1")
     run: dict[str, Any] = {"rollout": True, "horizon": 4, "num_samples": 3}
-    blocks = [lens.run_with_cache(series[i : i + 2], **run)[1]["blocks.0.attn.hook_out"] for i in (0, 2)]
     monkeypatch.setattr(batching, "DRAWN", 2)
     equal = [np.resize(one, 40) for one in series]
     _, whole = lens.run_with_cache(equal[:4], **run)

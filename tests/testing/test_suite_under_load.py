@@ -1,9 +1,8 @@
-"""The command that runs the suite under load: it stops what it started, and says which condition failed."""
+"""The command that runs the suite under load says which condition failed."""
 
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -22,27 +21,6 @@ def tool(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.setitem(sys.modules, "suite_under_load", found)
     spec.loader.exec_module(found)
     return found
-
-
-def test_busy_processes_end_with_the_block(tool: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[subprocess.Popen[bytes]] = []
-    popen = subprocess.Popen
-
-    def kept(*arguments: object, **options: object) -> subprocess.Popen[bytes]:
-        started.append(popen(*arguments, **options))  # type: ignore[call-overload]
-        return started[-1]
-
-    monkeypatch.setattr(tool.subprocess, "Popen", kept)
-
-    def fail() -> None:
-        with tool.busy(2):
-            assert [process.poll() for process in started] == [None, None]
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert len(started) == 2
-    assert all(process.returncode is not None for process in started)
 
 
 def test_a_condition_that_fails_is_told(

@@ -18,9 +18,8 @@ from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.replay import OtherCalls, called_once, only, recorded_inputs, recorded_outputs, replayed
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.batching import halved
+from tsfm_lens.models.batching import fitting, halved, lengths_of, need_of, out_of_memory
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.memory import fitting, lengths_of, need_of, out_of_memory
 from tsfm_lens.models.recording import forward_ranges
 
 # multiplications that take about as long as the overhead of a pass of any size: a few milliseconds

@@ -22,11 +22,10 @@ from tsfm_lens.hooks.edit import acts_by_row
 from tsfm_lens.hooks.replay import OtherCalls
 from tsfm_lens.models.adapter import DECILES, refuse_request
 from tsfm_lens.models.architecture import Prediction, stands_apart
-from tsfm_lens.models.batching import DRAWN, ForecastRequest, forecast_part
+from tsfm_lens.models.batching import DRAWN, ForecastRequest, fitting, forecast_part, out_of_memory
 from tsfm_lens.models.draws import Piece, Unsplittable, block_seed, seeded
 from tsfm_lens.models.forecast import Forecast, checked_request, refuse_non_finite
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.memory import fitting, out_of_memory
 
 NonFinite = Literal["refuse", "keep"]
 Progress = Callable[[int, int], None]

@@ -11,7 +11,7 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
-from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, Resample, Rows, Zero
+from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, Resample, Zero
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.recording import Capture, names_of
@@ -32,8 +32,6 @@ def knock_outs(
     components: Sequence[str | Component],
     how: str = "zero",
     reference: Any = None,
-    rows: Rows = None,
-    positions: Rows = None,
     horizon: int | None = None,
     **options: Any,
 ) -> list[Intervention]:
@@ -42,7 +40,7 @@ def knock_outs(
     targets = select_components(lens.wiring, *components)
     if needs_reference:
         options["reference"] = reference_activations(lens, how, reference, horizon)
-    return [KINDS[how](target, rows=rows, positions=positions, **options) for target in targets]
+    return [KINDS[how](target, **options) for target in targets]
 
 
 def ablated_variants(

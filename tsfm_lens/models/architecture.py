@@ -116,16 +116,15 @@ class Encoded:
 
     def repeated(self, copies: int) -> dict[str, Any]:
         """Repeat all series of the inputs, copy-major."""
-        return {key: self._repeat(key, value, copies) for key, value in self.inputs.items()}
-
-    def _repeat(self, key: str, value: Any, copies: int) -> Any:
-        if not isinstance(value, Tensor) or copies == 1:
-            return value
-        tiled = value.repeat(copies, *[1] * (value.ndim - 1))
-        if key not in self.ids:
-            return tiled
-        shift = torch.arange(copies, device=value.device).repeat_interleave(len(value)) * (value.max() + 1)
-        return tiled + shift.reshape(-1, *[1] * (value.ndim - 1)).to(value.dtype)
+        repeated = dict(self.inputs)
+        for key, value in self.inputs.items():
+            if isinstance(value, Tensor) and copies > 1:
+                ones = [1] * (value.ndim - 1)
+                repeated[key] = value.repeat(copies, *ones)
+                if key in self.ids:
+                    shift = torch.arange(copies, device=value.device).repeat_interleave(len(value)) * (value.max() + 1)
+                    repeated[key] += shift.reshape(-1, *ones).to(value.dtype)
+        return repeated
 
 
 def in_data_units(normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
@@ -179,7 +178,6 @@ class Architecture:
     """One entry of ``tsfm-lens models``.
 
     Attributes:
-        name: key of the wiring.
         title: as its authors call it.
         published: size -> hub id.
         adapter: class of its adapters.
@@ -202,7 +200,6 @@ class Architecture:
         claims_tensors: whether names of tensors belong to it, for checkpoints whose config.json does not tell.
     """
 
-    name: str
     title: str
     published: Mapping[str, str]
     adapter: Any
@@ -223,6 +220,11 @@ class Architecture:
     computed: tuple[str, ...] = ()
     among: Callable[[Any], bool] = lambda native: True
     claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
+
+    @property
+    def name(self) -> str:
+        """Key of the wiring."""
+        return self.adapter.architecture
 
     @property
     def readout(self) -> Literal["token", "quantile", "distribution"]:

@@ -6,7 +6,7 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from types import SimpleNamespace
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -63,21 +63,6 @@ class Config(SimpleNamespace):
     def __setattr__(self, name: str, value: Any) -> None:
         hint = "hook_result and the other hook points are computed whenever they are asked for"
         raise InputError(f"cfg.{name} cannot be set: nothing of the native model is changed, and {hint}")
-
-
-class TokenModel(Protocol):
-    """Interface of a model that reads and emits tokens, with the settings of its tokenizer, for probes of tokens."""
-
-    model: Any
-    native: Any
-    settings: Any
-
-    @property
-    def first_value_token(self) -> int:
-        """Id of the lowest value bin; all lower ids are special."""
-
-    def encode_tokens(self, ids: Tensor, decoder: Tensor) -> Encoded:
-        """Encode token ids (sequence, position) of encoder and decoder as native input."""
 
 
 def _of_adapter(name: str, doc: str) -> Any:
@@ -204,9 +189,9 @@ class LensBase(HookedRootModule):
         return ids
 
     @property
-    def tokens(self) -> TokenModel | None:
+    def tokens(self) -> Any:
         """Token model that takes ids; None if the model is not one."""
-        return self.adapter if hasattr(self.adapter, "encode_tokens") else None  # type: ignore[return-value]
+        return self.adapter if hasattr(self.adapter, "encode_tokens") else None
 
     @property
     def first_value_token(self) -> int:

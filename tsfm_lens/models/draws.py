@@ -14,43 +14,30 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tsfm_lens.errors import HookError
-from tsfm_lens.hooks.block import Block
+from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.state import ONE_RUN
 
 # their tag speaks of dropout, of which there is none in evaluation
 _WITHOUT_DRAWS = ("attention", "dropout")
 
 
-class _Seed:
-    """Generators under a seed, as the scope of a block."""
-
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self.is_open, self._seed, self._device = False, seed, device
-        self._states: tuple[Tensor, Tensor | None] | None = None
-
-    def open(self) -> None:
-        self.is_open = True
-        ONE_RUN.take(self)
-        on_cuda = self._device.type == "cuda"
-        self._states = torch.get_rng_state(), torch.cuda.get_rng_state(self._device) if on_cuda else None
-        torch.manual_seed(self._seed)
-
-    def close(self) -> None:
-        if self._states is not None:
-            torch.set_rng_state(self._states[0])
-            if self._states[1] is not None:
-                torch.cuda.set_rng_state(self._states[1], self._device)
-        self._states = None
-        ONE_RUN.give(self)
-        self.is_open = False
-
-    def check(self) -> None:
-        return
-
-
 def seeded(seed: int, device: torch.device) -> Block[None]:
     """Seed torch's generators of the CPU and of a device while the block runs; their state is left as it was."""
-    return Block(_Seed(seed, device))
+    token, states = object(), list[tuple[Tensor, Tensor | None]]()
+
+    def begin() -> None:
+        ONE_RUN.take(token)
+        states.append((torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None))
+        torch.manual_seed(seed)
+
+    def end() -> None:
+        for on_cpu, on_cuda in states:
+            torch.set_rng_state(on_cpu)
+            if on_cuda is not None:
+                torch.cuda.set_rng_state(on_cuda, device)
+        ONE_RUN.give(token)
+
+    return Block(Steps(None, begin, end))
 
 
 def block_seed(seed: int, block: int) -> int:

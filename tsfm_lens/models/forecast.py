@@ -245,11 +245,11 @@ def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:
     return np.concatenate([truth[:, :horizon], longer], axis=1)
 
 
-def checked_truth(truth: Any, shape: tuple[int, int]) -> np.ndarray:
-    """Return a truth as numbers (series, step)."""
-    values = to_floats(truth, "the truth")
+def checked_values(source: Any, shape: tuple[int, int], what: str = "the truth") -> np.ndarray:
+    """Return a truth, or a path, as numbers (series, step)."""
+    values = to_floats(source, what)
     if values.shape != shape:
-        raise InputError(f"truth has shape {values.shape}, expected (series, step) = {shape}")
+        raise InputError(f"{what} has shape {values.shape}, expected (series, step) = {shape}")
     return values
 
 
@@ -274,7 +274,7 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
         data = data.assign_coords(role=("series", list(batch.roles)))
         data["known_future"] = (("series", "step"), batch.known_future(horizon))
     if truth is not None:
-        data["truth"] = (("series", "step"), checked_truth(truth, (len(batch), horizon)))
+        data["truth"] = (("series", "step"), checked_values(truth, (len(batch), horizon)))
     stamps = [batch.timestamps(index, ahead=horizon) for index in range(len(batch))]
     if any(stamp is None for stamp in stamps):
         return data

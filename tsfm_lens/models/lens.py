@@ -172,8 +172,8 @@ class Lens(LensBase):
                 the forecast to come: a model that reads places of the future has other tokens at another horizon.
             options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
         """
-        interventions = knock_outs(self, components, how, reference, rows, positions, horizon, **options)
-        return self.edit(*interventions)
+        options |= {"rows": rows, "positions": positions}
+        return self.edit(*knock_outs(self, components, how, reference, horizon, **options))
 
     def patch(
         self, source: Activations, *targets: str | Component, rows: Rows = None, positions: Rows = None

@@ -11,31 +11,36 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import HookError, InputError, WiringError
+from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, passed_before, record, reducers_of, resolve_filter
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
-from tsfm_lens.models.batching import Range, by_row_hint, cut, forecast_part, halved, plan, reason_uncut, request_of
-from tsfm_lens.models.forecast import Forecast, refuse_non_finite
-from tsfm_lens.models.memory import (
+from tsfm_lens.models.batching import (
     LITTLE,
     VARIABLE,
+    Range,
+    by_row_hint,
+    cut,
     fitting,
+    forecast_part,
     free_bytes,
+    halved,
     in_words,
     is_given,
     kept_bytes,
     lengths_of,
     limit_of,
     need_of,
+    plan,
+    reason_uncut,
+    request_of,
 )
+from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.time_axis import rollout_spans
 
-# bytes of activations that a run keeps without a request
-_BESIDE = 2**25
 T = TypeVar("T")
 
 
@@ -81,16 +86,19 @@ class Capture:
                 )
         return total // items
 
-    def forward(self, encoded: Encoded) -> tuple[Tensor, Activations]:
-        """Return the output and the activations of a forward, in parts."""
+    def forward(
+        self, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor] = lambda output, _part: output
+    ) -> tuple[Tensor, Activations]:
+        """Return the output, or what is read of it, and the activations of a forward, in parts."""
         lens, whole = self.lens, self.whole
         stored = self.kept(lengths_of(encoded))
 
         def run(start: int, stop: int) -> Tensor:
-            output = lens.forward(_part(encoded, start, stop), stop_at_layer=self.stop)
+            part = encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
+            output = lens.forward(part, stop_at_layer=self.stop)
             if self.loss is not None:
                 self.loss(output).backward()
-            return output
+            return read(output, part)
 
         # gradients are requested, whatever the caller's setting
         with torch.enable_grad() if self.loss is not None else nullcontext():
@@ -184,63 +192,6 @@ def forward_ranges(
         fit = min(fit, max(1, most // per_item))
     number = -(-encoded.n_items // fit)
     return cut(encoded.batch, -(-encoded.n_items // number) * per_item)
-
-
-def _part(encoded: Encoded, start: int, stop: int) -> Encoded:
-    return encoded if stop - start == len(encoded.batch) else encoded.part(start, stop)
-
-
-def read_forward(lens: LensBase, encoded: Encoded, read: Callable[[Tensor, Encoded], Tensor]) -> Tensor:
-    """Run one forward and read its output, in parts of the batch where the memory asks for it."""
-
-    def one(start: int, stop: int) -> Tensor:
-        part = _part(encoded, start, stop)
-        return read(lens.forward(part), part)
-
-    whole = lens.registry.session.across_rows()
-    ranges = [(0, len(encoded.batch))] if whole else forward_ranges(lens, encoded)
-    with torch.no_grad():
-        outputs = halved(one, encoded.batch, ranges, by_row_hint(whole) if whole else "")
-    return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-def recorded_pass(lens: LensBase, encoded: Encoded, names: list[str], *, more: bool) -> tuple[Tensor, Activations]:
-    """Return a forward's output and some hook points; with ``more`` also points that others may request, if small."""
-    beside = _beside(lens, encoded, names) if more else []
-    try:
-        return Capture(lens, encoded.batch, names_of(lens, [*names, *beside], None)).forward(encoded)
-    except (HookError, WiringError):
-        if not beside:
-            raise
-        # a point that nobody requested cannot be hooked, as in a compiled module
-        return recorded_pass(lens, encoded, names, more=False)
-
-
-def recorded_alike(lens: LensBase, recorded: Iterable[Activations], names: Iterable[str]) -> list[Activations]:
-    """Select the recordings of forwards that looked into attention, or did not, as one of some hook points would."""
-    inside = _looks_inside(lens, names)
-    return [acts for acts in recorded if _looks_inside(lens, acts) == inside]
-
-
-def _looks_inside(lens: LensBase, names: Iterable[str]) -> bool:
-    points = lens.registry.points
-    return any(points[name].how not in ("site", "result") for name in names if name in points)
-
-
-def _beside(lens: LensBase, encoded: Encoded, names: list[str]) -> list[str]:
-    """List the hook points that a forward passes beside some without running otherwise; none where memory is short."""
-    points = lens.registry.points
-    if is_given(None) or lens.registry.in_use or any(points[name].row_axis for name in names if name in points):
-        return []
-    internal = {"scores"} if _looks_inside(lens, names) else {"scores", "pattern", "q", "k", "v", "z"}
-    more = [
-        name
-        for name, point in points.items()
-        # the head's output may be as wide as a vocabulary
-        if point.how not in internal and not point.row_axis and name not in names and name != "unembed.hook_out"
-    ]
-    size = sum(kept_bytes(lens, more, lengths_of(encoded)).values()) * encoded.n_items
-    return more if size <= _BESIDE else []
 
 
 def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[Tensor], Tensor] | None) -> None:

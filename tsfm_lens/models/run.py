@@ -17,17 +17,16 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.ends import held_out
-from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.forecast import Forecast, checked_request, checked_truth, context_dataset, is_count, over_steps
+from tsfm_lens.models.batching import limit_of
+from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, over_steps
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.memory import limit_of
-from tsfm_lens.models.recording import read_forward, recorded_alike, recorded_pass
+from tsfm_lens.models.recording import Capture, names_of
 from tsfm_lens.registry import extensible, method_of
 
 # of the memory that a run may take, the share for its recordings
@@ -165,9 +164,14 @@ class Run:
         if self.rollout:
             return self.forecast.median
         self._refuse_other_hooks()
-        encoded = self.encoded
-        with self._clock("recordings"):
-            return read_forward(self.lens, encoded, self.read).cpu().double().numpy()
+        return self._forward(())[0]
+
+    def _forward(self, names: Iterable[str]) -> tuple[np.ndarray, Activations]:
+        """Return the point forecast of the single forward and its activations at hook points."""
+        encoded, capture = self.encoded, Capture(self.lens, self.batch, names_of(self.lens, list(names), None))
+        with torch.no_grad(), self._clock("recordings"):
+            output, acts = capture.forward(encoded, self.read)
+            return output.cpu().double().numpy(), acts
 
     def read(self, output: Tensor, part: Encoded | None = None) -> Tensor:
         """Read point forecasts in data units out of a forward of the batch, or of a part of it; differentiable.
@@ -206,27 +210,31 @@ class Run:
         if there is not None:
             return there
         self._refuse_other_hooks()
-        encoded: Any = None if self.rollout else self.encoded
-        with torch.no_grad(), self._clock("recordings"):
-            if self.rollout:
-                options: dict[str, Any] = {"horizon": self.horizon, "num_samples": self.num_samples, "seed": self.seed}
-                options |= {"names_filter": sorted(requested), "rollout": True}
-                forecast, acts = self.lens.run_with_cache(self.batch, **options)
-                self.__dict__.setdefault("forecast", forecast)
-            else:
-                # a run that is asked a second time is one that several probes look at
-                output, acts = recorded_pass(self.lens, encoded, sorted(requested), more=bool(self._alike(requested)))
-                self.__dict__.setdefault("point", self.read(output).cpu().double().numpy())
+        if self.rollout:
+            options: dict[str, Any] = {"horizon": self.horizon, "num_samples": self.num_samples, "seed": self.seed}
+            with torch.no_grad(), self._clock("recordings"):
+                output, acts = self.lens.run_with_cache(
+                    self.batch, names_filter=sorted(requested), rollout=True, **options
+                )
+        else:
+            output, acts = self._forward(sorted(requested))
+        self.__dict__.setdefault("forecast" if self.rollout else "point", output)
         self._keep(acts)
         return acts
 
     def find_record(self, names: Iterable[str]) -> Activations | None:
         """Return the result of :meth:`record` where that takes no further forward, else None."""
         requested = set(names)
-        return next((acts for acts in self._alike(requested) if requested <= acts.recorded.keys()), None)
+        holding = [acts for acts in self._records if requested <= acts.recorded.keys()]
+        if not self.rollout:
+            # a forward that looks into attention runs another kernel
+            holding = [acts for acts in holding if self._looks_inside(acts) == self._looks_inside(requested)]
+        return holding[0] if holding else None
 
-    def _alike(self, names: set[str]) -> list[Activations]:
-        return self._records if self.rollout else recorded_alike(self.lens, self._records, names)
+    def _looks_inside(self, names: Iterable[str]) -> bool:
+        """Return whether some of the names are hook points inside attention."""
+        points = self.lens.registry.points
+        return any(points[name].how not in ("site", "result") for name in names if name in points)
 
     @contextmanager
     def _clock(self, what: str) -> Iterator[None]:
@@ -254,7 +262,10 @@ class Run:
 
     def following(self, forced_path: Any) -> Run:
         """Return the same run, its decoder forced along (series, step) values; the forecast is shared."""
-        return replace(self, forced_path=_values_along(self, forced_path), _of=(self, list(range(len(self.batch)))))
+        values = checked_values(forced_path, (len(self.batch), self.horizon), "forced_path")
+        if not np.isfinite(values).all():
+            raise InputError("forced_path holds values that are no numbers; a decoder is forced along finite values")
+        return replace(self, forced_path=values, _of=(self, list(range(len(self.batch)))))
 
     def rolled_out(self) -> Run:
         """Return the same run in the library's own rollout."""
@@ -353,17 +364,6 @@ def hooks_in_force(lens: Lens) -> tuple[object, ...]:
     return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
 
 
-def _values_along(run: Run, forced_path: Any) -> np.ndarray:
-    values = to_floats(forced_path, "forced_path")
-    if not np.isfinite(values).all():
-        raise InputError("forced_path holds values that are no numbers; a decoder is forced along finite values")
-    if values.shape != (len(run.batch), run.horizon):
-        raise InputError(
-            f"forced_path has shape {values.shape}, expected (series, step) = {(len(run.batch), run.horizon)}"
-        )
-    return values
-
-
 @method_of("Lens")
 def run(
     lens: Lens,
@@ -401,10 +401,7 @@ def run(
     batch = as_series(series)
     adapter = lens.adapter
     own = adapter.prediction_length if holdout else default_horizon(adapter, batch)
-    steps = own if horizon is None else horizon
-    if not is_count(steps):
-        raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer of 1 or more")
-    steps, _ = checked_request(steps, (0.5,), num_samples, seed)
+    steps, _ = checked_request(own if horizon is None else horizon, (0.5,), num_samples, seed)
     if rollout not in (None, True, False):
         raise InputError(f"rollout is {rollout!r}, expected True, False or None")
     whole = batch if holdout else None
@@ -417,7 +414,7 @@ def run(
             steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
         batch, truth = held_out(batch, steps)
     batch = batch.tail(adapter.context_length)
-    values = None if truth is None else checked_truth(truth, (len(batch), steps))
+    values = None if truth is None else checked_values(truth, (len(batch), steps))
     if values is not None and not np.isfinite(values[batch.is_target]).any():
         values = None
     rolls = steps > adapter.longest_pass if rollout is None else rollout

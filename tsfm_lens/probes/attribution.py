@@ -14,8 +14,8 @@ from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.residual import Place, carry_factors, excess, first_deviation, no_sum
 from tsfm_lens.hooks.wiring import Attention
+from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.memory import width_of_output
 from tsfm_lens.models.noise import own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import judge

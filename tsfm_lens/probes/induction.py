@@ -14,7 +14,6 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.recorder import by_row
-from tsfm_lens.models.base import TokenModel
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import SHARP_BELOW, normalise, row_entropy
@@ -153,7 +152,7 @@ def induction_scores(
     return data
 
 
-def _refuse(lens: Lens, motif: int, repeats: int, extra: int, offset: int, decoding: str, positions: str) -> TokenModel:
+def _refuse(lens: Lens, motif: int, repeats: int, extra: int, offset: int, decoding: str, positions: str) -> Any:
     tokens, kinds = lens.tokens, lens.wiring.output_stack.attention_kinds()
     if tokens is None or "cross_attn" not in kinds:
         raise InputError(
@@ -172,11 +171,6 @@ def _refuse(lens: Lens, motif: int, repeats: int, extra: int, offset: int, decod
     return tokens
 
 
-def _tokens_of(lens: Lens) -> TokenModel:
-    assert lens.tokens is not None
-    return lens.tokens
-
-
 def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
     """Return the ids that motifs are drawn from: the bins within ``within`` times the scale around zero."""
     centers = lens.native.tokenizer.centers
@@ -187,7 +181,7 @@ def _sequences(
     lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int, extra: int = 0
 ) -> tuple[Tensor, Tensor]:
     """Return encoder ids, with ``extra`` tokens of one more repeat and the end token, and the motifs."""
-    settings = _tokens_of(lens).settings
+    settings = lens.tokens.settings
     pool = frequent_tokens(lens, within)
     generator = torch.Generator().manual_seed(seed)
     motifs = pool[torch.randint(len(pool), (count, motif), generator=generator)]
@@ -201,10 +195,10 @@ def _roll_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
         options: dict[str, Any] = {"max_new_tokens": motif - prompt.shape[1], "do_sample": False}
         options["attention_mask"] = torch.ones_like(ids).to(lens.device)
         inputs = {"input_ids": ids.to(lens.device), "decoder_input_ids": prompt.to(lens.device)}
-        tokens = _tokens_of(lens).model.generate(**inputs, **options).cpu()
+        tokens = lens.tokens.model.generate(**inputs, **options).cpu()
     # sequences that all ended early are shorter; what follows their end is padding anyway
     short = motif - tokens.shape[1]
-    return torch.nn.functional.pad(tokens, (0, short), value=int(_tokens_of(lens).settings.pad_token_id))
+    return torch.nn.functional.pad(tokens, (0, short), value=int(lens.tokens.settings.pad_token_id))
 
 
 def _forced_targets(motifs: Tensor, repeats: int, extra: int = 0) -> _Targets:

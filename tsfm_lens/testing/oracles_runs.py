@@ -18,7 +18,9 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import EditPattern, Noise, PatchFrom, Steer, Zero
 from tsfm_lens.hooks.recorder import record
+from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.hooks.wiring import Stack
+from tsfm_lens.models.base import HookList
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, Deviations, first_stream, oracle, relative
 
@@ -45,7 +47,7 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     placeholder = torch.zeros(len(copies), case.horizon, dtype=torch.long)
     encoded = lens.encode(copies, tokens=placeholder)
     embeds = torch.cat([call.value for call in steps.calls(embed)], dim=1)
-    with lens.edit(_replace_embeds(embed, embeds)):
+    with lens.hooks(_replace_embeds(embed, embeds)):
         _, whole = lens.run_with_cache(encoded, names_filter=names)
     yield from _offsets(steps, names)
     for name in names:
@@ -65,14 +67,9 @@ def _offsets(steps: Activations, names: list[str]) -> Deviations:
             length += call.value.shape[1]
 
 
-def _replace_embeds(name: str, embeds: Tensor) -> Steer:
+def _replace_embeds(name: str, embeds: Tensor) -> HookList:
     """Put stored embeddings in place of any value."""
-
-    class _Replace(Steer):
-        def change(self, point: object) -> Callable:
-            return lambda value, _state: embeds.to(value)
-
-    return _Replace(name, embeds)
+    return [(name, lambda value, hook: embeds.to(value))]
 
 
 def _join_patterns(parts: list[Tensor]) -> Tensor:
@@ -123,20 +120,17 @@ def _cache_rollout(case: Case) -> Deviations:
     names = [name for name, p in lens.registry.points.items() if name.endswith(_STREAM) and p.layer >= 0]
     horizon = 2 * lens.adapter.prediction_length + 1
     draws: dict[str, Any] = {"num_samples": 2} if lens.adapter.readout == "distribution" else {}
-    passes: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
-    entry = lens.adapter.model.get_submodule(lens.wiring.output_stack.entry)
-    handle = entry.register_forward_pre_hook(lambda _m, args, kwargs: passes.append((args, kwargs)), with_kwargs=True)
-    try:
+    model, path = lens.adapter.model, lens.wiring.output_stack.entry
+    with recorded_calls(model, [path]) as calls:
         _, steps = lens.run_with_cache(case.batch, names_filter=names, rollout=True, horizon=horizon, **draws)
-    finally:
-        handle.remove()
+    passes = [(call.args, call.kwargs) for call in calls[path]]
     if len(passes) < 3:
         yield "passes", float("inf")
         return
     inputs = lens.adapter.joined(passes)  # type: ignore[attr-defined]
     acts = Activations(lens.registry.points, False, case.batch.ids)
     with record(lens.registry, names, acts), lens.registry.attach():
-        entry(*inputs[0], **inputs[1])
+        model.get_submodule(path)(*inputs[0], **inputs[1])
     yield from _offsets(steps, names)
     for name in names:
         parts = torch.cat([call.value for call in steps.calls(name)], dim=1)

@@ -48,17 +48,13 @@ def check_lens(
     for index, oracle in enumerate(oracles):
         if progress is not None:
             progress(oracle.title, index, len(oracles))
-        results.append(_run(oracle, subject))
+        try:
+            results.append(oracle(subject))
+        except Exception as error:
+            reason = (str(error).strip().splitlines() or [""])[0]
+            detail = f"not computable: {type(error).__name__}: {reason}"
+            results.append(OracleResult(oracle.title, math.inf, 0.0, detail))
     return results
-
-
-def _run(oracle: Oracle, case: Case) -> OracleResult:
-    try:
-        return oracle(case)
-    except Exception as error:
-        reason = str(error).strip().splitlines()
-        detail = f"not computable: {type(error).__name__}: {reason[0] if reason else ''}"
-        return OracleResult(oracle.title, math.inf, 0.0, detail)
 
 
 def check_wiring(

@@ -119,7 +119,6 @@ def _native(size: str, n_tokens: int, context: int, horizon: int, std: float) ->
 
 
 ARCHITECTURE = Architecture(
-    name="chronos",
     title="Chronos (T5)",
     published={size: f"amazon/chronos-t5-{size}" for size in t5.SIZES},
     claims=lambda config: (

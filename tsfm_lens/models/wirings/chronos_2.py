@@ -77,7 +77,7 @@ class Chronos2Adapter(Adapter):
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Pad contexts on the left, with their group ids; append the patches to forecast with known covariates."""
-        with_codes = with_numbers(batch)
+        with_codes = self.numbered(batch)
         context = _common.padded(with_codes, self.longest(batch)).to(self.device)
         steps = self.prediction_length if horizon is None else horizon
         n_future = -(-steps // self.patch)
@@ -98,8 +98,16 @@ class Chronos2Adapter(Adapter):
         return Encoded(inputs, {"": spans}, loc[:, 0], scale[:, 0], batch, horizon=n_future * self.patch, ids=ids)
 
     def numbered(self, batch: SeriesBatch) -> SeriesBatch:
-        """Return the batch with categories as the numbers that the model reads; see :func:`with_numbers`."""
-        return with_numbers(batch)
+        """Replace categories by the library's numbers: means of the one target, or the categories' own numbers."""
+        if not any(batch.categories):
+            return batch
+        values, futures = list(batch.values), list(batch.futures)
+        for group in np.unique(batch.group_index):
+            rows = np.flatnonzero(batch.group_index == group)
+            for row in rows[[batch.categories[row] is not None for row in rows]]:
+                target = np.stack([batch.values[one] for one in rows if batch.roles[one] == "target"])
+                values[row], futures[row] = _numbers_of(batch, int(row), target)
+        return replace(batch, values=tuple(values), futures=tuple(futures), categories=(None,) * len(batch))
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
@@ -109,8 +117,8 @@ class Chronos2Adapter(Adapter):
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run the pipeline for its own quantiles, all items in one native batch."""
         rows = max(256, len(batch))
-        contexts = self.lengthened(_common.items(with_numbers(batch)))
-        inputs: Any = contexts if not batch.has_covariates else prepared(with_numbers(batch), contexts, horizon)
+        contexts = self.lengthened(_common.items(self.numbered(batch)))
+        inputs: Any = contexts if not batch.has_covariates else prepared(self.numbered(batch), contexts, horizon)
         items = self.native.predict(inputs, prediction_length=horizon, batch_size=rows)
         quantiles = torch.cat(items).transpose(1, 2)
         return self.at(quantiles, levels)
@@ -135,19 +143,6 @@ def prepared(batch: SeriesBatch, contexts: list[Tensor], horizon: int) -> list[d
         counts = {"n_targets": len(rows), "n_covariates": 0, "n_future_covariates": 0}
         prepared_items.append({"context": rows, "future_covariates": future, **counts})
     return prepared_items
-
-
-def with_numbers(batch: SeriesBatch) -> SeriesBatch:
-    """Replace categories by the library's numbers: means of the one target, or the categories' own numbers."""
-    if not any(batch.categories):
-        return batch
-    values, futures = list(batch.values), list(batch.futures)
-    for group in np.unique(batch.group_index):
-        rows = np.flatnonzero(batch.group_index == group)
-        for row in rows[[batch.categories[row] is not None for row in rows]]:
-            target = np.stack([batch.values[one] for one in rows if batch.roles[one] == "target"])
-            values[row], futures[row] = _numbers_of(batch, int(row), target)
-    return replace(batch, values=tuple(values), futures=tuple(futures), categories=(None,) * len(batch))
 
 
 def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -211,7 +206,6 @@ LEVELS = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
 
 
 ARCHITECTURE = Architecture(
-    name="chronos-2",
     title="Chronos-2",
     published={"base": "amazon/chronos-2"},
     claims=lambda config: config.get("chronos_pipeline_class") == "Chronos2Pipeline",

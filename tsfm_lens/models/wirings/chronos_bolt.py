@@ -98,7 +98,6 @@ def _native(kwargs: dict[str, Any], context: int, horizon: int, patch: int, std:
 
 
 ARCHITECTURE = Architecture(
-    name="chronos-bolt",
     title="Chronos-Bolt",
     published={size: f"amazon/chronos-bolt-{size}" for size in ("tiny", "mini", "small", "base")},
     claims=lambda config: config.get("chronos_pipeline_class") == "ChronosBoltPipeline",

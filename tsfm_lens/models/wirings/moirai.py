@@ -14,6 +14,7 @@ from torch.utils._pytree import tree_map
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import CheckpointError, InputError, WiringError
+from tsfm_lens.hooks.replay import recorded_outputs
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
@@ -89,20 +90,13 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and take their empirical quantiles."""
         forecast, inputs = self.library_input(batch, horizon)
-        outputs: list[Any] = []
-        parts = (self.model.scaler, self.model.param_proj)
-        handles = [part.register_forward_hook(lambda _module, _args, output: outputs.append(output)) for part in parts]
-        try:
-            with torch.no_grad():
-                paths = forecast(**inputs, num_samples=self.samples if num_samples is None else num_samples).cpu()
-        finally:
-            for handle in handles:
-                handle.remove()
+        with torch.no_grad(), recorded_outputs(self.model, ("scaler", "param_proj")) as outputs:
+            paths = forecast(**inputs, num_samples=self.samples if num_samples is None else num_samples).cpu()
         # the library drops the axis of a single variate
         samples = (paths if paths.ndim == 4 else paths.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
         roles = batch.roles[: batch.n_variates]
         samples = moirai_2.with_covariates(samples, roles, 0)
-        (loc, scale), parameters = outputs
+        (loc, scale), parameters = (outputs[path][0] for path in ("scaler", "param_proj"))
         if batch.has_covariates:
             return self.of_paths(samples, levels)
         return self.of_paths(samples, levels, self._distribution(parameters, loc, scale, batch.n_variates, horizon))
@@ -164,7 +158,6 @@ def _native(d_model: int, num_layers: int, patch_sizes: tuple[int, ...], max_seq
 
 
 ARCHITECTURE = Architecture(
-    name=NAME,
     title="Moirai 1.1-R",
     published={size: f"Salesforce/moirai-1.1-R-{size}" for size in SIZES},
     claims=lambda config: "patch_sizes" in config and "distr_output" in config,

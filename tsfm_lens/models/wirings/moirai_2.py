@@ -270,7 +270,6 @@ def _native(*sizes: int) -> Any:
 
 
 ARCHITECTURE = Architecture(
-    name=NAME,
     title="Moirai 2.0-R",
     published={"small": "Salesforce/moirai-2.0-R-small"},
     claims=lambda config: "num_predict_token" in config and "quantile_levels" in config,

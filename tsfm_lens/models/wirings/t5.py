@@ -245,7 +245,6 @@ def _native(size: str, **others: Any) -> Any:
 
 
 ARCHITECTURE = Architecture(
-    name="t5",
     title="T5 (language model)",
     published={size: f"google-t5/t5-{size}" for size in ("small", "base", "large")},
     claims=lambda config: (

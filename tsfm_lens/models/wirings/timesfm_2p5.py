@@ -300,7 +300,6 @@ def _module_class() -> Any:
 
 
 ARCHITECTURE = Architecture(
-    name=NAME,
     title="TimesFM 2.5 (timesfm)",
     published={"200m": "google/timesfm-2.5-200m-pytorch"},
     claims=lambda config: False,

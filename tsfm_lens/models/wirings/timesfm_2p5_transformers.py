@@ -130,7 +130,6 @@ def _tiny() -> Any:
 
 
 ARCHITECTURE = Architecture(
-    name=NAME,
     title="TimesFM 2.5 (transformers)",
     published={"200m": "google/timesfm-2.5-200m-transformers"},
     claims=lambda config: config.get("model_type") == "timesfm2_5",

@@ -172,7 +172,6 @@ def _tiny() -> Any:
 
 
 ARCHITECTURE = Architecture(
-    name=NAME,
     title="TimesFM 3",
     published={"330m": "google/timesfm-3.0-pytorch"},
     claims=lambda config: "residual_block_config" in config and "transformer_config" in config,

@@ -238,7 +238,6 @@ def _native(patch: int, width: int, layers: int, heads: int, hidden: int, every:
 
 
 ARCHITECTURE = Architecture(
-    name=NAME,
     title="Toto 1.0",
     published={"Open-Base-1.0": "Datadog/Toto-Open-Base-1.0"},
     claims=lambda config: "spacewise_every_n_layers" in config and "embed_dim" in config,

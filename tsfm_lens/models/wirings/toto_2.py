@@ -217,7 +217,6 @@ def _native(patch: int, d_model: int, d_ff: int, n_heads: int, n_layers: int, d_
 
 
 ARCHITECTURE = Architecture(
-    name=NAME,
     title="Toto 2.0",
     published={size: f"Datadog/Toto-2.0-{size}" for size in SIZES},
     claims=lambda config: "num_variate_layers_per_group" in config,
