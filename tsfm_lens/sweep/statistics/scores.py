@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
+from tsfm_lens.data.stored import gluonts_module
+from tsfm_lens.errors import InputError, unknown_name
 
 SUMS = (
     *("n", "n_invalid", "abs_label", "abs_error", "squared_error", "squared_error_mean", "quantile_loss"),
@@ -42,17 +41,6 @@ _STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
 }
 
 
-def _gluonts(module: str) -> Any:
-    """Import a module of gluonts, which only the scores of sweeps need."""
-    try:
-        with warnings.catch_warnings():
-            # it recommends a faster JSON library, and nothing here reads JSON through it
-            warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
-            return import_module(f"gluonts.{module}")
-    except ImportError as error:
-        raise MissingExtraError('scores need gluonts: pip install "tsfm-lens-toolbox[sweep]"') from error
-
-
 def _parts(arrays: dict[str, np.ndarray], levels: Sequence[float]) -> dict[str, np.ndarray]:
     """Return the parts of a forecast that gluonts's measures ask for, each (series, step)."""
     source = arrays["samples"] if "samples" in arrays else arrays["quantiles"]
@@ -60,9 +48,9 @@ def _parts(arrays: dict[str, np.ndarray], levels: Sequence[float]) -> dict[str, 
     rows, shape = np.moveaxis(source, 1, 0).reshape(source.shape[1], -1), (len(source), source.shape[-1])
     names = [str(float(level)) for level in levels]
     if "samples" in arrays:
-        forecast = _gluonts("model.forecast").SampleForecast(rows, _ANY_DATE)
+        forecast = gluonts_module("model.forecast").SampleForecast(rows, _ANY_DATE)
     elif len(set(names)) > 1:
-        forecast = _gluonts("model.forecast").QuantileForecast(rows, _ANY_DATE, names)
+        forecast = gluonts_module("model.forecast").QuantileForecast(rows, _ANY_DATE, names)
     else:
         raise InputError(f"an interval score needs 2 quantile levels or samples, got the levels {list(levels)}")
     levels_read = ("0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS))
@@ -108,7 +96,7 @@ def window_scores(
         data = {name: np.where(finite, part, 0.0) for name, part in parts.items()}
         data |= {"label": label, "seasonal_error": np.where(np.isfinite(scale), scale, 0.0)[:, None]}
         sums = {"n_invalid": (has_label & ~finite).sum(axis=1).astype(float)}
-        stats = _gluonts("ev.stats")
+        stats = gluonts_module("ev.stats")
         for name, (stat, options, count) in _STATS.items():
             values = getattr(stats, stat)(data, **options)
             sums[name] = np.ma.filled(values.sum(axis=1), 0.0)
