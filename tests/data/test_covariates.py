@@ -10,9 +10,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from refusals import expect_error
 from tsfm_lens import data
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 
 HOURS, AHEAD = 30, 6
 OPTIONS: dict[str, Any] = {
@@ -109,8 +110,7 @@ def test_a_column_with_a_comma_in_its_name_is_one_covariate(frame: pd.DataFrame,
     for batch in (as_series(named, **how), data.read_series(tmp_path / "sites.csv", **how)):
         assert batch.variates[:5] == ("load", "price", "temperature, indoors", "weekday", "holiday")
         np.testing.assert_array_equal(batch.values[2], as_series(frame, **OPTIONS).values[2])
-    with pytest.raises(UnknownNameError, match="temprature"):
-        as_series(named, **{**OPTIONS, "known": ["weekday,temprature"]})
+    expect_error("temprature", as_series, named, **{**OPTIONS, "known": ["weekday,temprature"]})
 
 
 def test_held_out_steps_become_the_known_future(frame: pd.DataFrame) -> None:
@@ -153,8 +153,7 @@ def test_entries_of_other_libraries_are_understood() -> None:
 def test_columns_that_cannot_be_covariates_are_refused(
     frame: pd.DataFrame, change: dict[str, Any], complaint: str
 ) -> None:
-    with pytest.raises((InputError, UnknownNameError), match=complaint):
-        as_series(frame, **{**OPTIONS, "past": [], **change})
+    expect_error(complaint, as_series, frame, **{**OPTIONS, "past": [], **change})
 
 
 @pytest.mark.parametrize(("period", "freq"), [("2024-01-01", "D"), ("2024-01", "M")])

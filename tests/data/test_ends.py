@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, read_series
 from tsfm_lens.data.batch import known_frequency
 from tsfm_lens.data.ends import held_out, missing_at_end, noted_ends
@@ -42,6 +43,5 @@ def test_a_held_out_end_needs_a_value() -> None:
 
 def test_no_warning_of_pandas_stands_before_the_refusal(recwarn: pytest.WarningsRecorder) -> None:
     known_frequency.cache_clear()
-    with pytest.raises(InputError, match="no pandas frequency"):
-        known_frequency("bogus")
+    expect_error("no pandas frequency", known_frequency, "bogus")
     assert not recwarn.list

@@ -14,6 +14,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.stats import norm
 
+from refusals import expect_error
 from tsfm_lens.data import (
     EvaluationSet,
     SeriesBatch,
@@ -24,7 +25,6 @@ from tsfm_lens.data import (
 )
 from tsfm_lens.data.evaluation import rolling_windows
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
-from tsfm_lens.errors import InputError
 from tsfm_lens.testing import assert_close
 
 NAN = np.nan
@@ -171,8 +171,7 @@ def test_samples_repeat_by_seed_and_never_draw_twice() -> None:
     assert drawn == set(order)
     assert found.sample(None, 0) is found
     assert found.sample(1000, 0) is found
-    with pytest.raises(InputError, match=r"sample\(0\)"):
-        found.sample(0, 0)
+    expect_error(r"sample\(0\)", found.sample, 0, 0)
 
 
 @given(sets(), st.integers(1, 9))
@@ -184,8 +183,7 @@ def test_chunks_are_a_partition(found: EvaluationSet, size: int) -> None:
         rows = sum(found.windows[number].n_variates for number in chunk)
         assert rows <= size or len(chunk) == 1
         assert not after or rows + found.windows[after[0]].n_variates > size
-    with pytest.raises(InputError, match=r"chunks\(0\)"):
-        found.chunks(0)
+    expect_error(r"chunks\(0\)", found.chunks, 0)
 
 
 @given(sets(), st.data())
@@ -237,8 +235,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("make", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused_with_a_message_that_names_the_place(make: object, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        make()
+    expect_error(message, make)
 
 
 def test_other_forms_of_gluonts_datasets() -> None:
@@ -268,5 +265,4 @@ def test_stamps_are_the_beginnings_of_the_periods(old: str, period: str) -> None
 
 @pytest.mark.parametrize("freq", ["fortnight", "", "0H", "W-DEC", "H-MON", "-1D", "Q-SUN"])
 def test_no_frequency(freq: str) -> None:
-    with pytest.raises(InputError, match="is no frequency of a benchmark"):
-        parse_frequency(freq)
+    expect_error("is no frequency of a benchmark", parse_frequency, freq)

@@ -13,9 +13,10 @@ import pytest
 from gluonts.dataset.common import ListDataset
 from gluonts.dataset.split import split
 
+from refusals import expect_error
 from tsfm_lens.data import gift_eval, gift_eval_configs, gift_eval_folder, published_seasonal_naive
 from tsfm_lens.data.gift_eval import gift_eval_horizon
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 
 # rows of the benchmark's table: folder, key without the term, horizons by term, season, variates, domain
 TABLE = """
@@ -154,45 +155,34 @@ def test_short_series_are_left_out_and_named(write_folder: Writer, tmp_path: Pat
     assert [w.item for w in found.windows] == ["item_1", "item_2"]
     assert found.windows[1].context.shape == (1, 1)
     assert found.notes == ("item_0: left out, its 30 steps are too few for 1 windows",)
-    with pytest.raises(InputError, match="every series of 'restaurant' is shorter than 701 steps"):
-        gift_eval_folder(folder, horizon=700)
+    expect_error("every series of 'restaurant' is shorter than 701 steps", gift_eval_folder, folder, horizon=700)
 
 
 def test_where_is_the_benchmark(write_folder: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GIFT_EVAL", raising=False)
-    with pytest.raises(InputError, match="environment variable GIFT_EVAL"):
-        gift_eval()
+    expect_error("environment variable GIFT_EVAL", gift_eval)
     monkeypatch.setenv("GIFT_EVAL", str(tmp_path / "nowhere"))
-    with pytest.raises(InputError, match=r"there is no folder .*nowhere', to which GIFT_EVAL is set"):
-        gift_eval()
+    expect_error(r"there is no folder .*nowhere', to which GIFT_EVAL is set", gift_eval)
     write_folder(tmp_path / "ett1/H", walks([300], 7), "H")
     for way in ("error", "skip"):
-        with pytest.raises(InputError, match=r"lacks 97 of 97 .* m4_yearly, m4_quarterly"):
-            gift_eval(tmp_path / "ett1", missing=way)
+        expect_error(r"lacks 97 of 97 .* m4_yearly, m4_quarterly", gift_eval, tmp_path / "ett1", missing=way)
     with pytest.raises(InputError, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"):
         gift_eval(tmp_path, ("ett1/[HD]/short", "solar/D"))
     with pytest.warns(UserWarning, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"):
         found = gift_eval(tmp_path, ("ett1/[HD]/short", "solar/D"), missing="skip")
     assert [each.name for each in found] == ["ett1/H/short"]
-    with pytest.raises(UnknownNameError, match=r"'ett1/h/short'\. Closest: .*ett1/H/short"):
-        gift_eval(tmp_path, "ett1/h/short")
-    with pytest.raises(UnknownNameError, match="Closest: skip"):
-        gift_eval(tmp_path, missing="skp")
+    expect_error(r"'ett1/h/short'\. Closest: .*ett1/H/short", gift_eval, tmp_path, "ett1/h/short")
+    expect_error("Closest: skip", gift_eval, tmp_path, missing="skp")
 
 
 def test_other_data_than_the_configurations(write_folder: Writer, tmp_path: Path) -> None:
     write_folder(tmp_path / "ett1/H", walks([300], 7), "15T")
-    with pytest.raises(InputError, match="has frequency '15T', expected 'H' for ett1/H/short"):
-        gift_eval(tmp_path, "ett1/H/short")
+    expect_error("has frequency '15T', expected 'H' for ett1/H/short", gift_eval, tmp_path, "ett1/H/short")
     write_folder(tmp_path / "ett2/H", walks([300], 6), "H")
-    with pytest.raises(InputError, match="has 6 variates, expected 7 for ett2/H/short"):
-        gift_eval(tmp_path, "ett2/H/short")
-    with pytest.raises(InputError, match="'moon' is no frequency"):
-        gift_eval_folder(write_folder(tmp_path / "moon", walks([300]), "moon"))
-    with pytest.raises(InputError, match="no horizon for frequency 'B'"):
-        gift_eval_horizon("own", "B")
-    with pytest.raises(UnknownNameError, match="Closest: short"):
-        gift_eval_horizon("own", "H", "shrt")
+    expect_error("has 6 variates, expected 7 for ett2/H/short", gift_eval, tmp_path, "ett2/H/short")
+    expect_error("'moon' is no frequency", gift_eval_folder, write_folder(tmp_path / "moon", walks([300]), "moon"))
+    expect_error("no horizon for frequency 'B'", gift_eval_horizon, "own", "B")
+    expect_error("Closest: short", gift_eval_horizon, "own", "H", "shrt")
 
 
 def test_damaged_folders(write_folder: Writer, tmp_path: Path) -> None:
@@ -202,16 +192,12 @@ def test_damaged_folders(write_folder: Writer, tmp_path: Path) -> None:
         return Path(shutil.copytree(whole, tmp_path / name))
 
     (no_state := broken("a") / "state.json").unlink()
-    with pytest.raises(InputError, match=r"no state\.json.*it has data-00000-of-00002"):
-        gift_eval_folder(no_state.parent)
+    expect_error(r"no state\.json.*it has data-00000-of-00002", gift_eval_folder, no_state.parent)
     (odd := broken("b") / "state.json").write_text("{}")
-    with pytest.raises(InputError, match="lists no data files"):
-        gift_eval_folder(odd.parent)
+    expect_error("lists no data files", gift_eval_folder, odd.parent)
     (shard := broken("c") / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(InputError, match=r"lacks data-00001-of-00002\.arrow"):
-        gift_eval_folder(shard.parent)
-    with pytest.raises(InputError, match="there is no folder"):
-        gift_eval_folder(tmp_path / "none")
+    expect_error(r"lacks data-00001-of-00002\.arrow", gift_eval_folder, shard.parent)
+    expect_error("there is no folder", gift_eval_folder, tmp_path / "none")
 
 
 def test_a_file_cut_anywhere_is_refused(write_folder: Writer, tmp_path: Path) -> None:
@@ -222,8 +208,7 @@ def test_a_file_cut_anywhere_is_refused(write_folder: Writer, tmp_path: Path) ->
     assert len(gift_eval_folder(folder, horizon=5)[0]) == 4
     for length in range(0, len(whole), 8):
         file.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=r"data-00000-of-00001\.arrow .*Copy it again"):
-            gift_eval_folder(folder, horizon=5)
+        expect_error(r"data-00000-of-00001\.arrow .*Copy it again", gift_eval_folder, folder, horizon=5)
 
 
 ODD = {
@@ -243,8 +228,7 @@ def test_odd_columns(write_folder: Writer, tmp_path: Path, table: pa.Table, mess
     folder = write_folder(tmp_path / "odd", walks([9]), "D")
     with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
         stream.write_table(table)
-    with pytest.raises(InputError, match=message):
-        gift_eval_folder(folder, horizon=2)
+    expect_error(message, gift_eval_folder, folder, horizon=2)
 
 
 @pytest.mark.parametrize("values", [[1.0, None, 3.0, 4.0], [1, 2, 3, 4]])

@@ -15,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, read_series
-from tsfm_lens.errors import InputError, LensError, UnknownNameError
+from tsfm_lens.errors import LensError
 
 SERIES = npst.arrays(np.float64, st.integers(1, 40), elements=st.floats(-1e12, 1e12) | st.just(float("nan"))).filter(
     lambda array: not np.isnan(array).all()
@@ -90,8 +91,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("data", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused_with_a_message_that_names_the_place(data: object, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        as_series(data)
+    expect_error(re.escape(message), as_series, data)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,7 @@ def test_refused_with_a_message_that_names_the_place(data: object, message: str)
     ],
 )
 def test_names_sizes_and_options_are_checked(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(LensError, match=message):
-        call()
+    expect_error(message, call)
 
 
 @given(st.lists(SERIES, min_size=1, max_size=4))
@@ -178,8 +177,7 @@ def test_bundled_series_are_real_described_and_of_several_fields() -> None:
     # facts anyone can look up
     assert bundled("nile").values[0][:3].tolist() == [1120, 1160, 963]
     assert np.nanmax(bundled("sunspots").values[0]) == pytest.approx(190.2)
-    with pytest.raises(UnknownNameError, match="Closest: sunspots"):
-        bundled("sunspot")
+    expect_error("Closest: sunspots", bundled, "sunspot")
 
 
 def test_bundled_files_are_what_the_packages_hold(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from simulated_studies import STEPS, simulated, study
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from refusals import expect_error
 from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, resilience
 from tsfm_lens.sweep.statistics.scores import per_series
 from tsfm_lens.testing import assert_close
@@ -53,10 +53,8 @@ def test_informed_against_random_choices() -> None:
     same = study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})
     nothing = difference(same, "informed", ["r0", "r1"])
     assert (nothing["difference"], nothing["p_value"]) == (0.0, 1.0)
-    with pytest.raises(UnknownNameError, match="r1"):
-        difference(frame, "informed", ["r11"])
-    with pytest.raises(InputError, match="random variants other than 'r1'"):
-        difference(frame, "r1", ["r1"])
+    expect_error("r1", difference, frame, "informed", ["r11"])
+    expect_error("random variants other than 'r1'", difference, frame, "r1", ["r1"])
 
 
 @pytest.mark.parametrize("replay", [changes, lambda frame: difference(frame, "v1", ["v2"]), resilience])

@@ -7,7 +7,8 @@ import pandas as pd
 import pytest
 from simulated_studies import row, simulated, study
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from refusals import expect_error
+from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, resilience
 from tsfm_lens.sweep.statistics.scores import DISTANCES, METRICS, SUMS, per_series
 
@@ -43,20 +44,13 @@ def test_damaged_rows_are_refused() -> None:
     frame = study({"plain": {"d": [1.0, 2.0]}, "v": {"d": [1.0, 2.0]}})
     with pytest.raises(InputError, match="there twice: model 'm', variant 'plain', dataset 'd', item 's1'"):
         per_series(pd.concat([frame, frame.iloc[1:2]]))
-    with pytest.raises(InputError, match=r"\['abs_error'\] hold NaN"):
-        per_series(frame.assign(abs_error=np.nan))
-    with pytest.raises(InputError, match=r"lack the columns \['window'\]"):
-        per_series(frame.drop(columns="window"))
-    with pytest.raises(UnknownNameError, match="MASE"):
-        changes(frame, metric="MAZE")
-    with pytest.raises(UnknownNameError, match="baseline of m"):
-        changes(frame[frame["variant"] == "v"])
-    with pytest.raises(InputError, match="no change to report"):
-        changes(frame[frame["variant"] == "plain"])
-    with pytest.raises(InputError, match="give `per_series` all measures"):
-        changes(per_series(frame, ["CRPS"]))
-    with pytest.raises(InputError, match="at least 100"):
-        changes(frame, replicates=5)
+    expect_error(r"\['abs_error'\] hold NaN", per_series, frame.assign(abs_error=np.nan))
+    expect_error(r"lack the columns \['window'\]", per_series, frame.drop(columns="window"))
+    expect_error("MASE", changes, frame, metric="MAZE")
+    expect_error("baseline of m", changes, frame[frame["variant"] == "v"])
+    expect_error("no change to report", changes, frame[frame["variant"] == "plain"])
+    expect_error("give `per_series` all measures", changes, per_series(frame, ["CRPS"]))
+    expect_error("at least 100", changes, frame, replicates=5)
 
 
 def test_a_change_by_hand() -> None:
@@ -65,7 +59,7 @@ def test_a_change_by_hand() -> None:
     assert found["baseline"] == pytest.approx(np.sqrt(2.0 * 5.0))
     assert found["value"] == pytest.approx(np.sqrt(2.5 * 4.5))
     assert found["change"] == pytest.approx(np.sqrt(2.5 * 4.5 / 10.0) - 1)
-    assert (found["n_datasets"], found["n_series"], found["n_unpaired"], found["left_out"]) == (2, 4, 0, ())
+    assert (found["n_datasets"], found["n_series"], found["left_out"]) == (2, 4, ())
     assert found["lower"] < found["change"] < found["upper"]
     assert "2 datasets and within them over 4 series" in found["method"]
     for metric in METRICS:
@@ -130,7 +124,7 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
     lost = (frame["variant"] == "v") & (frame["dataset"] == "a") & (frame["item"] == "x") & (frame["window"] == 1)
     frame.loc[(frame["item"] == "x") & (frame["dataset"] == "a"), "scaled_error"] *= 100
     found = changes(frame[~lost]).iloc[0]
-    assert (found["n_series"], found["n_unpaired"]) == (3, 1)
+    assert found["n_series"] == 3
     assert (found["baseline"], found["value"]) == (pytest.approx(1.0), pytest.approx(2.0))
     # what is left of dataset a has no geometric mean, whatever the series that is not compared says
     perfect = frame[~lost].copy()
@@ -138,7 +132,7 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
     assert changes(perfect).iloc[0]["left_out"] == ("a",)
     # as many windows, but others
     moved = frame.assign(window=frame["window"].where(~lost, 5))
-    assert changes(moved).iloc[0]["n_unpaired"] == 1
+    assert changes(moved).iloc[0]["n_series"] == 3
     extra = pd.concat([frame, pd.DataFrame([row("v", "c", "z", 50.0)])])
     assert changes(extra).iloc[0]["value"] == pytest.approx(changes(frame).iloc[0]["value"])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,8 @@ import pandas as pd
 import pytest
 import sweep_toys as toys
 
-from tsfm_lens.errors import InputError, StoreError, UnknownNameError
+from refusals import expect_error
+from tsfm_lens.errors import StoreError
 from tsfm_lens.sweep.store import files
 from tsfm_lens.sweep.store.files import SCHEMA_VERSION, cell_key, encode_json, read_json
 from tsfm_lens.sweep.store.folder import Store
@@ -37,12 +39,9 @@ def test_a_key_follows_content_and_nothing_else() -> None:
     assert len({key, *others}) == 5
     assert len(key) == 32
     assert int(key, 16)
-    with pytest.raises(InputError, match="nan"):
-        cell_key(level=float("nan"))
-    with pytest.raises(InputError, match="object"):
-        cell_key(model=object())
-    with pytest.raises(InputError, match="names must be texts"):
-        cell_key(heads={3: "a"})
+    expect_error("nan", cell_key, level=float("nan"))
+    expect_error("object", cell_key, model=object())
+    expect_error("names must be texts", cell_key, heads={3: "a"})
 
 
 def test_what_was_written_is_read_to_the_last_bit(store: Store) -> None:
@@ -72,16 +71,12 @@ def test_only_wanted_cells_and_columns_are_read(store: Store) -> None:
     assert found.column_names == ["cell", "error"]
     assert set(found.column("cell").to_pylist()) == {CELLS[1], CELLS[3]}
     assert store.read([CELLS[1]], ["error"]).to_pydict() == toys.toy_rows(CELLS[1:2]).select(["error"]).to_pydict()
-    with pytest.raises(UnknownNameError, match="error"):
-        store.read([CELLS[1]], ["eror"])
+    expect_error("error", store.read, [CELLS[1]], ["eror"])
     # a cell in two files, as after a change of the size of groups, counts once
     store.write(toys.toy_rows(CELLS[2:5]), CELLS[2:5])
     assert store.read(CELLS[:5]).to_pandas()["cell"].value_counts().to_dict() == dict.fromkeys(CELLS[:5], 3)
-    with pytest.raises(StoreError, match=r"1 of 6 cells are not in .*run the sweep to its end"):
-        store.read(CELLS)
-    assert store.read(CELLS, allow_missing=True).num_rows == 15
-    with pytest.raises(StoreError, match=r"other columns .* \(distance, rank\)"):
-        Store(store.path, values=("error", "rank"))
+    expect_error(r"1 of 6 cells are not in .*run the sweep to its end", store.read, CELLS)
+    expect_error(r"other columns .* \(distance, rank\)", Store, store.path, values=("error", "rank"))
 
 
 @pytest.mark.parametrize(
@@ -103,10 +98,10 @@ def test_rows_that_are_not_those_of_the_cells_are_refused(
     store: Store, change: Callable[[pd.DataFrame], pd.DataFrame], message: str
 ) -> None:
     rows = toys.toy_rows(CELLS[:3]).to_pandas()
-    with pytest.raises(InputError, match=message):
-        store.write(change(rows), CELLS[:3])
+    expect_error(message, store.write, change(rows), CELLS[:3])
+    for cells in ((), (CELLS[0], CELLS[0])):
+        expect_error("each of its cells once", store.write, rows, cells)
     assert store.done() == set()
-    store.write(rows, CELLS[:3])
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace", "sync folder"])
@@ -141,26 +136,36 @@ def test_faults_of_the_file_system_are_told(
         raise OSError(number, errno.errorcode[number])
 
     monkeypatch.setattr(files.os, "fsync", fail)
-    with pytest.raises(StoreError, match=message):
-        store.write(toys.toy_rows(CELLS[:1]), CELLS[:1])
+    expect_error(message, store.write, toys.toy_rows(CELLS[:1]), CELLS[:1])
     assert temporary_files(store) == []
+
+
+def test_a_full_disk_stops_with_what_to_do_and_loses_nothing(store: Store) -> None:
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # files of this process grow no further, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16384, hard))
+    try:
+        with pytest.raises(StoreError, match=r"no space left .* run the same command again"):
+            store.write(toys.toy_rows(CELLS[3:], 2000), CELLS[3:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert temporary_files(store) == []
+    assert (store.damaged(), store.done()) == ([], set(CELLS[:3]))
+    store.write(toys.toy_rows(CELLS[3:], 2000), CELLS[3:])
+    assert store.done() == set(CELLS)
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
-    with pytest.raises(StoreError, match="a file stands in its way"):
-        Store(tmp_path / "file")
-    with pytest.raises(StoreError, match="a file stands in its way"):
-        Store(tmp_path / "file" / "store")
-    with pytest.raises(StoreError, match="holds file: give a new or empty folder"):
-        Store(tmp_path)
-    with pytest.raises(StoreError, match=r"has no store\.json"):
-        Store(tmp_path / "nothing", create=False)
+    expect_error("a file stands in its way", Store, tmp_path / "file")
+    expect_error("a file stands in its way", Store, tmp_path / "file" / "store")
+    expect_error("holds file: give a new or empty folder", Store, tmp_path)
+    expect_error(r"has no store\.json", Store, tmp_path / "nothing", create=False)
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "store.json").write_text('{"shelves": 3}')
-    with pytest.raises(StoreError, match="is not that of a sweep's store: choose another folder"):
-        Store(tmp_path / "other")
+    expect_error("is not that of a sweep's store: choose another folder", Store, tmp_path / "other")
     assert (tmp_path / "other" / "store.json").read_text() == '{"shelves": 3}'
 
 
@@ -171,8 +176,7 @@ def test_another_schema_is_never_mixed_in(store: Store, version: int, message: s
     assert about["schema"] == SCHEMA_VERSION
     marker.write_bytes(encode_json({**about, "schema": version}, marker.name))
     both = f"has schema version {version}, and this tsfm-lens reads version {SCHEMA_VERSION}.*{message}"
-    with pytest.raises(StoreError, match=both):
-        Store(store.path, create=False)
+    expect_error(both, Store, store.path, create=False)
 
 
 def test_a_lock_excludes_others_until_it_ends(
@@ -203,9 +207,7 @@ def test_plans_are_kept_by_name(store: Store) -> None:
     store.write_plan("sweep", {}, entries=plan[:1])
     assert len(store.read_plan("sweep")[1]["entries"]) == 1
     assert store.plans() == ["sweep"]
-    with pytest.raises(UnknownNameError, match=r"Closest: sweep"):
-        store.read_plan("sweap")
+    expect_error(r"Closest: sweep", store.read_plan, "sweap")
     for file in (store.path / "plans").glob("sweep.entries.*"):
         file.write_bytes(b"PAR1")
-    with pytest.raises(StoreError, match="is damaged"):
-        store.read_plan("sweep")
+    expect_error("is damaged", store.read_plan, "sweep")

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import sweep_toys as toys
 
+from refusals import expect_error
 from tsfm_lens.errors import StoreError
 from tsfm_lens.sweep.store.folder import Store
 
@@ -49,8 +50,7 @@ def test_a_damaged_file_is_found_and_moved_aside(store: Store, damage: Callable[
     store.done()
     damage(*((path, b"") if damage is Path.write_bytes else (path,)))
     broken = path.read_bytes()
-    with pytest.raises(StoreError, match=r"is damaged.*tsfm-lens sweep CONFIG --store|3 of 6 cells are not"):
-        store.read(CELLS)
+    expect_error(r"is damaged.*tsfm-lens sweep CONFIG --store|3 of 6 cells are not", store.read, CELLS)
     (found,) = store.damaged()
     assert (found.path, found.moved_to) == (path, None)
     (moved,) = store.damaged(move=True)
@@ -123,8 +123,7 @@ def test_a_store_json_that_is_gone_or_changed_is_made_anew(store: Store, name: s
     else:
         marker.unlink() if name is None else marker.rename(store.path / name)
     why = "it was changed" if name == "changed" else "it is not there"
-    with pytest.raises(StoreError, match=rf"{marker} is damaged: {why}.*tsfm-lens sweep CONFIG --store"):
-        Store(store.path, create=False)
+    expect_error(rf"{marker} is damaged: {why}.*tsfm-lens sweep CONFIG --store", Store, store.path, create=False)
     mended = Store(store.path, values=toys.VALUES)
     assert marker.read_bytes() == before
     assert mended.read(CELLS[:3]).num_rows == 9
