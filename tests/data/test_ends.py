@@ -9,8 +9,7 @@ import pytest
 
 from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, read_series
-from tsfm_lens.data.batch import known_frequency
-from tsfm_lens.data.ends import held_out, missing_at_end, noted_ends
+from tsfm_lens.data.batch import held_out, known_frequency, missing_at_end, noted_ends
 from tsfm_lens.errors import InputError
 
 GONE = [np.nan] * 3

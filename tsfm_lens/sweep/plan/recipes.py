@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from tsfm_lens.data.checked import Strict, complaints, read_fields
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.sweep.plan.orders import parse_orders, rankings
+from tsfm_lens.sweep.plan.orders import needs_series, parse_orders, rankings
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, kinds_of
 
 LayerSelection = tuple[int, ...] | Literal["all", "middle third", "others"]
@@ -226,11 +226,12 @@ class _FittedRecipe:
         """Return the heads that go, by layer."""
         listed, counted = self.recipe.heads, self.recipe.kept_heads
         heads: dict[int, list[int]] = {}
-        if self.fits:
-            heads |= {layer: self._indices(layer) for layer in self.layers(tuple(listed), self.attending)}
-        else:
-            counts = {layer: self.of_heads - len(set(indices)) for layer, indices in listed.items()}
-            heads |= {layer: self._first(layer, counts) for layer in self.layers(tuple(listed), self.attending)}
+        counts = {layer: self.of_heads - len(set(indices)) for layer, indices in listed.items()}
+        for layer in self.layers(tuple(listed), self.attending):
+            heads[layer] = list(dict.fromkeys(listed[layer])) if self.fits else self._first(layer, counts)
+            for head in heads[layer]:
+                if head not in range(self.stack.n_heads):
+                    raise unknown_name(f"head in layer {layer}", head, map(str, range(self.stack.n_heads)))
         heads |= {layer: self._first(layer, counted) for layer in self.layers(tuple(counted), self.attending)}
         for group in self.recipe.layers_at:
             others = [layer for layer in self.attending if layer not in heads]
@@ -253,12 +254,6 @@ class _FittedRecipe:
                 what = f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}"
                 raise unknown_name(what, layer, map(str, valid))
         return list(selection)
-
-    def _indices(self, layer: int) -> list[int]:
-        for head in self.recipe.heads[layer]:
-            if head not in range(self.stack.n_heads):
-                raise unknown_name(f"head in layer {layer}", head, map(str, range(self.stack.n_heads)))
-        return list(dict.fromkeys(self.recipe.heads[layer]))
 
     def _at_k(self, layer: int) -> list[int]:
         """Return the heads that are ablated at heads@k, the first to be ablated first."""
@@ -288,9 +283,9 @@ class _FittedRecipe:
     @cached_property
     def _ranking(self) -> dict[int, list[int]]:
         (order,) = parse_orders([self.recipe.order])
-        if order.needs_series:
+        if needs_series(order):
             raise InputError(f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; name its heads")
-        return rankings(self.lens, [str(order)])[str(order)]
+        return rankings(self.lens, [order])[order]
 
 
 def is_for(recipe: Recipe, lens: Lens) -> bool:

@@ -12,7 +12,7 @@ import pandas as pd
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig, parse_config
 from tsfm_lens.sweep.results import tables
-from tsfm_lens.sweep.run.cells import read_saved
+from tsfm_lens.sweep.run.cells import SavedPlan, read_saved
 from tsfm_lens.sweep.statistics.scores import DISTANCES, PLAIN, SEASONAL_NAIVE, SUMS, formula, per_series
 from tsfm_lens.sweep.store.files import KEY_COLUMNS
 from tsfm_lens.sweep.store.folder import Store
@@ -88,8 +88,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
             "distance_steps": config.distance_steps,
         },
     )
-    notes = _notes(about, int((~is_finished).sum()), len(cells), len(store.done() - set(cells["key"])), gaps)
-    notes += _without_choice(record.entries)
+    notes = _notes(record, is_finished, len(store.done() - set(cells["key"])), gaps)
     provenance = {"models": about["models"], "datasets": about["datasets"], "config": config.model_dump(mode="json")}
     provenance["complete"] = about["complete"]
     return Gathered(config.name, _tables(results, config, about), provenance, notes)
@@ -119,16 +118,6 @@ def _comparable(cells: pd.DataFrame, is_finished: pd.Series) -> tuple[pd.DataFra
         if count < total and len(parts[-1]):
             words.append(f"{model} is shown on the {count} of {total} datasets that are finished")
     return pd.concat([*parts, cells[:0]]), words
-
-
-def _without_choice(entries: pd.DataFrame) -> list[str]:
-    """Note every recipe whose random choices are all the selected heads, so that there is nothing to compare."""
-    notes = []
-    heavy = entries[entries["family"].isin(["recipes", "random"])]
-    for (model, recipe), entries_of_recipe in heavy.groupby(["model", "recipe"], sort=False):
-        if (entries_of_recipe["family"] == "random").any() and entries_of_recipe["variant"].nunique() == 1:
-            notes.append(f"{model}: {recipe} takes all heads of its layers, so that no random choice differs from it.")
-    return notes
 
 
 def _sums(store: Store, cells: pd.DataFrame) -> pd.DataFrame:
@@ -162,18 +151,23 @@ def _tables(results: tables.Results, config: SweepConfig, about: Mapping[str, An
     return {name: table for name, table in by_name.items() if table is not None}
 
 
-def _notes(about: Mapping[str, Any], missing: int, cells: int, n_unused: int, gaps: list[str]) -> list[str]:
-    notes = []
+def _notes(record: SavedPlan, is_finished: pd.Series, n_unused: int, gaps: list[str]) -> list[str]:
+    notes, about, missing = [], record.about, int((~is_finished).sum())
     if not missing and not about["complete"]:
         notes.append("This sweep is not finished: what it will run next depends on results.")
     if missing:
         words = "".join(f"; {reason}" for reason in gaps)
         notes.append(
-            f"This sweep is not finished: of {cells} cells planned so far {missing} {'is' if missing == 1 else 'are'} "
-            f"missing. Variants are compared on the same windows only{words}."
+            f"This sweep is not finished: of {len(is_finished)} cells planned so far {missing} "
+            f"{'is' if missing == 1 else 'are'} missing. Variants are compared on the same windows only{words}."
         )
     if n_unused:
         what = "a cell" if n_unused == 1 else f"{n_unused} cells"
         notes.append(f"The store holds {what} of other configurations, which is not used here.")
     notes += [f"{dataset['name']}: {note}" for dataset in about["datasets"] for note in dataset["notes"]]
+    heavy = record.entries[record.entries["family"].isin(["recipes", "random"])]
+    for (model, recipe), entries in heavy.groupby(["model", "recipe"], sort=False):
+        # where all random choices are the selected heads, there is nothing to compare
+        if (entries["family"] == "random").any() and entries["variant"].nunique() == 1:
+            notes.append(f"{model}: {recipe} takes all heads of its layers, so that no random choice differs from it.")
     return notes

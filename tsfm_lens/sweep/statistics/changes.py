@@ -29,21 +29,11 @@ def changes(
     """Test how much each variant changes a metric against the plain model, paired on the same windows.
 
     A replicate draws datasets with replacement, and from each the series, the same for both sides and all variants;
-    datasets of one source are drawn together. Holm's correction is over the variants of a model.
-
-    Args:
-        frame: stored rows, or `per_series` of them.
-        metric: one of METRICS, or of DISTANCES, which have an interval and no test.
-        confidence: of the interval; a change stands if its corrected p-value is below 1 - confidence.
-        replicates: at least; a family of many tests takes as many as it needs for one of them to stand.
-        seed: of the bootstrap.
+    datasets of one source are drawn together. Holm's correction is over the variants of a model. Distances have an
+    interval and no test; a family of many tests takes as many replicates as it needs for one of them to stand.
 
     Source:
         Davison & Hinkley 1997, sections 2.4 and 3.8; Holm 1979.
-
-    Raises:
-        InputError: an argument is out of range, or columns are missing.
-        UnknownNameError: no such metric or no plain variant.
     """
     _check(confidence, replicates)
     parts = []
@@ -261,12 +251,9 @@ def difference(
 ) -> pd.Series:
     """Test the change of an informed choice minus the mean change of random choices of one model.
 
-    Both are measured on the same draws of datasets and series, where all variants have results. The random variants
-    are drawn too, so that the interval speaks about random choices in general; it is widened for the smaller number
-    of units. The arguments are those of :func:`changes`.
+    Random variants are drawn too, so that the interval speaks about random choices in general.
     """
     _check(confidence, replicates)
-    _only_metrics(metric)
     random_ids = list(dict.fromkeys(random_variants))
     if not random_ids or informed in random_ids:
         raise InputError(f"random variants other than {informed!r} are needed to compare it with, got {random_ids}")
@@ -308,7 +295,8 @@ def difference(
 
 def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFrame:
     """Compute the change of a metric on each dataset by itself, NaN where left out, a row per variant and dataset."""
-    _only_metrics(metric)
+    if metric not in METRICS:
+        raise unknown_name("metric", metric, METRICS, hint="A distance has no baseline to change from.")
     parts = []
     for model, groups in _comparisons(frame, metric).items():
         for group in groups:
@@ -321,15 +309,9 @@ def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFram
     return table.assign(change=table["value"] / table["baseline"] - 1)
 
 
-def _only_metrics(metric: str) -> None:
-    """Refuse distances, which have no baseline."""
-    if metric not in METRICS:
-        raise unknown_name("metric", metric, METRICS, hint="A distance has no baseline to change from.")
-
-
-def resilience(frame: pd.DataFrame, *, metric: str = "MASE", tolerance: float = 0.05) -> pd.DataFrame:
+def resilience(frame: pd.DataFrame, *, tolerance: float = 0.05) -> pd.DataFrame:
     """Count by model and variant the datasets on which it does little harm, and those on which it does good."""
-    table = dataset_changes(frame, metric=metric)
+    table = dataset_changes(frame)
     change = table["change"]
     flags = {"n_resilient": change < tolerance, "n_improved": change < 0, "n_datasets": change.notna()}
     by = table[["model", "variant"]].assign(**flags, n_left_out=change.isna()).groupby(["model", "variant"], sort=True)

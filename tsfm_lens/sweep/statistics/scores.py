@@ -70,16 +70,13 @@ def window_scores(
 ) -> dict[str, np.ndarray]:
     """Sum over the known steps of each series, by gluonts's measures and rules; a (series,) array for each of SUMS.
 
-    A forecast that is not finite where the label is known stops nothing: ``n_invalid`` counts those steps, which are
-    in no other sum.
+    ``n_invalid`` counts the steps whose forecast is not finite, which are in no other sum.
 
     Args:
-        truth: (series, step), data units; NaN where missing.
-        quantiles: (series, quantile, step), data units; not looked at where samples are given.
-        levels: their levels, in (0, 1), ascending.
+        truth, quantiles, samples, mean: (series, step), (series, quantile, step), (series, sample, step) in place of
+            the quantiles, and (series, step) of MSE and RMSE, data units.
+        levels: of the quantiles, ascending.
         scale: (series,) seasonal error of the context, the denominator of MASE; NaN or 0 where there is none.
-        samples: (series, sample, step), of models that sample.
-        mean: (series, step) of MSE and RMSE; without it the samples' mean, or else the median.
 
     Source:
         gluonts.ev with axis=None and mask_invalid_label=True, as GIFT-Eval calls it; levels 0.1 to 0.9, alpha 0.05.
