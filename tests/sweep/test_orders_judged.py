@@ -9,7 +9,7 @@ import pandas as pd
 from simulated_studies import study
 
 from tsfm_lens.sweep.plan.config import Statistics
-from tsfm_lens.sweep.results.tables import Results, curves, heads_at
+from tsfm_lens.sweep.results.gathering import Results, curves, heads_at
 from tsfm_lens.sweep.statistics.scores import per_series
 
 LOW, HIGH = "stable_rank:low", "stable_rank:high"
