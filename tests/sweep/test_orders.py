@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
 from refusals import expect_error
+from tiny_lenses import lens_of
 from tsfm_lens.data import SeriesBatch, as_series, bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures, load
@@ -22,11 +21,6 @@ from tsfm_lens.testing import assert_close, rounding
 CURVATURE = 2e-2
 
 NAMES = sorted(architectures())
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def series_for(lens: Lens) -> SeriesBatch:

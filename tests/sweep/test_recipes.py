@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from refusals import expect_error
+from tiny_lenses import lens_of
 from tsfm_lens.hooks.component import components, select_components
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.sweep.plan import recipes
 from tsfm_lens.sweep.plan.orders import rankings
@@ -28,7 +29,7 @@ PUBLISHED = {"timesfm-2.5": (20, 16), "toto-1": (12, 12), "chronos-bolt": (12, 1
 @cache
 def published(name: str) -> Lens:
     """What recipes read of a lens, at the published size: the wiring, without any weights."""
-    wiring = load(architectures()[name].tiny(), check=False).wiring
+    wiring = lens_of(name).wiring
     n_layers, n_heads = PUBLISHED[name]
     stack = replace(wiring.output_stack, n_layers=n_layers, n_heads=n_heads, exceptions={})
     wiring = replace(wiring, stacks=(*wiring.stacks[:-1], stack))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
 from refusals import expect_error
+from tiny_lenses import lens_of
 from tsfm_lens.ablation import run_variants
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks.wiring import Attention
@@ -18,11 +18,6 @@ from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, VariantSpec
 from tsfm_lens.testing import assert_close, example_case
 
 NAMES = sorted(architectures())
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def without(lens: Lens, heads: list[tuple[int, str, int]], mlps: list[int], layers: list[int]) -> Lens:
