@@ -188,10 +188,9 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     group = by.ngroup().to_numpy()
     out = by.size().rename("n_rows").reset_index()
     window, variate = frame["window"].to_numpy(), frame["variate"].to_numpy()
-    width, depth = int(window.max(initial=0)) + 1, int(variate.max(initial=0)) + 1
-    place = pd.Series((group.astype(np.int64) * width + window) * depth + variate)
-    if len(place.unique()) < len(place):
-        row = frame.iloc[int(place.duplicated().argmax())]
+    repeats = pd.DataFrame({"series": group, "window": window, "variate": variate}).duplicated()
+    if repeats.any():
+        row = frame.iloc[int(repeats.argmax())]
         where = ", ".join(f"{key} {row[key]!r}" for key in (*KEYS, "window", "variate"))
         raise InputError(f"a row is there twice: {where}")
     # the sum of 64-bit hashes tells one set of windows and variates from another

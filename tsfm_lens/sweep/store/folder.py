@@ -25,7 +25,6 @@ from tsfm_lens.sweep.store.files import (
     Damage,
     DamagedFileError,
     Footer,
-    cell_key,
     check_schema,
     checked_rows,
     encode_json,
@@ -42,8 +41,6 @@ from tsfm_lens.sweep.store.files import (
     trouble,
     write_atomically,
 )
-
-__all__ = ["KEY_COLUMNS", "SCHEMA_VERSION", "Damage", "Store", "cell_key", "group_key"]
 
 FORMAT = "tsfm-lens sweep store"
 _FOLDERS = ("cells", "plans", "locks", "damaged")
