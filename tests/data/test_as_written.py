@@ -152,6 +152,11 @@ def test_headers_and_single_columns(reading: Any, text: str, options: dict, ids:
         np.testing.assert_array_equal(values, expected)
 
 
+def test_signs_and_encodings_that_are_none(reading: Any) -> None:
+    for option in ({"delimiter": "§"}, {"delimiter": "\0"}, {"encoding": "utf-8\0"}, {"decimal": "-"}):
+        expect_error(r"is no single sign|is unknown|is no decimal sign", reading, "id,y\na,1\na,2\n", **option)
+
+
 def test_text_that_tells_series_apart_is_never_left_out(reading: Any) -> None:
     text = "Shop name,sales\nNord,1\nSüd,2\nNord,3\nSüd,4\n"
     expect_error(r"rows differ in 'Shop name' \(text such as 'Nord'\).*id_column=…", reading, text)
@@ -208,6 +213,8 @@ BAD_TIMES = {
     ),
     "another format": (["01.01.2020"], {"time_format": "%Y-%m-%d"}, "'01.01.2020' in row 2 is no date of time_format="),
     "no format": (["01.01.2020"], {"time_format": "mixed"}, "time_format='mixed' is no format such as"),
+    "no such sign": (["01.01.2020"], {"time_format": "%Q"}, "time_format='%Q' is no format"),
+    "broken seconds": (["1577836800.5"], {"time_format": "s"}, "no whole numbers"),
     "too late": (["2300-01-01", "2300-01-02"], {}, "beyond the dates from 1678-01-01 to 2261-12-31"),
     "some offsets": (["2020-01-01T00:00Z", "2020-01-01T01:00", "2020-01-01T02:00Z"], {}, "offset and times without"),
     "no time": (["2020-01-01", "", "2020-01-03"], {}, "no timestamp in row 3"),

@@ -225,6 +225,8 @@ REFUSED = {
     "index": (lambda: one([1.0]).batch([1]), "window 1 is out of range: 'one' has 1"),
     "no index": (lambda: one([1.0]).batch([]), "at least one index"),
     "crop": (lambda: one([1.0]).batch([0], 0), "context_length is 0"),
+    "level": (lambda: one([1.0]).seasonal_naive([0], [1.5]), r"level 1\.5 is not between"),
+    "bundled": (lambda: holdout_sets(["co2", "co3"], 12), "Closest: co2"),
     "too short": (lambda: holdout_sets([[1.0, 2, 3]], 2, 2), "'series-0' has 3 steps: 2 windows of horizon 2"),
     "stride": (lambda: holdout_sets([[1.0, 2, 3]], 2, 1, 0), "stride is 0"),
     "gluonts twice": (lambda: gluonts_set([{"target": [1.0, 2], "item_id": "x"}] * 2, 1), "'x' more than once"),

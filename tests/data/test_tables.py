@@ -128,6 +128,10 @@ ARRAY = xr.DataArray(np.zeros((3, 2)), dims=("x", "y"))
         (xr.DataArray(1.0), "expected time, or time and series"),
         (xr.Dataset({"load": ("time", [1.0, 2.0]), "area": 3.0}), r"load: time; area: .*dataset\[\['load'"),
         (xr.Dataset(), "it has none"),
+        (
+            xr.DataArray(np.zeros((3, 1)), {"id": DAYS, "timestamp": ["a"]}, ("id", "timestamp")),
+            "Name them with id_col",
+        ),
         ([ARRAY], "series 'series-0' has the dimensions x, y; give its plain values"),
         ([pa.table(WIDE)], "series 'series-0' is a frame; give its values transposed"),
         ({"a": pa.table(WIDE)}, "series 'a' is a frame"),

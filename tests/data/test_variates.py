@@ -104,6 +104,7 @@ def test_named_columns_are_read_together(tmp_path: Path) -> None:
     assert not as_series(frame, targets=["load", "heat"]).multivariate
     expect_error("Closest: load", as_series, table(), variates=["loads"])
     expect_error("not both", as_series, table(), targets=["load"], variates=["heat"])
+    expect_error("'a/load', 'b/load' occurs more than once", as_series, table(), variates=["load", "load"])
     wide = as_series(frame[["load", "heat"]], variates=["load", "heat"])
     assert (wide.ids, wide.groups) == (("series-0/load", "series-0/heat"), ("series-0", "series-0"))
     assert as_series(frame, variates=["load"]).ids == ("a/load", "b/load")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import resource
+import shutil
 import signal
 import struct
 from collections.abc import Callable
@@ -79,6 +80,8 @@ def test_only_wanted_cells_and_columns_are_read(store: Store) -> None:
     assert store.read(CELLS[:5]).to_pandas()["cell"].value_counts().to_dict() == dict.fromkeys(CELLS[:5], 3)
     expect_error(r"1 of 6 cells are not in .*run the sweep to its end", store.read, CELLS)
     expect_error(r"other columns .* \(distance, rank\)", Store, store.path, values=("error", "rank"))
+    shutil.rmtree(store.path)
+    expect_error("no longer there", store.done)
 
 
 @pytest.mark.parametrize(

@@ -168,5 +168,6 @@ def test_what_cannot_be_planned_is_named() -> None:
     expect_error("self_attn", planner.heads, kind="attn")
     expect_error("5 heads are to go", planner.heads_per_layer, "x", {0: [0, 1, 2, 3]}, [5])
     expect_error("ablates nothing", planner.recipe, "r", {})
+    expect_error("reference", VariantSpec(("decoder.0.mlp",), "mean").to_variant, planner.lens)
     expect_error("zero", VariantSpec, ("decoder.0.mlp",), "zeros")
     expect_error("list of components", planner.components, {"x": []})
