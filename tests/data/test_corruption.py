@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from refusals import expect_error
 from tsfm_lens.data import bundled, remove_motif, shift_phase, swap_season
 from tsfm_lens.data.corruption import seasonal_part
 from tsfm_lens.errors import InputError
@@ -39,8 +40,7 @@ def test_a_removed_motif_is_a_straight_line() -> None:
     ],
 )
 def test_a_motif_must_lie_inside(start: int, stop: int, every: int | None, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        remove_motif(TREND, start, stop, every=every)
+    expect_error(message, remove_motif, TREND, start, stop, every=every)
 
 
 @pytest.mark.parametrize("shift", [-12, -5, 0, 1, 6, 12, 30])
@@ -68,16 +68,12 @@ def test_scale_is_kept_on_request() -> None:
 
 
 def test_what_has_no_season_is_refused() -> None:
-    with pytest.raises(InputError, match="no known season"):
-        shift_phase(TREND, 3)
-    with pytest.raises(InputError, match="needs 24 or more"):
-        shift_phase(TREND[:20], 3, period=12)
+    expect_error("no known season", shift_phase, TREND, 3)
+    expect_error("needs 24 or more", shift_phase, TREND[:20], 3, period=12)
     gap = TREND.copy()
     gap[3] = np.nan
-    with pytest.raises(InputError, match="missing values"):
-        seasonal_part(gap, 12)
-    with pytest.raises(InputError, match="new_period is 1, expected a whole number of 2 or more"):
-        swap_season(TREND, 1, period=12)
+    expect_error("missing values", seasonal_part, gap, 12)
+    expect_error("new_period is 1, expected a whole number of 2 or more", swap_season, TREND, 1, period=12)
     with pytest.raises(InputError, match="nothing but a constant"):
         remove_motif(np.where((TIME >= 40) & (TIME < 48), 5.1, 0.1), 40, 48, keep_scale=True)
 
@@ -92,5 +88,4 @@ def test_steps_are_whole_numbers(wrong: object) -> None:
         lambda: shift_phase(TREND + SEASON, 3, period=wrong),
         lambda: swap_season(TREND + SEASON, wrong, period=12),
     ):
-        with pytest.raises(InputError, match="expected a whole number"):
-            call()
+        expect_error("expected a whole number", call)

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from gluonts.dataset.arrow import ArrowWriter
 
+from refusals import expect_error
 from tsfm_lens.data import EvaluationSet, dysts_sets, dysts_systems
-from tsfm_lens.errors import InputError, MissingExtraError, UnknownNameError
 from tsfm_lens.testing import assert_close
 
 pytest.importorskip("dysts")
@@ -70,14 +70,10 @@ def test_systems_are_chosen_by_name() -> None:
     assert "MackeyGlass" not in names
     found = dysts_sets(("Lorenz8*", "Aizawa", "Lorenz84"), **FAST)
     assert [each.name for each in found] == ["dysts/Aizawa", "dysts/Lorenz84"]
-    with pytest.raises(UnknownNameError, match=r"no dysts system 'Lorentz'\. Closest: Lorenz"):
-        dysts_sets("Lorentz")
-    with pytest.raises(UnknownNameError, match="Closest: DOP853"):
-        dysts_sets("Lorenz", integrator="DOP85")
-    with pytest.raises(InputError, match="points is 1"):
-        dysts_sets("Lorenz", points=1)
-    with pytest.raises(InputError, match=r"'ic0\.0' has 30 steps"):
-        dysts_sets("Lorenz", **{**FAST, "points": 30, "horizon": 30})
+    expect_error(r"no dysts system 'Lorentz'\. Closest: Lorenz", dysts_sets, "Lorentz")
+    expect_error("Closest: DOP853", dysts_sets, "Lorenz", integrator="DOP85")
+    expect_error("points is 1", dysts_sets, "Lorenz", points=1)
+    expect_error(r"'ic0\.0' has 30 steps", dysts_sets, "Lorenz", **{**FAST, "points": 30, "horizon": 30})
 
 
 def test_published_files_are_read(tmp_path: Path) -> None:
@@ -100,25 +96,19 @@ def test_published_files_are_read(tmp_path: Path) -> None:
         ArrowWriter().write_to_file([entry], folder / f"{number}_T-60.arrow")
     (stored,) = dysts_sets("*", 10, multivariate=True, path=tmp_path / "base40")
     assert_close(whole(stored, "ic1"), paths["Lorenz"].T + 1, depth=16, dtype=np.float32)
-    with pytest.raises(UnknownNameError, match="Closest: Lorenz, Rossler"):
-        dysts_sets("Aizawa", 10, path=tmp_path / "uni.json.gz")
+    expect_error("Closest: Lorenz, Rossler", dysts_sets, "Aizawa", 10, path=tmp_path / "uni.json.gz")
 
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="there is no file or folder"):
-        dysts_sets("*", path=tmp_path / "none")
-    with pytest.raises(InputError, match=r"has no folder with \.arrow files"):
-        dysts_sets("*", path=tmp_path)
+    expect_error("there is no file or folder", dysts_sets, "*", path=tmp_path / "none")
+    expect_error(r"has no folder with \.arrow files", dysts_sets, "*", path=tmp_path)
     (tmp_path / "x.json.gz").write_text("{}")
-    with pytest.raises(InputError, match="is no file of dysts' trajectories"):
-        dysts_sets("*", path=tmp_path / "x.json.gz")
+    expect_error("is no file of dysts' trajectories", dysts_sets, "*", path=tmp_path / "x.json.gz")
     (tmp_path / "Lorenz").mkdir()
     (tmp_path / "Lorenz" / "0.arrow").write_text("no arrow")
-    with pytest.raises(InputError, match="is no gluonts arrow file"):
-        dysts_sets("*", path=tmp_path)
+    expect_error("is no gluonts arrow file", dysts_sets, "*", path=tmp_path)
 
 
 def test_without_dysts_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dysts.systems", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "tsfm-lens-toolbox\[dysts\]"'):
-        dysts_sets("Lorenz")
+    expect_error(r'pip install "tsfm-lens-toolbox\[dysts\]"', dysts_sets, "Lorenz")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +14,45 @@ import pytest
 from gluonts.dataset.common import ListDataset
 from gluonts.dataset.split import split
 
+from refusals import expect_error
 from tsfm_lens.data import gift_eval, gift_eval_configs, gift_eval_folder, published_seasonal_naive
 from tsfm_lens.data.gift_eval import gift_eval_horizon
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
+
+
+def write_folder(
+    folder: Path,
+    series: Sequence[np.ndarray],
+    freq: str,
+    start: str = "2016-07-01",
+    *,
+    shards: int = 1,
+    ids: Sequence[str] | None = None,
+    unit: str = "s",
+    backwards: bool = False,
+) -> Path:
+    """Write a stored dataset: shards of Arrow streams, and state.json that orders them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = [f"data-{k:05d}-of-{shards:05d}.arrow" for k in range(shards)]
+    names = names[::-1] if backwards else names
+    stamp = pd.Timestamp(start).to_datetime64().astype(f"datetime64[{unit}]")
+    several = series[0].ndim > 1
+    kind = pa.list_(pa.list_(pa.float32()), len(series[0])) if several else pa.list_(pa.float32())
+    for name, rows in zip(names, np.array_split(np.arange(len(series)), shards), strict=True):
+        values = [series[row].astype(np.float32) for row in rows]
+        columns = {
+            "item_id": pa.array([ids[row] if ids else f"item_{row}" for row in rows]),
+            "start": pa.array(np.array([stamp] * len(rows)), pa.timestamp(unit)),
+            "freq": pa.array([freq] * len(rows)),
+            "target": pa.array([list(each) for each in values] if several else values, kind),
+        }
+        table = pa.table(columns)
+        with pa.OSFile(str(folder / name), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as stream:
+            # two batches a shard, where there are rows enough
+            stream.write_table(table, max_chunksize=max(1, (len(rows) + 1) // 2))
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name} for name in names]}))
+    return folder
+
 
 # rows of the benchmark's table: folder, key without the term, horizons by term, season, variates, domain
 TABLE = """
@@ -35,9 +72,6 @@ bizitobs_application bizitobs_application/10S 60/600/900 360 2 Web/CloudOps
 ROWS = [line.split() for line in TABLE.strip().splitlines()]
 # frequencies as the stored files spell them, where it is not the key's
 ANCHORED = {"A": "A-DEC", "Q": "Q-DEC", "W": "W-TUE"}
-DECILES = tuple(k / 10 for k in range(1, 10))
-
-Writer = Callable[..., Path]
 
 
 def walks(lengths: list[int], variates: int = 0, seed: int = 0) -> list[np.ndarray]:
@@ -71,9 +105,7 @@ def test_published_scores_of_seasonal_naive() -> None:
     assert tuple(scores.loc["bizitobs_l2c/H/long"]) == (1.426, 0.9411)
 
 
-def test_the_whole_benchmark_is_read_from_its_layout(
-    write_folder: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_whole_benchmark_is_read_from_its_layout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for config in gift_eval_configs():
         # the last term of a folder is the longest
         series = walks([config.horizon * 3 + 8, config.horizon * 3 + 5], config.variates if config.variates > 1 else 0)
@@ -102,9 +134,7 @@ def test_the_whole_benchmark_is_read_from_its_layout(
     ("folder", "freq", "variates"), [("solar/H", "H", 0), ("m4_daily", "D", 0), ("ett1/D", "D", 7)]
 )
 @pytest.mark.parametrize("shards", [1, 3])
-def test_windows_are_the_benchmarks(
-    write_folder: Writer, tmp_path: Path, folder: str, freq: str, variates: int, shards: int
-) -> None:
+def test_windows_are_the_benchmarks(tmp_path: Path, folder: str, freq: str, variates: int, shards: int) -> None:
     series = walks([430, 351, 517, 402, 380], variates)
     write_folder(tmp_path / folder, series, freq, "2016-07-01 03:00", shards=shards, backwards=True)
     (found,) = gift_eval(tmp_path, f"{folder}/*short" if "/" in folder else f"{folder}/*")
@@ -125,7 +155,7 @@ def test_windows_are_the_benchmarks(
 
 
 @pytest.mark.parametrize("variates", [0, 3])
-def test_the_layout_is_that_of_the_datasets_library(write_folder: Writer, tmp_path: Path, variates: int) -> None:
+def test_the_layout_is_that_of_the_datasets_library(tmp_path: Path, variates: int) -> None:
     hub = pytest.importorskip("datasets")
     series = walks([60, 41, 50], variates)
     rows = [{"item_id": f"item_{k}", "freq": "D", "target": each.tolist()} for k, each in enumerate(series)]
@@ -136,7 +166,7 @@ def test_the_layout_is_that_of_the_datasets_library(write_folder: Writer, tmp_pa
     assert from_ours.fingerprint() == from_theirs.fingerprint()
 
 
-def test_other_datasets_in_the_layout(write_folder: Writer, tmp_path: Path) -> None:
+def test_other_datasets_in_the_layout(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "own", walks([100, 101], 2), "W-WED", ids=["x", "x"], unit="ns")
     (found,) = gift_eval_folder(folder)
     assert (found.name, found.freq, found.horizon, found.seasonality) == ("own/short", "W-THU", 8, 1)
@@ -148,73 +178,58 @@ def test_other_datasets_in_the_layout(write_folder: Writer, tmp_path: Path) -> N
     assert (long.horizon, len(long)) == (720, 1)
 
 
-def test_short_series_are_left_out_and_named(write_folder: Writer, tmp_path: Path) -> None:
+def test_short_series_are_left_out_and_named(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "restaurant", walks([30, 100, 31]), "D")
     (found,) = gift_eval_folder(folder)
     assert [w.item for w in found.windows] == ["item_1", "item_2"]
     assert found.windows[1].context.shape == (1, 1)
     assert found.notes == ("item_0: left out, its 30 steps are too few for 1 windows",)
-    with pytest.raises(InputError, match="every series of 'restaurant' is shorter than 701 steps"):
-        gift_eval_folder(folder, horizon=700)
+    expect_error("every series of 'restaurant' is shorter than 701 steps", gift_eval_folder, folder, horizon=700)
 
 
-def test_where_is_the_benchmark(write_folder: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_is_the_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GIFT_EVAL", raising=False)
-    with pytest.raises(InputError, match="environment variable GIFT_EVAL"):
-        gift_eval()
+    expect_error("environment variable GIFT_EVAL", gift_eval)
     monkeypatch.setenv("GIFT_EVAL", str(tmp_path / "nowhere"))
-    with pytest.raises(InputError, match=r"there is no folder .*nowhere', to which GIFT_EVAL is set"):
-        gift_eval()
+    expect_error(r"there is no folder .*nowhere', to which GIFT_EVAL is set", gift_eval)
     write_folder(tmp_path / "ett1/H", walks([300], 7), "H")
     for way in ("error", "skip"):
-        with pytest.raises(InputError, match=r"lacks 97 of 97 .* m4_yearly, m4_quarterly"):
-            gift_eval(tmp_path / "ett1", missing=way)
+        expect_error(r"lacks 97 of 97 .* m4_yearly, m4_quarterly", gift_eval, tmp_path / "ett1", missing=way)
     with pytest.raises(InputError, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"):
         gift_eval(tmp_path, ("ett1/[HD]/short", "solar/D"))
     with pytest.warns(UserWarning, match=r"lacks 2 of 3 configurations: no folder solar/D, ett1/D"):
         found = gift_eval(tmp_path, ("ett1/[HD]/short", "solar/D"), missing="skip")
     assert [each.name for each in found] == ["ett1/H/short"]
-    with pytest.raises(UnknownNameError, match=r"'ett1/h/short'\. Closest: .*ett1/H/short"):
-        gift_eval(tmp_path, "ett1/h/short")
-    with pytest.raises(UnknownNameError, match="Closest: skip"):
-        gift_eval(tmp_path, missing="skp")
+    expect_error(r"'ett1/h/short'\. Closest: .*ett1/H/short", gift_eval, tmp_path, "ett1/h/short")
+    expect_error("Closest: skip", gift_eval, tmp_path, missing="skp")
 
 
-def test_other_data_than_the_configurations(write_folder: Writer, tmp_path: Path) -> None:
+def test_other_data_than_the_configurations(tmp_path: Path) -> None:
     write_folder(tmp_path / "ett1/H", walks([300], 7), "15T")
-    with pytest.raises(InputError, match="has frequency '15T', expected 'H' for ett1/H/short"):
-        gift_eval(tmp_path, "ett1/H/short")
+    expect_error("has frequency '15T', expected 'H' for ett1/H/short", gift_eval, tmp_path, "ett1/H/short")
     write_folder(tmp_path / "ett2/H", walks([300], 6), "H")
-    with pytest.raises(InputError, match="has 6 variates, expected 7 for ett2/H/short"):
-        gift_eval(tmp_path, "ett2/H/short")
-    with pytest.raises(InputError, match="'moon' is no frequency"):
-        gift_eval_folder(write_folder(tmp_path / "moon", walks([300]), "moon"))
-    with pytest.raises(InputError, match="no horizon for frequency 'B'"):
-        gift_eval_horizon("own", "B")
-    with pytest.raises(UnknownNameError, match="Closest: short"):
-        gift_eval_horizon("own", "H", "shrt")
+    expect_error("has 6 variates, expected 7 for ett2/H/short", gift_eval, tmp_path, "ett2/H/short")
+    expect_error("'moon' is no frequency", gift_eval_folder, write_folder(tmp_path / "moon", walks([300]), "moon"))
+    expect_error("no horizon for frequency 'B'", gift_eval_horizon, "own", "B")
+    expect_error("Closest: short", gift_eval_horizon, "own", "H", "shrt")
 
 
-def test_damaged_folders(write_folder: Writer, tmp_path: Path) -> None:
+def test_damaged_folders(tmp_path: Path) -> None:
     whole = write_folder(tmp_path / "own", walks([60] * 5), "D", shards=2)
 
     def broken(name: str) -> Path:
         return Path(shutil.copytree(whole, tmp_path / name))
 
     (no_state := broken("a") / "state.json").unlink()
-    with pytest.raises(InputError, match=r"no state\.json.*it has data-00000-of-00002"):
-        gift_eval_folder(no_state.parent)
+    expect_error(r"no state\.json.*it has data-00000-of-00002", gift_eval_folder, no_state.parent)
     (odd := broken("b") / "state.json").write_text("{}")
-    with pytest.raises(InputError, match="lists no data files"):
-        gift_eval_folder(odd.parent)
+    expect_error("lists no data files", gift_eval_folder, odd.parent)
     (shard := broken("c") / "data-00001-of-00002.arrow").unlink()
-    with pytest.raises(InputError, match=r"lacks data-00001-of-00002\.arrow"):
-        gift_eval_folder(shard.parent)
-    with pytest.raises(InputError, match="there is no folder"):
-        gift_eval_folder(tmp_path / "none")
+    expect_error(r"lacks data-00001-of-00002\.arrow", gift_eval_folder, shard.parent)
+    expect_error("there is no folder", gift_eval_folder, tmp_path / "none")
 
 
-def test_a_file_cut_anywhere_is_refused(write_folder: Writer, tmp_path: Path) -> None:
+def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:
     """A stream that ends between two batches would otherwise read as a shorter dataset."""
     folder = write_folder(tmp_path / "own", walks([40] * 4), "D")
     file = folder / "data-00000-of-00001.arrow"
@@ -222,8 +237,7 @@ def test_a_file_cut_anywhere_is_refused(write_folder: Writer, tmp_path: Path) ->
     assert len(gift_eval_folder(folder, horizon=5)[0]) == 4
     for length in range(0, len(whole), 8):
         file.write_bytes(whole[:length])
-        with pytest.raises(InputError, match=r"data-00000-of-00001\.arrow .*Copy it again"):
-            gift_eval_folder(folder, horizon=5)
+        expect_error(r"data-00000-of-00001\.arrow .*Copy it again", gift_eval_folder, folder, horizon=5)
 
 
 ODD = {
@@ -239,18 +253,15 @@ ODD = {
 
 
 @pytest.mark.parametrize(("table", "message"), ODD.values(), ids=ODD)
-def test_odd_columns(write_folder: Writer, tmp_path: Path, table: pa.Table, message: str) -> None:
+def test_odd_columns(tmp_path: Path, table: pa.Table, message: str) -> None:
     folder = write_folder(tmp_path / "odd", walks([9]), "D")
     with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:
         stream.write_table(table)
-    with pytest.raises(InputError, match=message):
-        gift_eval_folder(folder, horizon=2)
+    expect_error(message, gift_eval_folder, folder, horizon=2)
 
 
 @pytest.mark.parametrize("values", [[1.0, None, 3.0, 4.0], [1, 2, 3, 4]])
-def test_nulls_and_integers_are_numbers_and_rows_without_id_are_numbered(
-    write_folder: Writer, tmp_path: Path, values: list
-) -> None:
+def test_nulls_and_integers_are_numbers_and_rows_without_id_are_numbered(tmp_path: Path, values: list) -> None:
     folder = write_folder(tmp_path / "odd", walks([9]), "D")
     table = pa.table({"target": [values] * 3, "freq": ["D"] * 3})
     with pa.ipc.new_stream(str(folder / "data-00000-of-00001.arrow"), table.schema) as stream:

@@ -15,8 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, read_series
-from tsfm_lens.errors import InputError, LensError, UnknownNameError
+from tsfm_lens.data.batch import held_out, known_frequency, missing_at_end, noted_ends
+from tsfm_lens.errors import InputError, LensError
 
 SERIES = npst.arrays(np.float64, st.integers(1, 40), elements=st.floats(-1e12, 1e12) | st.just(float("nan"))).filter(
     lambda array: not np.isnan(array).all()
@@ -64,6 +66,7 @@ REFUSED = {
     "no steps": (np.zeros((3, 0)), "the array is empty (shape (3, 0))"),
     "ragged": ([[[1, 2], [3]]], "series 'series-0' is not a regular array of numbers"),
     "a number and a list": ([1.0, [2.0]], "series 'series-0' has shape (), expected (time,) or (variate, time)"),
+    "no variate": ([np.zeros((0, 5))], "shape (0, 5)"),
     "text": ([1.0, "x"], "holds 'x' at position 1, which is not a number"),
     "masked text": (np.ma.masked_array(["a", "b"], [True, False]), "holds 'b' at position 1, which is not a number"),
     "beyond doubles": ([10**400, 1], "holds a number beyond double precision at position 0"),
@@ -90,8 +93,7 @@ REFUSED = {
 
 @pytest.mark.parametrize(("data", "message"), REFUSED.values(), ids=REFUSED)
 def test_refused_with_a_message_that_names_the_place(data: object, message: str) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        as_series(data)
+    expect_error(re.escape(message), as_series, data)
 
 
 @pytest.mark.parametrize(
@@ -101,6 +103,10 @@ def test_refused_with_a_message_that_names_the_place(data: object, message: str)
         (lambda: as_series([[1], [2]], ids=["a", "a"]), "'a' occurs more than once"),
         (lambda: as_series([[1, 2], [2]], ids=["a", "b"], min_length=2), "'b' has 1 steps, expected at least 2"),
         (lambda: as_series([1, 2], freq="fortnight"), "no pandas frequency"),
+        (lambda: as_series([1, 2], variates=["load"]), "names columns of a frame or file, but the data is list"),
+        (lambda: as_series([1, 2], delimiter=";"), "delimiter=';' is about a file of text, but the data is list"),
+        (lambda: as_series([1, 2], future=frame([])), "the data is list; future=… goes on with a frame"),
+        (lambda: as_series(frame([("a", 1, 2)]), id_column="id", time_column="id"), "'id' cannot hold both"),
         (lambda: as_series([1, 2], start="yesterdayish"), "no timestamp"),
         (lambda: as_series([1, 2]).split(2), "cannot hold out 2"),
         (lambda: as_series([[1], [2]]).select("serie-1"), "Closest: series-1"),
@@ -108,8 +114,7 @@ def test_refused_with_a_message_that_names_the_place(data: object, message: str)
     ],
 )
 def test_names_sizes_and_options_are_checked(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(LensError, match=message):
-        call()
+    expect_error(message, call)
 
 
 @given(st.lists(SERIES, min_size=1, max_size=4))
@@ -156,14 +161,6 @@ def test_gaps_become_nan_and_are_noted() -> None:
     assert "3 missing timestamps" in batch.notes[0]
 
 
-def test_split_and_tail_keep_time_right() -> None:
-    batch = bundled("electricity")
-    context, future = batch.split(24)
-    np.testing.assert_array_equal(future[0], batch.values[0][-24:])
-    assert context.timestamps()[-1] + pd.Timedelta(hours=1) == batch.timestamps()[-24]
-    assert (batch.tail(10).timestamps() == batch.timestamps()[-10:]).all()
-
-
 def test_bundled_series_are_real_described_and_of_several_fields() -> None:
     infos = [bundled_info(name) for name in bundled_names()]
     assert len(infos) >= 10
@@ -178,8 +175,7 @@ def test_bundled_series_are_real_described_and_of_several_fields() -> None:
     # facts anyone can look up
     assert bundled("nile").values[0][:3].tolist() == [1120, 1160, 963]
     assert np.nanmax(bundled("sunspots").values[0]) == pytest.approx(190.2)
-    with pytest.raises(UnknownNameError, match="Closest: sunspots"):
-        bundled("sunspot")
+    expect_error("Closest: sunspots", bundled, "sunspot")
 
 
 def test_bundled_files_are_what_the_packages_hold(tmp_path: Path) -> None:
@@ -212,3 +208,37 @@ def test_mixed_frequencies_keep_their_own_time_and_season() -> None:
     alone = batch.select("electricity")
     assert (alone.freq, alone.seasonality) == ("h", 24)
     assert SeriesBatch.concat([alone, bundled("pedestrians")]).freq == "h"
+
+
+GONE = [np.nan] * 3
+LONG = np.arange(12.0)
+
+
+def test_only_targets_are_noted_and_many_are_counted(tmp_path: Path) -> None:
+    past = SeriesBatch(
+        (LONG, np.r_[LONG[3:], GONE]), ("y", "x"), groups=("a", "a"), variates=("y", "x"), roles=("target", "past")
+    )
+    assert noted_ends(past).notes == ()
+    assert [missing_at_end(np.array(row)) for row in ([1.0, 2.0], [1.0, np.nan], [np.nan])] == [0, 1, 1]
+    many = noted_ends(SeriesBatch(tuple(np.r_[LONG, GONE] for _ in range(5)), tuple("abcde")))
+    assert "'a' with 3, 'b' with 3, 'c' with 3, … (5 series)" in many.notes[0]
+    (tmp_path / "y.csv").write_text("y\n1\n2\nNA\n")
+    assert "'y' with 1" in read_series(tmp_path / "y.csv", header=True).notes[-1]
+
+
+def test_a_held_out_end_needs_a_value() -> None:
+    ended, going = np.r_[LONG, GONE], np.arange(15.0)
+    with pytest.raises(InputError, match="'series-0' ends with 3 missing values: the truth of all 2 steps is missing"):
+        held_out(SeriesBatch((ended,)), 2)
+    context, truth = held_out(SeriesBatch((ended,)), 4)
+    assert context.notes == ()
+    assert np.isfinite(truth).sum() == 1
+    context, truth = held_out(SeriesBatch((ended, going)), 2)
+    assert context.notes == ("the truth of all 2 steps is missing of 'series-0'",)
+    assert np.isfinite(truth).tolist() == [[False] * 2, [True] * 2]
+
+
+def test_no_warning_of_pandas_stands_before_the_refusal(recwarn: pytest.WarningsRecorder) -> None:
+    known_frequency.cache_clear()
+    expect_error("no pandas frequency", known_frequency, "bogus")
+    assert not recwarn.list

@@ -16,6 +16,7 @@ import pytest
 import torch
 import xarray as xr
 
+from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, as_series, from_frame, read_series
 from tsfm_lens.errors import InputError
 
@@ -127,6 +128,10 @@ ARRAY = xr.DataArray(np.zeros((3, 2)), dims=("x", "y"))
         (xr.DataArray(1.0), "expected time, or time and series"),
         (xr.Dataset({"load": ("time", [1.0, 2.0]), "area": 3.0}), r"load: time; area: .*dataset\[\['load'"),
         (xr.Dataset(), "it has none"),
+        (
+            xr.DataArray(np.zeros((3, 1)), {"id": DAYS, "timestamp": ["a"]}, ("id", "timestamp")),
+            "Name them with id_col",
+        ),
         ([ARRAY], "series 'series-0' has the dimensions x, y; give its plain values"),
         ([pa.table(WIDE)], "series 'series-0' is a frame; give its values transposed"),
         ({"a": pa.table(WIDE)}, "series 'a' is a frame"),
@@ -138,8 +143,7 @@ ARRAY = xr.DataArray(np.zeros((3, 2)), dims=("x", "y"))
     ids=lambda data: type(data).__name__,
 )
 def test_what_names_do_not_tell_is_refused(data: Any, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        as_series(data)
+    expect_error(message, as_series, data)
 
 
 @pytest.mark.parametrize(
@@ -176,8 +180,7 @@ def test_ids_are_text_as_written(ids: pa.Array, expected: tuple[str, ...], tmp_p
     ],
 )
 def test_ids_that_are_no_text_are_refused(ids: list[Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        from_frame(pd.DataFrame({"id": pd.Series(ids, dtype=object), "target": [1.0, 2.0]}))
+    expect_error(message, from_frame, pd.DataFrame({"id": pd.Series(ids, dtype=object), "target": [1.0, 2.0]}))
 
 
 def test_numbers_are_the_nearest_doubles(tmp_path: Path) -> None:
@@ -241,16 +244,14 @@ def test_values_of_entries_are_read_as_written(name: str, role: str) -> None:
 @pytest.mark.parametrize("name", REFUSED)
 def test_values_of_entries_that_are_no_numbers_are_refused(name: str, role: str) -> None:
     values, message = REFUSED[name]
-    with pytest.raises(InputError, match="not a regular array" if name in ("ragged", "rows") else message):
-        as_series(entry(values, role))
+    expect_error("not a regular array" if name in ("ragged", "rows") else message, as_series, entry(values, role))
 
 
 @pytest.mark.parametrize("name", sorted(set(REFUSED) - {"ragged", "rows"}))
 @pytest.mark.parametrize("role", ["targets", "past", "known"])
 def test_values_of_columns_that_are_no_numbers_are_refused(name: str, role: str) -> None:
     values, message = REFUSED[name]
-    with pytest.raises(InputError, match=message):
-        as_series(pd.DataFrame({"target": [1.0, 2.0, 3.0], "x": values}), **{role: ["x"]})
+    expect_error(message, as_series, pd.DataFrame({"target": [1.0, 2.0, 3.0], "x": values}), **{role: ["x"]})
 
 
 def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
@@ -264,8 +265,7 @@ def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
         [{"target": [1.0, 2.0], **both}],
         [{"target": [1.0, 2.0], "past_covariates": {"x": [1.0, 2.0]}, "future_covariates": {"x": ["5"]}}],
     ):
-        with pytest.raises(InputError, match=r"covariate 'x' holds text .* beside"):
-            as_series(data)
+        expect_error(r"covariate 'x' holds text .* beside", as_series, data)
     with pytest.raises(InputError, match="covariate 'x' holds text"):
         as_series(pd.DataFrame({"target": [1.0, 2.0], "x": ["a", 1.0]}), past=["x"])
 
@@ -283,8 +283,7 @@ def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
     ],
 )
 def test_fields_of_entries_are_checked(fields: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        as_series([{"target": [1.0, 2.0], **fields}])
+    expect_error(message, as_series, [{"target": [1.0, 2.0], **fields}])
 
 
 STARTS = [
@@ -297,8 +296,7 @@ STARTS = [
 def test_a_start_that_is_no_date_is_refused(start: Any) -> None:
     with pytest.raises(InputError, match=r"start=.* of 'a' is no timestamp such as"):
         as_series([{"target": [1.0, 2.0], "item_id": "a", "start": start}])
-    with pytest.raises(InputError, match=r"start=.* is no timestamp such as"):
-        as_series([1.0, 2.0], start=start)
+    expect_error(r"start=.* is no timestamp such as", as_series, [1.0, 2.0], start=start)
 
 
 @pytest.mark.parametrize(

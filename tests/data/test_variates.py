@@ -1,8 +1,10 @@
-"""Multivariate items: how they are read, kept together, checked and parted again."""
+"""Multivariate items and covariates: how they are read, kept together, checked and parted again."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,23 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+from refusals import expect_error
+from tsfm_lens import data
 from tsfm_lens.data import SeriesBatch, as_series, by_variate, read_series
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models.forecast import Forecast, context_dataset
+from tsfm_lens.models.forecast import context_dataset
 
-LEVELS = (0.1, 0.5, 0.9)
 ITEMS = npst.arrays(
     np.float64,
     st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(2, 12)),
     elements=st.floats(-1e9, 1e9) | st.just(float("nan")),
 ).filter(lambda array: not np.isnan(array[..., :-1]).all(axis=-1).any())
-
-
-def forecast(batch: SeriesBatch, horizon: int = 2) -> Forecast:
-    """A forecast whose values tell their row, quantile and step."""
-    rows = np.arange(len(batch), dtype=float)[:, None, None]
-    quantiles = 100 * rows + 10 * np.arange(3.0)[:, None] + np.arange(float(horizon))
-    return Forecast(quantiles, LEVELS, quantiles[:, 1], quantiles[:, :1] + 0.5, batch, {"seed": 3})
 
 
 def uneven() -> SeriesBatch:
@@ -73,10 +69,8 @@ def test_ids_name_items(data: object) -> None:
     assert batch.groups == ("a", "a", "b", "b")
     assert as_series(batch, ids=["c", "d"]).ids == ("c/0", "c/1", "d/0", "d/1")
     assert as_series(batch, ids=batch.ids).groups == batch.groups
-    with pytest.raises(InputError, match="2 series came with 3 ids"):
-        as_series(data, ids=["a", "b", "c"])
-    with pytest.raises(InputError, match="'a' occurs more than once"):
-        as_series(data, ids=["a", "a"])
+    expect_error("2 series came with 3 ids", as_series, data, ids=["a", "b", "c"])
+    expect_error("'a' occurs more than once", as_series, data, ids=["a", "a"])
 
 
 def table() -> pd.DataFrame:
@@ -103,10 +97,9 @@ def test_named_columns_are_read_together(tmp_path: Path) -> None:
     assert read_series(path, variates=["heat", "load"]).variates == ("heat", "load") * 2
     assert as_series(path, variates=["load", "heat"]).groups == batch.groups
     assert not as_series(frame, targets=["load", "heat"]).multivariate
-    with pytest.raises(UnknownNameError, match="Closest: load"):
-        as_series(table(), variates=["loads"])
-    with pytest.raises(InputError, match="not both"):
-        as_series(table(), targets=["load"], variates=["heat"])
+    expect_error("Closest: load", as_series, table(), variates=["loads"])
+    expect_error("not both", as_series, table(), targets=["load"], variates=["heat"])
+    expect_error("'a/load', 'b/load' occurs more than once", as_series, table(), variates=["load", "load"])
     wide = as_series(frame[["load", "heat"]], variates=["load", "heat"])
     assert (wide.ids, wide.groups) == (("series-0/load", "series-0/heat"), ("series-0", "series-0"))
     assert as_series(frame, variates=["load"]).ids == ("a/load", "b/load")
@@ -143,8 +136,7 @@ ROWS = (np.arange(3.0), np.arange(3.0), np.arange(3.0))
     ],
 )
 def test_groups_are_checked(fields: dict, message: str) -> None:
-    with pytest.raises((InputError, UnknownNameError), match=message):
-        SeriesBatch(**{"values": ROWS, **fields})
+    expect_error(message, SeriesBatch, **{"values": ROWS, **fields})
 
 
 def test_groups_may_differ_in_size_and_lack_times() -> None:
@@ -167,8 +159,7 @@ def test_methods_carry_groups_and_variates() -> None:
     assert batch.select("series-2").ids == ("series-2/0", "series-2/1", "series-2/2")
     assert batch.select(["series-2/2", "series-1"]).variates == ("2", "")
     assert batch.select("series-0/1").multivariate is False
-    with pytest.raises(InputError, match="'series-0' are at positions 0, 2"):
-        batch.select([0, 2, 1])
+    expect_error("'series-0' are at positions 0, 2", batch.select, [0, 2, 1])
     with pytest.raises(UnknownNameError):
         batch.select("series-9")
     frame = batch.to_frame()
@@ -204,10 +195,171 @@ def test_gaps_are_missing_values() -> None:
 
 def test_labels_of_a_dataset_are_checked() -> None:
     flat = context_dataset(uneven(), 1)
-    with pytest.raises(InputError, match="no coordinate 'variate'"):
-        by_variate(flat.drop_vars("variate"))
-    with pytest.raises(InputError, match="group 'series-0' has variate '0' more than once"):
-        by_variate(flat.isel(series=[0, 0, 1]))
+    expect_error("no coordinate 'variate'", by_variate, flat.drop_vars("variate"))
+    expect_error("group 'series-0' has variate '0' more than once", by_variate, flat.isel(series=[0, 0, 1]))
     holes = np.array(["0", None, "", "0", "1", "2"], dtype=object)
-    with pytest.raises(InputError, match="'variate' has no value at position 1"):
-        by_variate(flat.assign_coords(variate=("series", holes)))
+    expect_error("'variate' has no value at position 1", by_variate, flat.assign_coords(variate=("series", holes)))
+
+
+HOURS, AHEAD = 30, 6
+OPTIONS: dict[str, Any] = {
+    "targets": ["load"],
+    "known": ["temperature", "weekday", "holiday"],
+    "past": ["price"],
+    "id_column": "site",
+    "time_column": "ts",
+}
+
+
+@pytest.fixture
+def frame() -> pd.DataFrame:
+    rng = np.random.default_rng(5)
+    times = pd.date_range("2024-01-01", periods=HOURS + AHEAD, freq="h")
+    known = {"weekday": times.day_name(), "holiday": rng.random(len(times)) < 0.5}
+
+    def site(name: str) -> pd.DataFrame:
+        past_only = {what: np.r_[rng.normal(size=HOURS), np.full(AHEAD, np.nan)] for what in ("load", "price")}
+        return pd.DataFrame(
+            {"site": name, "ts": times, **past_only, "temperature": rng.normal(size=len(times)), **known}
+        )
+
+    return pd.concat([site("A"), site("B")], ignore_index=True)
+
+
+def test_the_context_ends_with_the_target_and_what_is_known_goes_on(frame: pd.DataFrame) -> None:
+    batch = as_series(frame, **OPTIONS)
+    assert batch.roles == ("target", "past", "known", "known", "known") * 2
+    assert batch.variates[:5] == ("load", "price", "temperature", "weekday", "holiday")
+    assert batch.lengths == (HOURS,) * 10
+    first = frame[frame.site == "A"]
+    np.testing.assert_array_equal(batch.values[2], first.temperature[:HOURS])
+    np.testing.assert_array_equal(batch.futures[2], first.temperature[HOURS:])
+    np.testing.assert_array_equal(batch.futures[4], first.holiday[HOURS:])
+    assert batch.categories[3] == ("Monday", "Tuesday")
+    stamps = batch.timestamps(0)
+    assert stamps is not None
+    assert stamps[-1] == first.ts.iloc[HOURS - 1]
+
+
+def test_a_file_and_two_frames_give_the_same_batch(frame: pd.DataFrame, tmp_path: Path) -> None:
+    frame.to_csv(tmp_path / "sites.csv", index=False)
+    ahead = frame.load.isna()
+    ways = [
+        data.read_series(tmp_path / "sites.csv", **OPTIONS),
+        as_series(frame[~ahead], future=frame[ahead].drop(columns=["load", "price"]), **OPTIONS),
+    ]
+    whole = as_series(frame, **OPTIONS)
+    for batch in ways:
+        assert (batch.ids, batch.roles, batch.categories) == (whole.ids, whole.roles, whole.categories)
+        for ours, theirs in zip((*batch.values, *batch.futures), (*whole.values, *whole.futures), strict=True):
+            if ours is None or theirs is None:
+                assert ours is theirs
+            else:
+                np.testing.assert_allclose(ours, theirs, rtol=np.finfo(float).eps)
+
+
+def test_a_unit_is_of_targets_alone(frame: pd.DataFrame, tmp_path: Path) -> None:
+    frame.to_csv(tmp_path / "sites.csv", index=False)
+    for batch in (
+        data.read_series(tmp_path / "sites.csv", units="kWh", **OPTIONS),
+        as_series(tmp_path / "sites.csv", units="kWh", **OPTIONS),
+        as_series(frame, units="kWh", **OPTIONS),
+    ):
+        assert batch.units == ("kWh", "", "", "", "") * 2
+    with pytest.raises(InputError, match="units"):
+        data.read_series(tmp_path / "sites.csv", units=5, **OPTIONS)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dropped", [False, True])
+def test_a_gap_in_a_known_future_is_named_as_the_user_counts(
+    frame: pd.DataFrame, dropped: bool, tmp_path: Path
+) -> None:
+    place = int(np.flatnonzero((frame.site == "B") & frame.load.isna())[2])
+    gap = frame.drop(index=place) if dropped else frame.assign(temperature=frame.temperature.mask(frame.index == place))
+    gap.to_csv(tmp_path / "sites.csv", index=False)
+    # rows of a file count from its first line, which has the names
+    for row, read in ((place, lambda: as_series(gap, **OPTIONS)), (place + 2, lambda: _read(tmp_path))):
+        with pytest.raises(InputError, match="step 3 of 6 after the context") as caught:
+            read()
+        where = "no row has it" if dropped else f"row {row}"
+        assert f"'B/temperature' has no number at {frame.ts[place]} ({where})" in str(caught.value)
+
+
+def _read(folder: Path) -> SeriesBatch:
+    return data.read_series(folder / "sites.csv", **OPTIONS)
+
+
+def test_a_column_with_a_comma_in_its_name_is_one_covariate(frame: pd.DataFrame, tmp_path: Path) -> None:
+    named = frame.rename(columns={"temperature": "temperature, indoors"})
+    named.to_csv(tmp_path / "sites.csv", index=False)
+    how = {**OPTIONS, "known": ["temperature, indoors", "weekday,holiday"]}
+    for batch in (as_series(named, **how), data.read_series(tmp_path / "sites.csv", **how)):
+        assert batch.variates[:5] == ("load", "price", "temperature, indoors", "weekday", "holiday")
+        np.testing.assert_array_equal(batch.values[2], as_series(frame, **OPTIONS).values[2])
+    expect_error("temprature", as_series, named, **{**OPTIONS, "known": ["weekday,temprature"]})
+
+
+def test_held_out_steps_become_the_known_future(frame: pd.DataFrame) -> None:
+    batch = as_series(frame, **OPTIONS)
+    shown, truth = batch.split(4)
+    known = shown.known_future(4 + AHEAD)
+    np.testing.assert_array_equal(known[2], np.r_[batch.values[2][-4:], batch.futures[2]])
+    assert np.isnan(known[:2]).all()
+    np.testing.assert_array_equal(truth[0], batch.values[0][-4:])
+    assert shown.tail(5).futures[2] is not None
+    assert shown.targets().ids == ("A/load", "B/load")
+    assert not shown.targets().multivariate
+
+
+def test_entries_of_other_libraries_are_understood() -> None:
+    target, feature, past = np.arange(8.0), np.arange(11.0), np.ones(8)
+    gluonts = {"target": target, "item_id": "a", "feat_dynamic_real": [feature], "past_feat_dynamic_real": [past]}
+    chronos = {
+        "target": target,
+        "past_covariates": {"p": past, "k": feature[:8]},
+        "future_covariates": {"k": feature[8:]},
+    }
+    for entry, names in ((gluonts, ["past_feat_dynamic_real/0", "feat_dynamic_real/0"]), (chronos, ["p", "k"])):
+        batch = as_series([entry])
+        assert list(batch.variates[1:]) == names
+        assert batch.roles == ("target", "past", "known")
+        np.testing.assert_array_equal(batch.futures[2], feature[8:])
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"known": ["temperature"], "past": ["temperature"]}, "named twice, as past and as known"),
+        ({"known": ["temperature", "temperature"]}, "named twice, leave one out"),
+        ({"known": ["load"]}, "load"),
+        ({"known": ["ts"]}, "ids or timestamps"),
+        ({"known": ["temprature"]}, "temperature"),
+    ],
+)
+def test_columns_that_cannot_be_covariates_are_refused(
+    frame: pd.DataFrame, change: dict[str, Any], complaint: str
+) -> None:
+    expect_error(complaint, as_series, frame, **{**OPTIONS, "past": [], **change})
+
+
+@pytest.mark.parametrize(("period", "freq"), [("2024-01-01", "D"), ("2024-01", "M")])
+def test_a_dataset_of_gluonts_is_read_with_the_frequency_of_its_periods(period: str, freq: str) -> None:
+    entries: list[dict[str, Any]] = [
+        {"target": np.arange(40.0), "start": pd.Period(period, freq), "item_id": name} for name in "ab"
+    ]
+
+    class Dataset:
+        def __iter__(self) -> Iterator[dict[str, Any]]:
+            return iter(entries)
+
+        def __len__(self) -> int:
+            return len(entries)
+
+    for dataset in (entries, Dataset()):
+        batch = as_series(dataset)
+        assert batch.ids == ("a", "b")
+        stamps = batch.timestamps(0)
+        assert stamps is not None
+        assert stamps[1] == (entries[0]["start"] + 1).to_timestamp()
+    mixed = [*entries, {"target": np.arange(40.0), "start": pd.Period("2024-01-01", "h"), "item_id": "c"}]
+    assert as_series(mixed).timestamps(0) is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.tasks import GroupTask
+from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask
 from tsfm_lens.sweep.store.files import cell_key
 from tsfm_lens.sweep.store.folder import Store
 
@@ -100,6 +101,11 @@ def notes_of(folder: Path, name: str) -> list[list[str]]:
     """Words of each line that was noted."""
     path = folder / name
     return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def ends(outcomes: Sequence[GroupDone]) -> dict[str, int]:
+    """How many groups ended in which way."""
+    return dict(Counter(outcome.how for outcome in outcomes))
 
 
 class Counted:

@@ -13,18 +13,18 @@ import pandas as pd
 import pytest
 import sweep_toys as toys
 
-from tsfm_lens.errors import StoreError, SweepFailedError
+from refusals import expect_error
+from tsfm_lens.errors import SweepFailedError
 from tsfm_lens.sweep.run.engines import run_groups
 from tsfm_lens.sweep.run.sweeping import SweepProgress
 from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask
-from tsfm_lens.sweep.store import folder as store_module
 from tsfm_lens.sweep.store.files import KEY_COLUMNS
 from tsfm_lens.sweep.store.folder import Store
 
 Table = Callable[..., pd.DataFrame]
 
 
-def run(path: Path, tasks: list[GroupTask], common: dict[str, Any] | None = None, **options: Any) -> Any:
+def run(path: Path, tasks: list[GroupTask], common: dict[str, Any] | None = None, **options: Any) -> list[GroupDone]:
     return run_groups(tasks, toys.make_toy, common or {}, Store(path, values=toys.VALUES), **options)
 
 
@@ -42,14 +42,14 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
     # no run gets to its end, so that every kill hits
     common = {"seconds": 0.005, "notes": tmp_path, "most": 16}
     path = tmp_path / "store"
-    before = [0]
+    before = 0
 
     def at_work() -> None:
         # a group is noted before it is written; of so many, one worker has noted two, and has written the first
-        wait_for(lambda: len(toys.notes_of(tmp_path, "computed")) > before[0] + workers)
+        wait_for(lambda: len(toys.notes_of(tmp_path, "computed")) > before + workers)
 
     for turn in range(kills):
-        before[0] = len(toys.notes_of(tmp_path, "computed"))
+        before = len(toys.notes_of(tmp_path, "computed"))
         hit = kill_often(
             toys.run_toy, path, groups, common, engine, store=path, kills=1, longest=0.05, seed=turn, begun=at_work
         )
@@ -57,9 +57,7 @@ def test_kills_end_in_the_table_of_an_undisturbed_run(
     tasks = toys.toy_tasks(groups)
     finished = len(Store(path).done())
     assert kills * 4 <= finished <= kills * workers * 16 * 4
-    summary = run(path, tasks)
-    assert summary.resumed == finished // 4
-    assert summary.resumed + summary.finished == groups
+    assert toys.ends(run(path, tasks)) == {"resumed": finished // 4, "finished": groups - finished // 4}
     pd.testing.assert_frame_equal(table_of(path), expected(tasks))
 
 
@@ -105,15 +103,27 @@ def test_an_interrupt_keeps_what_is_finished_and_ends_every_worker(
     assert 6 - running <= kept <= 6
     assert Store(tmp_path / "store").damaged() == []
     tasks = toys.toy_tasks(groups)
-    assert run(tmp_path / "store", tasks).resumed == kept
+    assert toys.ends(run(tmp_path / "store", tasks))["resumed"] == kept
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), expected(tasks))
+
+
+def test_workers_end_when_their_driver_is_killed(
+    tmp_path: Path, start_process: Callable[..., Any], wait_for: Callable[..., None], alive: Callable[[int], bool]
+) -> None:
+    # a group that takes longer than any test: only the death of the driver can end it
+    process = start_process(toys.run_toy, tmp_path / "store", 4, {"seconds": 600, "notes": tmp_path}, "processes")
+    wait_for(lambda: len(toys.notes_of(tmp_path, "workers")) == 2)
+    process.kill()
+    process.join()
+    wait_for(lambda: not any(alive(int(pid)) for pid, _ in toys.notes_of(tmp_path, "workers")))
 
 
 def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(tmp_path: Path, table_of: Table) -> None:
     tasks = toys.toy_tasks(8, misbehave="die once", which=3)
     # the only one: what is computed after its death is computed by its successor
-    summary = run(tmp_path / "store", tasks, {"notes": tmp_path}, engine="processes", workers=1)
-    assert (summary.finished, summary.failed) == (8, [])
+    assert toys.ends(run(tmp_path / "store", tasks, {"notes": tmp_path}, engine="processes", workers=1)) == {
+        "finished": 8
+    }
     ((dead,),) = toys.notes_of(tmp_path, "died")
     (before, after) = (pid for pid, _ in toys.notes_of(tmp_path, "workers"))
     assert (before, after != dead) == (dead, True)
@@ -123,23 +133,21 @@ def test_a_group_whose_worker_died_is_computed_by_a_fresh_one(tmp_path: Path, ta
 
 def test_a_group_that_always_kills_its_worker_is_given_up_and_all_others_finish(tmp_path: Path) -> None:
     tasks = toys.toy_tasks(8, misbehave="die", which=0)
-    summary = run(tmp_path / "store", tasks, {"notes": tmp_path}, engine="processes", workers=2, retries=1)
-    assert summary.finished == 7
-    (failed,) = summary.failed
-    assert failed.task is tasks[0]
+    outcomes = run(tmp_path / "store", tasks, {"notes": tmp_path}, engine="processes", workers=2, retries=1)
+    (failed,) = (outcome for outcome in outcomes if outcome.how != "finished")
+    assert (failed.how, failed.task) == ("failed", tasks[0])
     assert "died 2 times, often for want of memory" in failed.error
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
 def test_a_group_that_fails_is_named_and_all_others_finish(tmp_path: Path, engine: str) -> None:
     tasks = toys.toy_tasks(5, misbehave="raise", which=1)
-    summary = run(tmp_path / "store", tasks, engine=engine, workers=2)
-    assert summary.finished == 4
-    assert [str(each.task) for each in summary.failed] == ["group 1"]
-    assert summary.failed[0].error == "ZeroDivisionError: no toy can do that"
+    outcomes = run(tmp_path / "store", tasks, engine=engine, workers=2)
+    told = [(str(outcome.task), outcome.error) for outcome in outcomes if outcome.how != "finished"]
+    assert told == [("group 1", "ZeroDivisionError: no toy can do that")]
     # mended, only that group is computed
     mended = run(tmp_path / "store", toys.toy_tasks(5), engine=engine, workers=2)
-    assert (mended.finished, mended.resumed, mended.failed) == (1, 4, [])
+    assert toys.ends(mended) == {"finished": 1, "resumed": 4}
 
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
@@ -147,9 +155,8 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     store = Store(tmp_path / "store", values=toys.VALUES)
     tasks = toys.toy_tasks(4)
     # a file where the folder of the third group should be: what worker processes meet, too
-    (store.path / "cells" / store_module.group_key(tasks[2].cells)[:2]).touch()
-    with pytest.raises(StoreError, match="a file stands in its way"):
-        run_groups(tasks, toys.make_toy, {}, store, engine=engine, workers=1)
+    (store.path / "cells" / tasks[2].key[:2]).touch()
+    expect_error("a file stands in its way", run_groups, tasks, toys.make_toy, {}, store, engine=engine, workers=1)
     assert len(store.done()) >= 8
 
 
@@ -157,6 +164,8 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_worker_that_cannot_start_ends_the_run(tmp_path: Path, engine: str) -> None:
     with pytest.raises((SweepFailedError, RuntimeError), match="the toy is broken"):
         run(tmp_path / "store", toys.toy_tasks(4), {"broken": True}, engine=engine, workers=2)
+    for options, words in (({"engine": "process"}, "Closest: processes"), ({"workers": 0}, "one worker, not 0")):
+        expect_error(words, run, tmp_path / "store", [], **options)
 
 
 def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(tmp_path: Path) -> None:

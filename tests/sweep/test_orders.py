@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
 import pytest
 import torch
 import xarray as xr
 
+from refusals import expect_error
+from tiny_lenses import lens_of
 from tsfm_lens.data import SeriesBatch, as_series, bundled
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import heads_by_stable_rank
 from tsfm_lens.probes.attention import attention_over_time, pick_attention
-from tsfm_lens.sweep.plan.orders import ORDERS, Order, head_scores, parse_orders, ranking, rankings
+from tsfm_lens.sweep.plan.orders import ORDERS, head_scores, parse_orders, ranking, rankings
 from tsfm_lens.testing import assert_close, rounding
 
 # a slope by finite steps of 3e-3 feels the curvature of the forecast
 CURVATURE = 2e-2
 
 NAMES = sorted(architectures())
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def series_for(lens: Lens) -> SeriesBatch:
@@ -170,35 +165,23 @@ def test_ties_go_by_index_and_missing_scores_are_refused() -> None:
     )
     assert ranking(scores, 0, "low") == [1, 2, 0]
     assert ranking(scores, 0, "high") == [0, 1, 2]
-    with pytest.raises(InputError, match="head 1 of layer 1 has no stable_rank"):
-        ranking(scores, 1)
+    expect_error("head 1 of layer 1 has no stable_rank", ranking, scores, 1)
 
 
 def test_orders_read_as_they_print() -> None:
     orders = parse_orders(["output_norm:high", "stable_rank", "random:7", "stable_rank:low"])
-    assert orders == [
-        Order("output_norm", "high"),
-        Order("stable_rank", "low"),
-        Order("stable_rank", "high"),
-        Order("random", seed=7),
-    ]
-    assert parse_orders(map(str, orders)) == orders
-    with pytest.raises(UnknownNameError, match="stable_rank:low"):
-        parse_orders(["stablerank:low"])
-    with pytest.raises(UnknownNameError, match="stable_rank:high"):
-        parse_orders(["stable_rank:hi"])
-    with pytest.raises(InputError, match="random:0"):
-        parse_orders(["random"])
+    assert orders == ["output_norm:high", "stable_rank:low", "stable_rank:high", "random:7"]
+    assert parse_orders(orders) == orders
+    expect_error("stable_rank:low", parse_orders, ["stablerank:low"])
+    expect_error("stable_rank:high", parse_orders, ["stable_rank:hi"])
+    expect_error("random:0", parse_orders, ["random"])
 
 
 def test_orders_that_cannot_be_measured_say_why() -> None:
     lens = lens_of("chronos-bolt")
-    with pytest.raises(InputError, match="give series"):
-        head_scores(lens, "gradient")
-    with pytest.raises(UnknownNameError, match="stable_rank"):
-        head_scores(lens, "stable")
+    expect_error("give series", head_scores, lens, "gradient")
+    expect_error("stable_rank", head_scores, lens, "stable")
     with pytest.raises(InputError, match="rescales its backward pass"):
         head_scores(lens_of("toto-2"), "gradient", series_for(lens_of("toto-2")), 6)
     two = as_series([np.random.default_rng(0).normal(size=(2, 60))])
-    with pytest.raises(InputError, match="variates"):
-        head_scores(lens_of("chronos-2"), "gradient", two, 6)
+    expect_error("variates", head_scores, lens_of("chronos-2"), "gradient", two, 6)

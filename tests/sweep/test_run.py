@@ -14,6 +14,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from refusals import expect_error
 from tsfm_lens import load
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens
@@ -247,8 +248,6 @@ def test_configurations_name_every_wrong_field(tmp_path: Path) -> None:
         read_config(file)
     for words in ("chunk", "variants.layer", "'layers'", "memory", "4 XB"):
         assert words in str(caught.value)
-    with pytest.raises(InputError, match="there is no file"):
-        read_config(tmp_path / "none.yaml")
+    expect_error("there is no file", read_config, tmp_path / "none.yaml")
     file.write_text("models: [")
-    with pytest.raises(InputError, match="no YAML"):
-        read_config(file)
+    expect_error("no YAML", read_config, file)

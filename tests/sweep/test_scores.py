@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import pearsonr, spearmanr
 
-from tsfm_lens.errors import InputError
+from refusals import expect_error
 from tsfm_lens.sweep.statistics.scores import DISTANCES, METRICS, SUMS, forecast_distances, pooled, window_scores
 from tsfm_lens.testing import assert_close, rounding
 
@@ -147,8 +147,7 @@ def test_a_forecast_that_is_not_finite_is_counted_and_makes_no_number(bad: float
 
 
 def test_an_interval_takes_two_levels_and_distances_the_first_steps() -> None:
-    with pytest.raises(InputError, match="2 quantile levels"):
-        window_scores(np.zeros((2, 4)), np.zeros((2, 1, 4)), (0.5,), np.ones(2))
+    expect_error("2 quantile levels", window_scores, np.zeros((2, 4)), np.zeros((2, 1, 4)), (0.5,), np.ones(2))
     a, b = np.random.default_rng(0).normal(size=(2, 3, 80))
     cut = forecast_distances(a[:, :64], b[:, :64])
     for name, value in forecast_distances(a, b).items():

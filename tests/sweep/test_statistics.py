@@ -1,15 +1,59 @@
-"""Sums, changes and their intervals against explicit loops, closed forms and simulated studies with a known effect."""
+"""Sums, changes and their intervals against loops, closed forms and simulated studies with a known effect."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from simulated_studies import row, simulated, study
 
-from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, resilience
+from refusals import expect_error
+from tsfm_lens.errors import InputError
+from tsfm_lens.sweep.plan.config import Statistics
+from tsfm_lens.sweep.results.gathering import Results, curves, heads_at
+from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, resilience
 from tsfm_lens.sweep.statistics.scores import DISTANCES, METRICS, SUMS, per_series
+from tsfm_lens.testing import assert_close
+
+STEPS = 24.0
+
+
+def row(variant: str, dataset: str, item: str, error: float, **more: Any) -> dict[str, Any]:
+    """A stored row whose mean scaled error is ``error``; every metric follows from it."""
+    sums = dict.fromkeys(SUMS, error * STEPS) | {"n_invalid": 0.0, "abs_label": 2 * STEPS}
+    sums |= {name: STEPS for name in SUMS if name.startswith("n") and name != "n_invalid"}
+    key = {"model": "m", "variant": variant, "dataset": dataset, "item": item, "window": 0, "variate": 0}
+    return {"cell": "c", **key, **sums, **dict.fromkeys(DISTANCES, 0.25), **more}
+
+
+def study(errors: dict[str, dict[str, list[float]]]) -> pd.DataFrame:
+    """Rows from errors by variant and dataset, one a series."""
+    return pd.DataFrame(
+        [
+            row(variant, dataset, f"s{k}", error)
+            for variant, datasets in errors.items()
+            for dataset, values in datasets.items()
+            for k, error in enumerate(values)
+        ]
+    )
+
+
+def simulated(
+    rng: np.random.Generator, datasets: int, series: int, between: float, within: float, variants: int = 1
+) -> pd.DataFrame:
+    """Studies whose true change is 0.1: datasets differ by ``between``, series by ``within``, scales by a lot."""
+    plain = np.exp(rng.normal(size=(datasets, 1)) + 0.3 * rng.normal(size=(datasets, series)))
+    where = [(f"d{d:02d}", f"s{k}") for d in range(datasets) for k in range(series)]
+    key = {"model": "m", "window": 0, "variate": 0, "n": STEPS, "n_invalid": 0.0, "n_scaled": STEPS}
+    parts = []
+    for number in range(variants + 1):
+        shift = 0.1 + between * rng.normal(size=(datasets, 1)) + within * rng.normal(size=(datasets, series))
+        errors, variant = (plain * (1 + shift), f"v{number}") if number else (plain, "plain")
+        table = pd.DataFrame(where, columns=["dataset", "item"])
+        parts.append(table.assign(variant=variant, scaled_error=errors.ravel(), **key))
+    return pd.concat(parts, ignore_index=True)
 
 
 def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
@@ -43,20 +87,13 @@ def test_damaged_rows_are_refused() -> None:
     frame = study({"plain": {"d": [1.0, 2.0]}, "v": {"d": [1.0, 2.0]}})
     with pytest.raises(InputError, match="there twice: model 'm', variant 'plain', dataset 'd', item 's1'"):
         per_series(pd.concat([frame, frame.iloc[1:2]]))
-    with pytest.raises(InputError, match=r"\['abs_error'\] hold NaN"):
-        per_series(frame.assign(abs_error=np.nan))
-    with pytest.raises(InputError, match=r"lack the columns \['window'\]"):
-        per_series(frame.drop(columns="window"))
-    with pytest.raises(UnknownNameError, match="MASE"):
-        changes(frame, metric="MAZE")
-    with pytest.raises(UnknownNameError, match="baseline of m"):
-        changes(frame[frame["variant"] == "v"])
-    with pytest.raises(InputError, match="no change to report"):
-        changes(frame[frame["variant"] == "plain"])
-    with pytest.raises(InputError, match="give `per_series` all measures"):
-        changes(per_series(frame, ["CRPS"]))
-    with pytest.raises(InputError, match="at least 100"):
-        changes(frame, replicates=5)
+    expect_error(r"\['abs_error'\] hold NaN", per_series, frame.assign(abs_error=np.nan))
+    expect_error(r"lack the columns \['window'\]", per_series, frame.drop(columns="window"))
+    expect_error("MASE", changes, frame, metric="MAZE")
+    expect_error("baseline of m", changes, frame[frame["variant"] == "v"])
+    expect_error("no change to report", changes, frame[frame["variant"] == "plain"])
+    expect_error("give `per_series` all measures", changes, per_series(frame, ["CRPS"]))
+    expect_error("at least 100", changes, frame, replicates=5)
 
 
 def test_a_change_by_hand() -> None:
@@ -65,7 +102,7 @@ def test_a_change_by_hand() -> None:
     assert found["baseline"] == pytest.approx(np.sqrt(2.0 * 5.0))
     assert found["value"] == pytest.approx(np.sqrt(2.5 * 4.5))
     assert found["change"] == pytest.approx(np.sqrt(2.5 * 4.5 / 10.0) - 1)
-    assert (found["n_datasets"], found["n_series"], found["n_unpaired"], found["left_out"]) == (2, 4, 0, ())
+    assert (found["n_datasets"], found["n_series"], found["left_out"]) == (2, 4, ())
     assert found["lower"] < found["change"] < found["upper"]
     assert "2 datasets and within them over 4 series" in found["method"]
     for metric in METRICS:
@@ -130,7 +167,7 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
     lost = (frame["variant"] == "v") & (frame["dataset"] == "a") & (frame["item"] == "x") & (frame["window"] == 1)
     frame.loc[(frame["item"] == "x") & (frame["dataset"] == "a"), "scaled_error"] *= 100
     found = changes(frame[~lost]).iloc[0]
-    assert (found["n_series"], found["n_unpaired"]) == (3, 1)
+    assert found["n_series"] == 3
     assert (found["baseline"], found["value"]) == (pytest.approx(1.0), pytest.approx(2.0))
     # what is left of dataset a has no geometric mean, whatever the series that is not compared says
     perfect = frame[~lost].copy()
@@ -138,7 +175,7 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
     assert changes(perfect).iloc[0]["left_out"] == ("a",)
     # as many windows, but others
     moved = frame.assign(window=frame["window"].where(~lost, 5))
-    assert changes(moved).iloc[0]["n_unpaired"] == 1
+    assert changes(moved).iloc[0]["n_series"] == 3
     extra = pd.concat([frame, pd.DataFrame([row("v", "c", "z", 50.0)])])
     assert changes(extra).iloc[0]["value"] == pytest.approx(changes(frame).iloc[0]["value"])
 
@@ -153,3 +190,156 @@ def test_distances_have_an_interval_and_no_test() -> None:
     assert found["n_series"] == 5
     assert found[["baseline", "change", "p_value", "p_holm"]].isna().all()
     assert not found["stands"]
+
+
+# how near an end of an interval comes to Student's t over four seeds
+OF_SEEDS = 0.02
+
+
+def test_resilient_and_improved_datasets_by_hand() -> None:
+    names = "abcdef"
+    factors = {"a": 0.9, "b": 0.999, "c": 1.0, "d": 1.049, "e": 1.05, "f": 2.0}
+    plain = {name: [4.0] for name in names}
+    frame = study({"plain": plain, "v": {name: [4.0 * factors[name]] for name in names}})
+    frame.loc[(frame["variant"] == "v") & (frame["dataset"] == "e"), "scaled_error"] = 4.2 * STEPS
+    found = resilience(frame).iloc[0]
+    assert found[["n_resilient", "n_improved", "n_datasets", "n_left_out"]].tolist() == [4, 2, 6, 0]
+    assert resilience(frame, tolerance=0.06).iloc[0]["n_resilient"] == 5
+    table = dataset_changes(frame).set_index("dataset")["change"]
+    assert table.to_dict() == pytest.approx({name: factor - 1 for name, factor in factors.items()})
+
+
+def test_informed_against_random_choices() -> None:
+    rng = np.random.default_rng(9)
+    plain = {f"d{d}": list(rng.random(3) + 0.5) for d in range(30)}
+    factors = {"informed": 1.1, "r0": 1.2, "r1": 1.3, "r2": 1.5, "r3": 1.2}
+    errors = {v: {d: [e * factor for e in values] for d, values in plain.items()} for v, factor in factors.items()}
+    frame = study({"plain": plain, **errors})
+    found = difference(frame, "informed", ["r0", "r1", "r2", "r3"])
+    assert found["change_informed"] == pytest.approx(0.1)
+    assert found["change_random"] == pytest.approx(0.3)
+    assert found["difference"] == pytest.approx(-0.2)
+    # series and datasets all agree, so that only the choice of seeds varies: sd / sqrt(4), Student's t of 3 degrees
+    spread = np.std([0.2, 0.3, 0.5, 0.2]) / 2
+    reach = 3.182 * np.sqrt(4 / 3) * spread
+    assert found["lower"] == pytest.approx(-0.2 - reach, abs=OF_SEEDS)
+    assert found["upper"] == pytest.approx(-0.2 + reach, abs=OF_SEEDS)
+    one = difference(frame, "informed", ["r1"])
+    assert (one["lower"], one["upper"]) == (pytest.approx(-0.2), pytest.approx(-0.2))
+    assert "taken as it is" in one["method"]
+    same = study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})
+    nothing = difference(same, "informed", ["r0", "r1"])
+    assert (nothing["difference"], nothing["p_value"]) == (0.0, 1.0)
+    expect_error("r1", difference, frame, "informed", ["r11"])
+    expect_error("random variants other than 'r1'", difference, frame, "r1", ["r1"])
+
+
+@pytest.mark.parametrize("replay", [changes, lambda frame: difference(frame, "v1", ["v2"]), resilience])
+def test_results_depend_on_rows_and_seed_only(replay: Callable[[pd.DataFrame], Any]) -> None:
+    frame = simulated(np.random.default_rng(10), 4, 3, 0.1, 0.1, 2)
+    shuffled = frame.sample(frac=1.0, random_state=1)
+    one, again = pd.DataFrame(replay(frame)), pd.DataFrame(replay(shuffled))
+    pd.testing.assert_frame_equal(one, again)
+    pd.testing.assert_frame_equal(one, pd.DataFrame(replay(per_series(shuffled, ["MASE"]))))
+    # stores give texts as categories, in whatever order they came
+    coded = shuffled.astype(dict.fromkeys(["model", "variant", "dataset", "item"], "category"))
+    for key in ("variant", "dataset", "item"):
+        coded[key] = coded[key].cat.reorder_categories(list(coded[key].cat.categories)[::-1])
+    pd.testing.assert_frame_equal(one, pd.DataFrame(replay(coded)))
+
+
+def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
+    """Three horizons on the same series, with the same errors, leave value, interval, p-value and units as they are."""
+    rng = np.random.default_rng(4)
+    sets = [f"set{k}/H/short" for k in range(5)]
+    known = {variant: {name: list(rng.random(6) + 1) for name in sets} for variant in ("plain", "v")}
+    more = {
+        variant: {name.replace("short", term): errors for name, errors in of.items() for term in ("short", "long")}
+        for variant, of in known.items()
+    }
+    alone, all_terms = (changes(study(errors)).iloc[0] for errors in (known, more))
+    for name in ("value", "baseline", "change", "lower", "upper", "p_value"):
+        assert_close(float(all_terms[name]), float(alone[name]), depth=1000)
+    assert (all_terms["n_datasets"], alone["n_datasets"]) == (10, 5)
+    assert "of 5 sources" in all_terms["method"]
+    (one,) = changes(study({v: {n: of[n] for n in list(of)[:2]} for v, of in more.items()})).to_dict("records")
+    assert "over 6 series of 2 datasets of 1 source" in one["method"]
+
+
+def test_a_large_family_draws_as_many_replicates_as_it_needs() -> None:
+    rng = np.random.default_rng(1)
+    frame = simulated(rng, 12, 3, 0.0, 0.02, 80)
+    found = changes(frame, replicates=100)
+    assert set(found["replicates"]) == {3200}
+    assert found["stands"].all()
+    single = changes(frame[frame["variant"].isin(["plain", "v1"])], replicates=100)
+    assert single[["replicates", "tests"]].to_numpy().tolist() == [[100, 1]]
+
+
+def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
+    rng = np.random.default_rng(2)
+    plain = {f"d{d}": list(rng.random(4) + 0.5) for d in range(12)}
+
+    def harmed(by: float) -> dict[str, list[float]]:
+        return {d: [e * (1 + by + 0.02 * rng.normal()) for e in values] for d, values in plain.items()}
+
+    errors = {"plain": plain, "a": harmed(0.05), "b": harmed(0.05), "c": harmed(0.5), "d": harmed(0.06)}
+    leads = changes(study(errors)).set_index("variant")["leads"].to_dict()
+    assert leads == {"a": "", "b": "", "c": "highest", "d": ""}
+    # measured on other series, it can be compared with none
+    frame = study(errors)
+    fewer = frame[~((frame["variant"] == "a") & (frame["dataset"] == "d3"))]
+    assert set(changes(fewer)["leads"]) == {""}
+
+
+LOW, HIGH = "stable_rank:low", "stable_rank:high"
+# log rise of the error by layer, order and heads ablated: in layer 0 one order is far better, in layer 1 none is
+RISES = {
+    (0, LOW, 1): 0.0,
+    (0, HIGH, 1): 0.4,
+    (0, "random:0", 1): -0.3,
+    (1, LOW, 1): 0.001,
+    (1, HIGH, 1): 0.0,
+    (0, LOW, 2): 1.0,
+    (1, LOW, 2): 0.1,
+}
+
+
+def planted() -> tuple[Results, list[dict[str, Any]]]:
+    rng = np.random.default_rng(0)
+    plain = {f"d{number:02d}": list(rng.random(3) + 0.5) for number in range(14)}
+    errors, lines = {"plain": plain, "seasonal_naive": plain}, []
+    for (layer, order, ablated), rise in RISES.items():
+        name = f"{layer}-{order}-{ablated}"
+        errors[name] = {d: [e * np.exp(rise + 0.02 * rng.normal()) for e in each] for d, each in plain.items()}
+        # all heads of a layer are one variant in every order
+        for each in (LOW, HIGH) if ablated == 2 else (order,):
+            own = {"model": "m", "family": "head_counts", "label": name, "variant": name, "layer": layer}
+            lines.append(own | {"order": each, "ablated": ablated, "of": 2})
+    found = [
+        {"model": "m", "layer": layer, "order": order, "of": 2, "kept": 1, "change": float(np.expm1(rise))}
+        | {"evaluations": 2, "total": 2}
+        for (layer, order, ablated), rise in RISES.items()
+        if ablated == 1
+    ]
+    return Results(per_series(study(errors)), pd.DataFrame(lines), {"m": 2}, Statistics(), 0), found
+
+
+def test_orders_and_layers_stand_where_they_were_planted_and_nowhere_else() -> None:
+    results, found = planted()
+    kept = heads_at(results, found, 0.05, "MASE", "scan")
+    assert kept is not None
+    best = kept[kept["better"]].set_index("layer")
+    # chance does not win, though it costs least
+    assert best["order"].to_dict() == {0: LOW, 1: HIGH}
+    assert best["order_stands"].to_dict() == {0: True, 1: False}
+    assert best["leads"].to_dict() == {0: "highest", 1: "lowest"}
+    drawn = curves(results, kept, 0.05)
+    assert drawn is not None
+    assert drawn.groupby("layer")["within"].agg(set).to_dict() == {0: {1}, 1: {1}}
+    assert set(drawn.loc[drawn["better"], "order"][drawn["layer"] == 0]) == {LOW}
+    assert drawn.loc[drawn["layer"] == 0, "order_stands"].all()
+    before = curves(results, None, 0.05)
+    assert before is not None
+    assert not before["better"].any()
+    assert set(before["within"]) == {-1}

@@ -1,19 +1,25 @@
-"""A store keeps each finished cell once, whole, and under a key of its content, whatever happens to the process."""
+"""A store keeps each finished cell once and whole, whatever happens to the process, and notices every damage."""
 
 from __future__ import annotations
 
 import errno
+import random
+import resource
+import shutil
 import signal
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 import sweep_toys as toys
 
-from tsfm_lens.errors import InputError, StoreError, UnknownNameError
+from refusals import expect_error
+from tsfm_lens.errors import StoreError
 from tsfm_lens.sweep.store import files
 from tsfm_lens.sweep.store.files import SCHEMA_VERSION, cell_key, encode_json, read_json
 from tsfm_lens.sweep.store.folder import Store
@@ -37,12 +43,8 @@ def test_a_key_follows_content_and_nothing_else() -> None:
     assert len({key, *others}) == 5
     assert len(key) == 32
     assert int(key, 16)
-    with pytest.raises(InputError, match="nan"):
-        cell_key(level=float("nan"))
-    with pytest.raises(InputError, match="object"):
-        cell_key(model=object())
-    with pytest.raises(InputError, match="names must be texts"):
-        cell_key(heads={3: "a"})
+    expect_error("nan", cell_key, level=float("nan"))
+    expect_error("object", cell_key, model=object())
 
 
 def test_what_was_written_is_read_to_the_last_bit(store: Store) -> None:
@@ -72,16 +74,14 @@ def test_only_wanted_cells_and_columns_are_read(store: Store) -> None:
     assert found.column_names == ["cell", "error"]
     assert set(found.column("cell").to_pylist()) == {CELLS[1], CELLS[3]}
     assert store.read([CELLS[1]], ["error"]).to_pydict() == toys.toy_rows(CELLS[1:2]).select(["error"]).to_pydict()
-    with pytest.raises(UnknownNameError, match="error"):
-        store.read([CELLS[1]], ["eror"])
+    expect_error("error", store.read, [CELLS[1]], ["eror"])
     # a cell in two files, as after a change of the size of groups, counts once
     store.write(toys.toy_rows(CELLS[2:5]), CELLS[2:5])
     assert store.read(CELLS[:5]).to_pandas()["cell"].value_counts().to_dict() == dict.fromkeys(CELLS[:5], 3)
-    with pytest.raises(StoreError, match=r"1 of 6 cells are not in .*run the sweep to its end"):
-        store.read(CELLS)
-    assert store.read(CELLS, allow_missing=True).num_rows == 15
-    with pytest.raises(StoreError, match=r"other columns .* \(distance, rank\)"):
-        Store(store.path, values=("error", "rank"))
+    expect_error(r"1 of 6 cells are not in .*run the sweep to its end", store.read, CELLS)
+    expect_error(r"other columns .* \(distance, rank\)", Store, store.path, values=("error", "rank"))
+    shutil.rmtree(store.path)
+    expect_error("no longer there", store.done)
 
 
 @pytest.mark.parametrize(
@@ -103,10 +103,10 @@ def test_rows_that_are_not_those_of_the_cells_are_refused(
     store: Store, change: Callable[[pd.DataFrame], pd.DataFrame], message: str
 ) -> None:
     rows = toys.toy_rows(CELLS[:3]).to_pandas()
-    with pytest.raises(InputError, match=message):
-        store.write(change(rows), CELLS[:3])
+    expect_error(message, store.write, change(rows), CELLS[:3])
+    for cells in ((), (CELLS[0], CELLS[0])):
+        expect_error("each of its cells once", store.write, rows, cells)
     assert store.done() == set()
-    store.write(rows, CELLS[:3])
 
 
 @pytest.mark.parametrize("step", ["write", "fsync", "replace", "sync folder"])
@@ -141,26 +141,36 @@ def test_faults_of_the_file_system_are_told(
         raise OSError(number, errno.errorcode[number])
 
     monkeypatch.setattr(files.os, "fsync", fail)
-    with pytest.raises(StoreError, match=message):
-        store.write(toys.toy_rows(CELLS[:1]), CELLS[:1])
+    expect_error(message, store.write, toys.toy_rows(CELLS[:1]), CELLS[:1])
     assert temporary_files(store) == []
+
+
+def test_a_full_disk_stops_with_what_to_do_and_loses_nothing(store: Store) -> None:
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # files of this process grow no further, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (16384, hard))
+    try:
+        with pytest.raises(StoreError, match=r"no space left .* run the same command again"):
+            store.write(toys.toy_rows(CELLS[3:], 2000), CELLS[3:])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert temporary_files(store) == []
+    assert (store.damaged(), store.done()) == ([], set(CELLS[:3]))
+    store.write(toys.toy_rows(CELLS[3:], 2000), CELLS[3:])
+    assert store.done() == set(CELLS)
 
 
 def test_a_folder_that_is_no_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("text")
-    with pytest.raises(StoreError, match="a file stands in its way"):
-        Store(tmp_path / "file")
-    with pytest.raises(StoreError, match="a file stands in its way"):
-        Store(tmp_path / "file" / "store")
-    with pytest.raises(StoreError, match="holds file: give a new or empty folder"):
-        Store(tmp_path)
-    with pytest.raises(StoreError, match=r"has no store\.json"):
-        Store(tmp_path / "nothing", create=False)
+    expect_error("a file stands in its way", Store, tmp_path / "file")
+    expect_error("a file stands in its way", Store, tmp_path / "file" / "store")
+    expect_error("holds file: give a new or empty folder", Store, tmp_path)
+    expect_error(r"has no store\.json", Store, tmp_path / "nothing", create=False)
     assert not (tmp_path / "nothing").exists()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "store.json").write_text('{"shelves": 3}')
-    with pytest.raises(StoreError, match="is not that of a sweep's store: choose another folder"):
-        Store(tmp_path / "other")
+    expect_error("is not that of a sweep's store: choose another folder", Store, tmp_path / "other")
     assert (tmp_path / "other" / "store.json").read_text() == '{"shelves": 3}'
 
 
@@ -171,8 +181,7 @@ def test_another_schema_is_never_mixed_in(store: Store, version: int, message: s
     assert about["schema"] == SCHEMA_VERSION
     marker.write_bytes(encode_json({**about, "schema": version}, marker.name))
     both = f"has schema version {version}, and this tsfm-lens reads version {SCHEMA_VERSION}.*{message}"
-    with pytest.raises(StoreError, match=both):
-        Store(store.path, create=False)
+    expect_error(both, Store, store.path, create=False)
 
 
 def test_a_lock_excludes_others_until_it_ends(
@@ -203,9 +212,121 @@ def test_plans_are_kept_by_name(store: Store) -> None:
     store.write_plan("sweep", {}, entries=plan[:1])
     assert len(store.read_plan("sweep")[1]["entries"]) == 1
     assert store.plans() == ["sweep"]
-    with pytest.raises(UnknownNameError, match=r"Closest: sweep"):
-        store.read_plan("sweap")
+    expect_error(r"Closest: sweep", store.read_plan, "sweap")
     for file in (store.path / "plans").glob("sweep.entries.*"):
         file.write_bytes(b"PAR1")
-    with pytest.raises(StoreError, match="is damaged"):
-        store.read_plan("sweep")
+    expect_error("is damaged", store.read_plan, "sweep")
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-40])
+
+
+def flip_a_bit(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    # random numbers do not compress, so they stand there as they are, and only the page's checksum can tell
+    value = toys.toy_rows(CELLS[:1]).column("error")[1].as_py()
+    content[content.index(struct.pack("<d", value))] ^= 1
+    path.write_bytes(content)
+
+
+def lie_about_cells(path: Path) -> None:
+    content = path.read_bytes()
+    # the rows are compressed, so the last is the list of cells; both keys have the same length
+    place = content.rindex(CELLS[1].encode())
+    path.write_bytes(content[:place] + CELLS[5].encode() + content[place + len(CELLS[5]) :])
+
+
+def put_a_foreign_table(path: Path) -> None:
+    pq.write_table(toys.toy_rows(CELLS[:3]), path)
+
+
+@pytest.mark.parametrize("damage", [truncate, flip_a_bit, lie_about_cells, put_a_foreign_table, Path.write_bytes])
+def test_a_damaged_file_is_found_and_moved_aside(store: Store, damage: Callable[..., Any]) -> None:
+    path = store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    store.write(toys.toy_rows(CELLS[3:]), CELLS[3:])
+    store.done()
+    damage(*((path, b"") if damage is Path.write_bytes else (path,)))
+    broken = path.read_bytes()
+    expect_error(r"is damaged.*tsfm-lens sweep CONFIG --store|3 of 6 cells are not", store.read, CELLS)
+    (found,) = store.damaged()
+    assert (found.path, found.moved_to) == (path, None)
+    (moved,) = store.damaged(move=True)
+    assert moved.moved_to.parent == store.path / "damaged"
+    assert moved.moved_to.read_bytes() == broken
+    assert str(moved.moved_to) in str(moved)
+    assert store.damaged() == []
+    assert store.done() == set(CELLS[3:])
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    assert store.read(CELLS).num_rows == 18
+
+
+def bits_of(content: bytes, footer: int) -> list[tuple[int, int]]:
+    """A bit of 300 bytes of a file's footer, and of 100 others."""
+    chosen = random.Random(0)
+    parts = (range(len(content) - footer), 100), (range(len(content) - footer, len(content)), 300)
+    places = [place for part, most in parts for place in chosen.sample(part, min(most, len(part)))]
+    return [(place, 1 << chosen.randrange(8)) for place in places]
+
+
+@pytest.mark.parametrize("kind", ["cells", "plan", "about"])
+def test_no_bit_of_a_file_changes_what_is_read(store: Store, kind: str) -> None:
+    store.write_plan("sweep", {"models": {"toy": {"layers": 3}}}, cells=pd.DataFrame({"key": CELLS, "chunk": range(6)}))
+    path = store.write(toys.toy_rows(CELLS[:2]), CELLS[:2])
+    if kind != "cells":
+        (path,) = (store.path / "plans").glob("*.parquet" if kind == "plan" else "*.json")
+    whole = store.read(CELLS[:2])
+    content = path.read_bytes()
+    # names and types of columns stand in the footer, whose length stands before the last four bytes
+    footer = len(content) if kind == "about" else int.from_bytes(content[-8:-4], "little") + 8
+    unnoticed = 0
+    for place, bit in bits_of(content, footer):
+        path.write_bytes(content[:place] + bytes([content[place] ^ bit]) + content[place + 1 :])
+        fresh = Store(store.path, create=False)
+        damages = [damage.path for damage in fresh.damaged()]
+        if kind == "cells" and not damages:
+            # such as the name of the library that wrote it
+            unnoticed += 1
+            assert fresh.read(CELLS[:2]).equals(whole), (place, bit)
+            continue
+        assert damages == [path], (place, bit)
+        with pytest.raises(StoreError, match=r"are not in|tsfm-lens sweep CONFIG --store"):
+            fresh.read(CELLS[:2]) if kind == "cells" else fresh.read_plan("sweep")
+    assert unnoticed < 100
+    path.write_bytes(content)
+    assert Store(store.path, create=False).damaged() == []
+
+
+def test_a_file_in_another_s_place_is_damaged(store: Store) -> None:
+    first, second = (store.write(toys.toy_rows(cells), cells) for cells in (CELLS[:3], CELLS[3:]))
+    for name in ("one", "two"):
+        store.write_plan(name, {"turn": name})
+    plans = sorted((store.path / "plans").glob("*.json"))
+    for one, other in ((first, second), plans):
+        contents = one.read_bytes(), other.read_bytes()
+        one.write_bytes(contents[1])
+        other.write_bytes(contents[0])
+    assert {damage.path for damage in store.damaged(move=True)} == {first, second, *plans}
+    assert store.done() == set()
+    assert store.plans() == []
+
+
+@pytest.mark.parametrize("name", ["store.json.bak", "cells/store.json", None, "changed"])
+def test_a_store_json_that_is_gone_or_changed_is_made_anew(store: Store, name: str | None) -> None:
+    store.write(toys.toy_rows(CELLS[:3]), CELLS[:3])
+    marker = store.path / "store.json"
+    before = marker.read_bytes()
+    if name == "changed":
+        marker.write_bytes(before.replace(b'"schema": 3', b'"schema": 4'))
+    else:
+        marker.unlink() if name is None else marker.rename(store.path / name)
+    why = "it was changed" if name == "changed" else "it is not there"
+    expect_error(rf"{marker} is damaged: {why}.*tsfm-lens sweep CONFIG --store", Store, store.path, create=False)
+    mended = Store(store.path, values=toys.VALUES)
+    assert marker.read_bytes() == before
+    assert mended.read(CELLS[:3]).num_rows == 9
+    (damage,) = mended.damaged(move=True)
+    assert str(damage).startswith(f"{marker}: {why}")
+    assert Store(store.path, create=False).damaged() == []
+    # what stood under the other name is nobody's, and stays
+    assert name in (None, "changed") or (store.path / name).read_bytes() == before

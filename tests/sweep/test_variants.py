@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import copy
-from functools import cache
 
 import numpy as np
 import pytest
 import torch
 
+from refusals import expect_error
+from tiny_lenses import lens_of
 from tsfm_lens.ablation import run_variants
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, VariantSpec, plan_frame, variant_spec
 from tsfm_lens.testing import assert_close, example_case
 
 NAMES = sorted(architectures())
-
-
-@cache
-def lens_of(name: str) -> Lens:
-    return load(architectures()[name].tiny(), check=False)
 
 
 def without(lens: Lens, heads: list[tuple[int, str, int]], mlps: list[int], layers: list[int]) -> Lens:
@@ -169,15 +164,10 @@ def test_groups_and_ranges_cover_the_layers_that_they_say() -> None:
 
 def test_what_cannot_be_planned_is_named() -> None:
     planner = VariantPlanner(load("bolt-nano"), "m")
-    with pytest.raises(InputError, match="4 layers does not fit"):
-        planner.layers(sizes=(4,))
-    with pytest.raises(UnknownNameError, match="self_attn"):
-        planner.heads(kind="attn")
-    with pytest.raises(InputError, match="5 heads are to go"):
-        planner.heads_per_layer("x", {0: [0, 1, 2, 3]}, [5])
-    with pytest.raises(InputError, match="ablates nothing"):
-        planner.recipe("r", {})
-    with pytest.raises(UnknownNameError, match="zero"):
-        VariantSpec(("decoder.0.mlp",), "zeros")
-    with pytest.raises(InputError, match="list of components"):
-        planner.components({"x": []})
+    expect_error("4 layers does not fit", planner.layers, sizes=(4,))
+    expect_error("self_attn", planner.heads, kind="attn")
+    expect_error("5 heads are to go", planner.heads_per_layer, "x", {0: [0, 1, 2, 3]}, [5])
+    expect_error("ablates nothing", planner.recipe, "r", {})
+    expect_error("reference", VariantSpec(("decoder.0.mlp",), "mean").to_variant, planner.lens)
+    expect_error("zero", VariantSpec, ("decoder.0.mlp",), "zeros")
+    expect_error("list of components", planner.components, {"x": []})

@@ -188,7 +188,7 @@ def read_data(
     for note in batch.notes:
         echo(f"note: {in_option_words(note)}", err=True)
     if holdout and horizon is not None:
-        from tsfm_lens.data.ends import held_out
+        from tsfm_lens.data.batch import held_out
 
         held_out(batch, horizon)
     return batch

@@ -80,7 +80,13 @@ def as_series(
     others: dict[str, Any] = {"id_column": id_column, "time_column": time_column, "time_format": time_format}
     others |= {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header}
     options |= {name: value for name, value in others.items() if value is not None}
-    data = to_pandas(data) if future is None else _continued(data, future)
+    data = to_pandas(data)
+    if future is not None:
+        parts = {"the data": data, "future": to_pandas(future)}
+        for name, frame in parts.items():
+            if not isinstance(frame, pd.DataFrame):
+                raise InputError(f"{name} is {type(frame).__name__}; future=… goes on with a frame, in a frame")
+        data = pd.concat(list(parts.values()), ignore_index=data.index.nlevels == 1)
     batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
     if freq is not None:
@@ -146,15 +152,6 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         f"{type(data).__name__} is no series: expected arrays, tensors, a Series or table, entries, or the path "
         f"of a CSV or Parquet file{hint}"
     )
-
-
-def _continued(data: Any, future: Any) -> pd.DataFrame:
-    """Append to a frame the frame that goes on where it ends."""
-    data, future = to_pandas(data), to_pandas(future)
-    for frame, name in ((data, "the data"), (future, "future")):
-        if not isinstance(frame, pd.DataFrame):
-            raise InputError(f"{name} is {type(frame).__name__}; future=… goes on with a frame, in a frame")
-    return pd.concat([data, future]) if data.index.nlevels > 1 else pd.concat([data, future], ignore_index=True)
 
 
 def _items(items: Sequence[Any], names: tuple[str, ...] | None, freq: str | None) -> SeriesBatch:

@@ -146,18 +146,15 @@ def _seasonal(
 def _corrupt(series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_scale: bool) -> SeriesBatch:
     batch = as_series(series)
     arrays = [change(values, name) for values, name in zip(batch.values, batch.ids, strict=True)]
-    if keep_scale:
-        arrays = [_rescale(new, old, name) for new, old, name in zip(arrays, batch.values, batch.ids, strict=True)]
+    for place, (name, old) in enumerate(zip(batch.ids, batch.values, strict=True) if keep_scale else ()):
+        new, spread = arrays[place], np.nanstd(arrays[place])
+        if spread <= 1e-12 * np.nanmax(np.abs(new)):
+            raise InputError(
+                f"nothing but a constant is left of series {name!r}, so its spread cannot be restored; leave "
+                "keep_scale out"
+            )
+        arrays[place] = (new - np.nanmean(new)) * (np.nanstd(old) / spread) + np.nanmean(old)
     return replace(batch, values=tuple(arrays))
-
-
-def _rescale(values: np.ndarray, like: np.ndarray, name: str) -> np.ndarray:
-    spread = np.nanstd(values)
-    if spread <= 1e-12 * np.nanmax(np.abs(values)):
-        raise InputError(
-            f"nothing but a constant is left of series {name!r}, so its spread cannot be restored; leave keep_scale out"
-        )
-    return (values - np.nanmean(values)) * (np.nanstd(like) / spread) + np.nanmean(like)
 
 
 def _steps(name: str, value: object, least: int | None = None) -> None:

@@ -13,8 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tsfm_lens.data.batch import SeriesBatch
-from tsfm_lens.data.ends import noted_ends
+from tsfm_lens.data.batch import SeriesBatch, noted_ends
 from tsfm_lens.data.frames import column_names, from_frame, key_and_time, value_columns
 from tsfm_lens.data.text import TextTable, read_table
 from tsfm_lens.data.values import from_arrow, texts

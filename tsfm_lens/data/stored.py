@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from tsfm_lens.data.values import label
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, MissingExtraError
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
-_SHAPE = "._np_shape"  # of the column with the shapes of another column's arrays
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,30 +53,28 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
                 holds = f"entries with {', '.join(map(str, entry))}" if isinstance(entry, dict) else repr(entry)[:80]
                 raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
             yield entry | {"target": np.asarray(entry["target"], dtype=np.float32)}
-    except InputError:
+    except (InputError, MissingExtraError):
         raise
     except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
         # a line of JSON may be long
         raise InputError(f"{file} is no dataset of gluonts: {str(error)[:200]}") from error
 
 
-def arrow_rows(file: Path) -> Iterator[dict[str, Any]]:
-    """Yield the rows of an Arrow or Parquet file; arrays that gluonts stored flat get back their shapes."""
-    with pa.memory_map(str(file)) as source:
-        start = source.read(6)
-        if start.startswith(b"PAR1"):
-            table = pq.read_table(file)
-        else:
-            source.seek(0)
-            table = (pa.ipc.open_file if start == b"ARROW1" else pa.ipc.open_stream)(source).read_all()
-    for row in table.to_pandas().to_dict("records"):
-        for name in [str(name) for name in row if str(name).endswith(_SHAPE)]:
-            shape = row.pop(name)
-            row[name.removesuffix(_SHAPE)] = row[name.removesuffix(_SHAPE)].reshape(shape)
-        yield {
-            name: np.stack(list(cell)) if isinstance(cell, np.ndarray) and cell.dtype == object else cell
-            for name, cell in row.items()
-        }
+def arrow_rows(file: Path) -> Iterable[dict[str, Any]]:
+    """Open an Arrow or Parquet file of gluonts, to iterate over its rows."""
+    rows: Iterable[dict[str, Any]] = gluonts_module("dataset.arrow").File.infer(file)
+    return rows
+
+
+def gluonts_module(name: str) -> Any:
+    """Import a module of gluonts, which sweeps and its own files alone need."""
+    try:
+        with warnings.catch_warnings():
+            # it recommends a faster JSON library, and nothing here reads JSON through it
+            warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
+            return import_module(f"gluonts.{name}")
+    except ImportError as error:
+        raise MissingExtraError('this needs gluonts: pip install "tsfm-lens-toolbox[sweep]"') from error
 
 
 def _json_rows(file: Path) -> Iterator[Any]:

@@ -122,7 +122,13 @@ def read_table(
     """Read the cells of a delimited file; refuse one that is damaged or where an option must decide."""
     if decimal not in (None, ".", ","):
         raise InputError(f"decimal={decimal!r} is no decimal sign; expected '.' or ','")
-    text = _decode(_content(file), encoding)
+    content = file.read_bytes()
+    if file.name.lower().endswith(".gz"):
+        try:
+            content = gzip.decompress(content)
+        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+            raise InputError(f"its compressed content is damaged or cut short ({error}); copy it again") from error
+    text = _decode(content, encoding)
     declaration = re.match(r"sep=(.)\r?\n", text)
     if declaration:
         delimiter, text = delimiter or declaration[1], text[declaration.end() :]
@@ -145,15 +151,6 @@ def read_table(
     empty = len(body) - stop if len(names) > 1 else 0
     notes = (f"{empty} rows at the end hold nothing and were left out",) if empty else ()
     return TextTable(columns, first_row, sign, decimal, notes)
-
-
-def _content(file: Path) -> bytes:
-    if not file.name.lower().endswith(".gz"):
-        return file.read_bytes()
-    try:
-        return gzip.decompress(file.read_bytes())
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise InputError(f"its compressed content is damaged or cut short ({error}); copy it again") from error
 
 
 def _decode(content: bytes, encoding: str | None) -> str:

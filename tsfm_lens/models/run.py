@@ -16,7 +16,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch, as_series
-from tsfm_lens.data.ends import held_out
+from tsfm_lens.data.batch import held_out
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import by_row

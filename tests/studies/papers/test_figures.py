@@ -23,7 +23,7 @@ from tsfm_lens.registry import measurements
 from tsfm_lens.studies.papers.figures import recipe_components, windows
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.heads import released_share
-from tsfm_lens.sweep.plan.released import released_lists
+from tsfm_lens.sweep.plan.recipes import released_lists
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
 NO_FIGURES = {"for_print", "save", "compare"}

@@ -17,7 +17,7 @@ from tsfm_lens.errors import CheckpointError, InputError, SweepFailedError, Unkn
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.studies.papers.measures.benchmark import DESIGNS, Subject, rows_of
 from tsfm_lens.studies.papers.reproduce import compare, item_of, reproduce
-from tsfm_lens.sweep.plan.released import RELEASED
+from tsfm_lens.sweep.plan.recipes import released_lists
 from tsfm_lens.sweep.results.gathering import Gathered
 from tsfm_lens.sweep.run.sweeping import Outcome
 from tsfm_lens.testing import assert_close, last_digit
@@ -273,12 +273,12 @@ def test_the_paper_s_own_results_give_the_paper_s_numbers() -> None:
 
 
 def test_the_released_counts_give_figure_11() -> None:
-    subjects = [Subject(name, name, len(counts), heads) for name, (heads, counts) in RELEASED.items()]
+    subjects = [Subject(name, name, len(each.kept), each.n_heads) for name, each in released_lists().items()]
     table = pd.DataFrame(
         [
             {"model": s.source, "layer": layer, "of": s.heads, "kept": kept, "ablated": s.heads - kept, "better": True}
             for s in subjects
-            for layer, kept in enumerate(RELEASED[s.source][1])
+            for layer, kept in enumerate(released_lists()[s.source].kept)
         ]
     )
     # what the other order keeps does not count

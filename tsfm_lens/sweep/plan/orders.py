@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Any
 
@@ -31,36 +30,24 @@ MOST_RANDOM = 1000
 _ITEMS = 8  # items of a batch that pass together
 
 
-@dataclass(frozen=True)
-class Order:
-    """One way to sort the heads of a layer; prints as "stable_rank:low" or "random:3"."""
-
-    name: str
-    end: str = ""
-    seed: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.name}:{self.end or self.seed}"
-
-    @property
-    def needs_series(self) -> bool:
-        """Need for series: true where the score is measured on data."""
-        return self.name not in FROM_WEIGHTS
+def needs_series(order: str) -> bool:
+    """Tell if the score of an order is measured on data."""
+    return order.partition(":")[0] not in FROM_WEIGHTS
 
 
-def parse_orders(texts: Iterable[str]) -> list[Order]:
-    """Parse orders by name, each once."""
-    orders: list[Order] = []
+def parse_orders(texts: Iterable[str]) -> list[str]:
+    """Spell orders out, each once: "stable_rank" from both ends, "random:0..2" as three orders."""
+    orders: list[str] = []
     for text in texts:
         name, _, rest = str(text).partition(":")
         if name not in ORDERS:
             raise unknown_name("order of heads", text, [f"{order}:low" for order in ORDERS[:-1]] + ["random:0"])
         if name == "random":
-            orders += [Order(name, seed=seed) for seed in _seeds(text, rest)]
+            orders += [f"{name}:{seed}" for seed in _seeds(text, rest)]
         elif rest and rest not in ENDS:
             raise unknown_name("order of heads", text, [f"{name}:{end}" for end in ENDS])
         else:
-            orders += [Order(name, end) for end in ([rest] if rest else ENDS)]
+            orders += [f"{name}:{end}" for end in ([rest] if rest else ENDS)]
     return list(dict.fromkeys(orders))
 
 
@@ -125,14 +112,15 @@ def rankings(
 ) -> dict[str, dict[int, list[int]]]:
     """Rank the heads of every layer in several orders, each score measured once."""
     parsed = parse_orders(orders)
-    if series is not None and any(order.needs_series for order in parsed):
+    if series is not None and any(map(needs_series, parsed)):
         series = lens.run(series, horizon, rollout=False, seed=seed)
     measured = cache(partial(head_scores, lens, series=series))
     by_order = {}
     for order in parsed:
-        scores = measured(order.name, seed=order.seed if order.name == "random" else seed)
+        name, _, end = order.partition(":")
+        scores = measured(name, seed=int(end) if name == "random" else seed)
         layers = [int(layer) for layer in scores["layer"].values]
-        by_order[str(order)] = {layer: ranking(scores, layer, order.end or "low") for layer in layers}
+        by_order[order] = {layer: ranking(scores, layer, end if end in ENDS else "low") for layer in layers}
     return by_order
 
 

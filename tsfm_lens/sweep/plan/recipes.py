@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from dataclasses import dataclass
+from functools import cache, cached_property
 from importlib.resources import files
+from math import ceil
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,13 +16,58 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from tsfm_lens.data.checked import Strict, complaints, read_fields
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.sweep.plan.orders import parse_orders, rankings
-from tsfm_lens.sweep.plan.released import SAME_WEIGHTS, Released, at_depth, middle_third, released_lists
+from tsfm_lens.sweep.plan.orders import needs_series, parse_orders, rankings
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, kinds_of
 
 LayerSelection = tuple[int, ...] | Literal["all", "middle third", "others"]
 HeadRanking = Mapping[int, Sequence[int]]
 """Layer -> heads, the first to be ablated first."""
+_FOLDER = files("tsfm_lens.sweep.plan")
+
+
+@dataclass(frozen=True)
+class Released:
+    """heads@1pp of one model as its authors released them."""
+
+    architecture: str
+    model: str
+    n_heads: int
+    kept: tuple[int, ...]
+    heads: Mapping[int, tuple[int, ...]] | None
+    source: str
+
+
+@cache
+def released_lists() -> dict[str, Released]:
+    """Read all released lists by architecture, in the order of the paper's figure 11."""
+    lists = {}
+    for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
+        text = (_FOLDER / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
+        row = yaml.safe_load(text)
+        ablated_heads = row.pop("heads", None)
+        # a layer without an entry loses no head
+        heads = ablated_heads and {layer: tuple(ablated_heads.get(layer, ())) for layer in range(len(row["kept"]))}
+        lists[name] = Released(**{**row, "kept": tuple(row["kept"])}, heads=heads)
+    return lists
+
+
+SAME_WEIGHTS = {"timesfm-2.5-transformers": "timesfm-2.5"}
+
+
+def at_depth(layers: Sequence[int], of: int, n_layers: int) -> list[int]:
+    """Return the layers of a model of another depth whose relative middle lies within one of ``layers``."""
+    middles = [(layer + 0.5) / n_layers * of for layer in range(n_layers)]
+    matching = [layer for layer, middle in enumerate(middles) if int(middle) in layers]
+    if matching or not layers:
+        return matching
+    return [min(range(n_layers), key=lambda layer: min(abs(middles[layer] - depth - 0.5) for depth in layers))]
+
+
+def middle_third(n_layers: int) -> list[int]:
+    """Return the layers that the paper means by "middle layers": 7 to 13 of 20, as it says, 4 to 7 of 12."""
+    if n_layers < 3:
+        raise InputError(f"a statement about middle layers needs three layers or more, this model has {n_layers}")
+    return list(range(ceil(n_layers / 3), ceil(2 * n_layers / 3)))
 
 
 class LayersAt(Strict):
@@ -102,13 +149,13 @@ class Recipe(Strict):
 
 def recipe_names() -> list[str]:
     """List the recipes that come with the package, also those that their publication leaves open."""
-    return sorted(Path(file.name).stem for file in (files("tsfm_lens.sweep.plan") / "recipe_files").iterdir())
+    return sorted(Path(file.name).stem for file in (_FOLDER / "recipe_files").iterdir())
 
 
 def read_recipe(source: str | Path) -> Recipe:
     """Read a recipe by name, or from a YAML or JSON file."""
     if str(source) in recipe_names():
-        text = (files("tsfm_lens.sweep.plan") / "recipe_files" / f"{source}.yaml").read_text(encoding="utf-8")
+        text = (_FOLDER / "recipe_files" / f"{source}.yaml").read_text(encoding="utf-8")
         return parse_recipe(yaml.safe_load(text), str(source))
     file = Path(source)
     if not file.is_file():
@@ -179,11 +226,12 @@ class _FittedRecipe:
         """Return the heads that go, by layer."""
         listed, counted = self.recipe.heads, self.recipe.kept_heads
         heads: dict[int, list[int]] = {}
-        if self.fits:
-            heads |= {layer: self._indices(layer) for layer in self.layers(tuple(listed), self.attending)}
-        else:
-            counts = {layer: self.of_heads - len(set(indices)) for layer, indices in listed.items()}
-            heads |= {layer: self._first(layer, counts) for layer in self.layers(tuple(listed), self.attending)}
+        counts = {layer: self.of_heads - len(set(indices)) for layer, indices in listed.items()}
+        for layer in self.layers(tuple(listed), self.attending):
+            heads[layer] = list(dict.fromkeys(listed[layer])) if self.fits else self._first(layer, counts)
+            for head in heads[layer]:
+                if head not in range(self.stack.n_heads):
+                    raise unknown_name(f"head in layer {layer}", head, map(str, range(self.stack.n_heads)))
         heads |= {layer: self._first(layer, counted) for layer in self.layers(tuple(counted), self.attending)}
         for group in self.recipe.layers_at:
             others = [layer for layer in self.attending if layer not in heads]
@@ -206,12 +254,6 @@ class _FittedRecipe:
                 what = f"layer in {self.lens.model_id} for recipe {self.recipe.name!r}"
                 raise unknown_name(what, layer, map(str, valid))
         return list(selection)
-
-    def _indices(self, layer: int) -> list[int]:
-        for head in self.recipe.heads[layer]:
-            if head not in range(self.stack.n_heads):
-                raise unknown_name(f"head in layer {layer}", head, map(str, range(self.stack.n_heads)))
-        return list(dict.fromkeys(self.recipe.heads[layer]))
 
     def _at_k(self, layer: int) -> list[int]:
         """Return the heads that are ablated at heads@k, the first to be ablated first."""
@@ -241,9 +283,9 @@ class _FittedRecipe:
     @cached_property
     def _ranking(self) -> dict[int, list[int]]:
         (order,) = parse_orders([self.recipe.order])
-        if order.needs_series:
+        if needs_series(order):
             raise InputError(f"recipe {self.recipe.name!r} goes by {order}, which is measured on data; name its heads")
-        return rankings(self.lens, [str(order)])[str(order)]
+        return rankings(self.lens, [order])[order]
 
 
 def is_for(recipe: Recipe, lens: Lens) -> bool:

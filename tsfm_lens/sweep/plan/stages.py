@@ -17,7 +17,7 @@ from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
-from tsfm_lens.sweep.plan.orders import parse_orders, rankings
+from tsfm_lens.sweep.plan.orders import needs_series, parse_orders, rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, is_for, read_recipe, to_entries
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner
 from tsfm_lens.sweep.statistics.changes import dataset_changes
@@ -128,9 +128,8 @@ class ModelPlan:
         """Rank the heads of every layer, by order."""
         heads_at, per_layer = self.variants.heads_at, self.variants.heads_per_layer
         names = [*(heads_at.orders if heads_at else ()), *(per_layer.orders if per_layer else ())]
-        orders = parse_orders(names)
         series, horizon = None, None
-        if any(order.needs_series for order in orders):
+        if any(map(needs_series, parse_orders(names))):
             count = heads_at.windows_for_orders if heads_at else 16
             series, horizon = _windows_for_orders(self.lens, sets, count, self.config.seed)
         return rankings(self.lens, names, series, horizon, seed=self.config.seed)
@@ -140,7 +139,7 @@ class ModelPlan:
         if settings is None:
             return {}
         searches: dict[_Place, Search] = {}
-        for order in map(str, parse_orders(settings.orders)):
+        for order in parse_orders(settings.orders):
             for layer, heads in self._rankings[order].items():
                 if settings.layers is not None and layer not in settings.layers:
                     continue
@@ -167,7 +166,7 @@ class ModelPlan:
         if variants.heads:
             entries += planner.heads(paired=variants.heads.paired, kind=variants.heads.kind)
         if variants.heads_per_layer:
-            for order in map(str, parse_orders(variants.heads_per_layer.orders)):
+            for order in parse_orders(variants.heads_per_layer.orders):
                 entries += planner.heads_per_layer(order, self._rankings[order], variants.heads_per_layer.counts)
         return entries + planner.components(variants.components)
 

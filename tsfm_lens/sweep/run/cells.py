@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any
 
@@ -282,18 +282,13 @@ class Cell:
 
 @dataclass(frozen=True, eq=False)
 class ChunkPlace:
-    """A chunk of windows, where all variants of a model run."""
+    """A chunk of windows, where all variants of a model run; what its groups share is one object, to be sent once."""
 
-    dataset: EvaluationSet
     number: int
     look: int
     chunk: ChunkSource
     reference: ChunkSource | None
-
-    @cached_property
-    def shared(self) -> Shared:
-        """Data of all groups here; one object, so that it is sent once."""
-        return Shared(self.chunk, self.reference)
+    shared: Shared
 
 
 def specs_of(entries: Iterable[PlanEntry]) -> list[VariantSpec]:
@@ -314,16 +309,10 @@ class ModelCells:
         for dataset in sets if uses_reference else ():
             subset = dataset.sample(config.reference_windows, config.seed)
             references[dataset.name] = ChunkSource(subset, range(len(subset)), context_length, apart)
-        self.places = [
-            ChunkPlace(
-                dataset,
-                number,
-                look,
-                ChunkSource(dataset, indices, context_length, apart),
-                references.get(dataset.name),
-            )
-            for number, (dataset, look, indices) in enumerate(parts_of(config, sets))
-        ]
+        self.places = []
+        for number, (dataset, look, indices) in enumerate(parts_of(config, sets)):
+            chunk, reference = ChunkSource(dataset, indices, context_length, apart), references.get(dataset.name)
+            self.places.append(ChunkPlace(number, look, chunk, reference, Shared(chunk, reference)))
         self._parameters = float(sum(parameter.numel() for parameter in lens.parameters()))
         self.cost = sum(self._work(place) for place in self.places)
         self._cache: dict[tuple[str, int], Cell] = {}
@@ -344,13 +333,13 @@ class ModelCells:
                 group = CellGroup(self.model, variants, config.seed, config.distance_steps, config.memory)
                 # the plain model runs beside every group
                 cost = self._work(place) * (len(block) + 1)
-                label = f"{self.model.title} on {place.dataset.name}, chunk {place.number}, {len(block)} variants"
+                label = f"{self.model.title} on {place.chunk.dataset}, chunk {place.number}, {len(block)} variants"
                 tasks.append(GroupTask(tuple(cell.key for _, cell in block), group, place.shared, cost, label))
         return tasks
 
     def _work(self, place: ChunkPlace) -> float:
         """Estimate the work of one variant, for the time left: parameters times tokens that pass through them."""
-        adapter, horizon = self.lens.adapter, place.dataset.horizon
+        adapter, horizon = self.lens.adapter, place.chunk.horizon
         if adapter.readout == "token":
             # a token per step of every sample path
             default = getattr(getattr(adapter, "settings", None), "num_samples", 20)
@@ -364,23 +353,20 @@ class ModelCells:
 
     def _cell(self, spec: VariantSpec, place: ChunkPlace) -> Cell:
         if (spec.id, place.number) not in self._cache:
-            reference = None
-            if spec.how in ("mean", "resample") and place.reference is not None:
-                reference = place.reference.fingerprint
+            reference = place.reference if spec.how in ("mean", "resample") else None
             key = cell_key(
                 model=self.fingerprint,
                 components=list(spec.components),
                 how=spec.how,
                 spec_seed=spec.seed,
-                reference=reference,
-                dataset=place.dataset.name,
+                reference=reference and reference.fingerprint,
+                dataset=place.chunk.dataset,
                 windows=place.chunk.fingerprint,
                 num_samples=self.model.num_samples,
                 seed=self.config.seed,
                 distance_steps=self.config.distance_steps,
             )
-            series = place.chunk.series
-            cell = Cell(key, self.model.title, spec.id, place.dataset.name, place.number, series)
+            cell = Cell(key, self.model.title, spec.id, place.chunk.dataset, place.number, place.chunk.series)
             self._cache[spec.id, place.number] = cell
         return self._cache[spec.id, place.number]
 

@@ -21,7 +21,6 @@ from tsfm_lens.sweep.run.tasks import (
     GroupDone,
     GroupTask,
     MakeWorker,
-    RunSummary,
     Worker,
     WorkerSlot,
     cores,
@@ -47,21 +46,20 @@ def run_groups(
     workers: int | None = None,
     devices: Sequence[str] = (),
     retries: int = 2,
-    on_done: Callable[[GroupDone], None] | None = None,
+    on_done: Callable[[GroupDone], object] = lambda group: None,
     address: str | None = None,
     shared_store: bool = False,
-) -> RunSummary:
-    """Compute the groups that a store does not hold yet."""
+) -> list[GroupDone]:
+    """Compute the groups that a store does not hold yet, and return the outcome of all in the order of their ends."""
     if engine not in ENGINES:
         raise unknown_name("engine", engine, ENGINES)
     if workers is not None and workers < 1:
         raise InputError(f"a sweep needs at least one worker, not {workers}")
-    summary = RunSummary()
+    outcomes: list[GroupDone] = []
 
     def tell(group: GroupDone) -> None:
-        summary.add(group)
-        if on_done is not None:
-            on_done(group)
+        outcomes.append(group)
+        on_done(group)
 
     keys = store.done()
     pending: deque[GroupTask] = deque()
@@ -85,7 +83,7 @@ def run_groups(
         for slot in slots:
             stack.callback(slot.stop)
         _distribute(pending, slots, retries, tell)
-    return summary
+    return outcomes
 
 
 def _distribute(

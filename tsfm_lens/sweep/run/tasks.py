@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Future
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -51,23 +51,6 @@ class GroupDone:
     how: str
     seconds: float = 0.0
     error: str = ""
-
-
-@dataclass
-class RunSummary:
-    """Outcome of a run of groups: how many of each kind, as in :class:`GroupDone`, and those that failed."""
-
-    finished: int = 0
-    skipped: int = 0
-    resumed: int = 0
-    failed: list[GroupDone] = field(default_factory=list)
-
-    def add(self, group: GroupDone) -> None:
-        """Count a group."""
-        if group.how == "failed":
-            self.failed.append(group)
-        else:
-            setattr(self, group.how, getattr(self, group.how) + 1)
 
 
 class Worker:

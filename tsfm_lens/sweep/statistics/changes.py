@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -16,7 +16,7 @@ from tsfm_lens.sweep.statistics.scores import KEYS, LARGEST, METRICS, PLAIN, as_
 
 _COLUMNS = [
     *("model", "variant", "metric", "value", "baseline", "change", "lower", "upper", "p_value", "p_holm", "stands"),
-    *("leads", "tests", "replicates", "n_datasets", "n_series", "n_unpaired", "left_out", "method"),
+    *("leads", "tests", "replicates", "n_datasets", "n_series", "left_out", "method"),
 ]
 _MOST_WORK = 1e11  # products of a family's replicates with all series and variants; more take longer than a minute
 # the count of steps without which a series has no part in a metric; n for the others
@@ -29,27 +29,17 @@ def changes(
     """Test how much each variant changes a metric against the plain model, paired on the same windows.
 
     A replicate draws datasets with replacement, and from each the series, the same for both sides and all variants;
-    datasets of one source are drawn together. Holm's correction is over the variants of a model.
-
-    Args:
-        frame: stored rows, or `per_series` of them.
-        metric: one of METRICS, or of DISTANCES, which have an interval and no test.
-        confidence: of the interval; a change stands if its corrected p-value is below 1 - confidence.
-        replicates: at least; a family of many tests takes as many as it needs for one of them to stand.
-        seed: of the bootstrap.
+    datasets of one source are drawn together. Holm's correction is over the variants of a model. Distances have an
+    interval and no test; a family of many tests takes as many replicates as it needs for one of them to stand.
 
     Source:
         Davison & Hinkley 1997, sections 2.4 and 3.8; Holm 1979.
-
-    Raises:
-        InputError: an argument is out of range, or columns are missing.
-        UnknownNameError: no such metric or no plain variant.
     """
-    bootstrap = _Bootstrap(metric, confidence, replicates, seed)
+    _check(confidence, replicates)
     parts = []
     for model, groups in _comparisons(frame, metric).items():
         tests = sum(len(group.variants) for group in groups)
-        parts += [_compare(group, bootstrap, tests).assign(model=model) for group in groups]
+        parts += [_compare(group, confidence, replicates, seed, tests).assign(model=model) for group in groups]
     if not parts:
         raise InputError(f"there is no variant beside {PLAIN!r}, so there is no change to report")
     out = pd.concat(parts).sort_values(["model", "variant"], ignore_index=True)
@@ -58,16 +48,23 @@ def changes(
     return out[_COLUMNS]
 
 
+def _check(confidence: float, replicates: int) -> None:
+    if not 0 < confidence < 1:
+        raise InputError(f"confidence must be between 0 and 1, got {confidence}")
+    if replicates < 100:
+        raise InputError(f"an interval needs at least 100 replicates, got {replicates}")
+
+
 @dataclass(frozen=True, eq=False)
 class _Group:
     """Variants, their sums and the plain model's on the same series; datasets without a comparison are absent."""
 
+    metric: str
     variants: list[str]
     variant_sums: Sums
     plain: Sums
     datasets: list[str]
     absent: list[str]
-    n_unpaired: int
 
     @cached_property
     def sources(self) -> list[int]:
@@ -86,28 +83,53 @@ class _Group:
         n = len(set(self.sources))
         return n if n > 1 else self.independent_series
 
-    def by_dataset(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
-        """Compute the logarithm of a metric, or a distance, (variant, dataset), and that of the plain model."""
+    def measure(self, *sums: np.ndarray) -> np.ndarray:
+        """Compute what is averaged over datasets: the logarithm of a metric, a distance as it is."""
+        value: np.ndarray = formula(self.metric)[1](*sums)
+        return np.log(value) if self.metric in METRICS else value
+
+    def by_dataset(self) -> tuple[np.ndarray, np.ndarray]:
+        """Measure each dataset, (variant, dataset), and the plain model on it."""
         if not self.datasets:
             return np.empty((len(self.variants), 0)), np.empty((1, 0))
-        value, baseline = (_on_log_scale(metric)(*side.by_dataset()) for side in (self.variant_sums, self.plain))
+        value, baseline = (self.measure(*side.by_dataset()) for side in (self.variant_sums, self.plain))
         return value, baseline
 
-    def figures(self, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    def figures(self) -> tuple[np.ndarray, np.ndarray]:
         """Compute (variant,) value and baseline over all datasets, NaN if there are none."""
         if not self.datasets:
             return np.full(len(self.variants), np.nan), np.full(len(self.variants), np.nan)
-        value, baseline = (each.mean(axis=1) for each in self.by_dataset(metric))
-        if metric in METRICS:
+        value, baseline = (each.mean(axis=1) for each in self.by_dataset())
+        if self.metric in METRICS:
             value, baseline = np.exp(value), np.exp(baseline)
         return value, np.broadcast_to(baseline, len(value))
 
+    def draws(self, replicates: int, seed: int) -> np.ndarray:
+        """Resample the log change of a metric, or a distance, (replicate, variant)."""
+        plain = self.plain if self.metric in METRICS else None
+        return two_stage_bootstrap(
+            self.variant_sums, plain, self.measure, replicates=replicates, seed=seed, sources=self.sources
+        )
+
+    def words(self, confidence: float) -> str:
+        """Describe the test."""
+        n, sources, series = len(self.datasets), len(set(self.sources)), self.variant_sums.n_series
+        if self.units < 2:
+            return (
+                f"no interval: {series} series in {n} datasets leave nothing to resample, and windows of one series "
+                "are not independent"
+            )
+        what = "two-sided paired bootstrap test" if self.metric in METRICS else "bootstrap"
+        of = "" if sources == n else f" of {sources} {'source' if sources == 1 else 'sources'}"
+        if sources == 1:
+            how = f"over {self.independent_series} series of {f'{n} datasets' if of else 'one dataset'}{of}"
+        else:
+            how = f"over {n} datasets{of} and within them over {series} series"
+        return f"{what} {how}; {100 * confidence:g} % percentile interval, widened for {self.units} units"
+
 
 def _comparisons(frame: pd.DataFrame, metric: str, *, together: bool = False) -> dict[str, list[_Group]]:
-    """Pair the variants of each model with its plain one, and group them by the series on which both are valid.
-
-    With ``together``, all variants of a model are one group, on the series that all of them have.
-    """
+    """Pair the variants of each model with its plain one, grouped by the series on which both (or all) are valid."""
     names = formula(metric)[0]
     count = _COUNT_COLUMNS.get(metric, f"n_{metric}" if metric not in METRICS else "n")
     same = ["n_rows", "windows", "n"]
@@ -121,41 +143,34 @@ def _comparisons(frame: pd.DataFrame, metric: str, *, together: bool = False) ->
         ids.remove(PLAIN)
         if not ids:
             continue
-        rows = rows.set_index(["dataset", "item"])
-        base = rows[rows["variant"] == PLAIN].sort_index()
-        others = rows[rows["variant"] != PLAIN]
-        place = base.index.get_indexer(others.index)
-        others, place = others[place >= 0], place[place >= 0]
-        cell = pd.Index(ids).get_indexer(pd.Index(others["variant"])), place
-
-        def matrix(values: np.ndarray) -> np.ndarray:
-            """Return (variant, series) of the rows' values, 0 where there is no row."""
-            out = np.zeros((len(ids), len(base)), dtype=values.dtype)  # noqa: B023
-            out[cell] = values  # noqa: B023
-            return out
-
-        whole = matrix(np.all([others[c].to_numpy() == base[c].to_numpy()[place] for c in same], axis=0))
-        valid = whole & (matrix(others[count].to_numpy()) > 0) & (base[count].to_numpy() > 0)
-        invalid = (matrix(others["n_invalid"].to_numpy()) > 0) | (base["n_invalid"].to_numpy() > 0)
-        datasets, dataset = np.unique(base.index.get_level_values("dataset").astype(str), return_inverse=True)
-        columns = tuple(matrix(others[name].to_numpy()) for name in names)
-        plain = tuple(base[name].to_numpy(dtype=float)[None] for name in names)
+        wide = rows.drop(columns="model").set_index(["dataset", "item", "variant"]).unstack("variant", fill_value=0)
+        wide = wide[wide["n_rows", PLAIN] > 0]
+        base = {name: wide[name, PLAIN].to_numpy() for name in wide.columns.levels[0]}
+        # (variant, series), 0 where there is no row
+        of = {name: np.ascontiguousarray(wide[name][ids].to_numpy().T) for name in base}
+        valid = np.all([of[c] == base[c] for c in same], axis=0) & (of[count] > 0) & (base[count] > 0)
+        invalid = (of["n_invalid"] > 0) | (base["n_invalid"] > 0)
+        datasets, dataset = np.unique(wide.index.get_level_values("dataset").astype(str), return_inverse=True)
+        columns = tuple(of[name] for name in names)
+        plain = tuple(base[name].astype(float)[None] for name in names)
         usable = _usable(metric, valid, invalid, dataset, (columns, plain))
-        lacking = (~whole).sum(axis=1)
         if together:
-            usable, lacking = np.repeat(usable.all(axis=0, keepdims=True), len(usable), axis=0), lacking * 0
-        by_model[str(model)] = [
-            _Group(
-                [ids[row] for row in group],
-                Sums(tuple(column[np.ix_(group, series)] for column in columns), starts),
-                Sums(tuple(column[:, series] for column in plain), starts),
-                [str(datasets[d]) for d in present],
-                [str(datasets[d]) for d in range(len(datasets)) if d not in present],
-                int((~whole[group]).sum(axis=1).max()),
+            usable = np.repeat(usable.all(axis=0, keepdims=True), len(usable), axis=0)
+        patterns, which = np.unique(usable, axis=0, return_inverse=True)
+        by_model[str(model)] = []
+        for number, pattern in enumerate(patterns):
+            group, series = np.flatnonzero(which.reshape(-1) == number), np.flatnonzero(pattern)
+            present, starts = np.unique(dataset[series], return_index=True)
+            by_model[str(model)].append(
+                _Group(
+                    metric,
+                    [ids[row] for row in group],
+                    Sums(tuple(column[np.ix_(group, series)] for column in columns), starts),
+                    Sums(tuple(column[:, series] for column in plain), starts),
+                    [str(datasets[d]) for d in present],
+                    [str(datasets[d]) for d in range(len(datasets)) if d not in present],
+                )
             )
-            for group, series in _alike(usable, lacking)
-            for present, starts in [np.unique(dataset[series], return_index=True)]
-        ]
     return by_model
 
 
@@ -173,77 +188,20 @@ def _usable(
     return valid & usable[:, dataset]
 
 
-def _alike(usable: np.ndarray, lacking: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield the rows that have the same usable series and lack as many, with these series."""
-    patterns, which = np.unique(usable, axis=0, return_inverse=True)
-    for number, count in sorted(set(zip(which.reshape(-1).tolist(), lacking.tolist(), strict=True))):
-        yield np.flatnonzero((which.reshape(-1) == number) & (lacking == count)), np.flatnonzero(patterns[number])
-
-
-def _on_log_scale(measure: str) -> Callable[..., np.ndarray]:
-    """Return the measure that is averaged over datasets: the logarithm of a metric, a distance as it is."""
-    function = formula(measure)[1]
-    return (lambda *sums: np.log(function(*sums))) if measure in METRICS else function
-
-
-@dataclass(frozen=True)
-class _Bootstrap:
-    """Resampling of groups; see :func:`changes`."""
-
-    metric: str
-    confidence: float
-    replicates: int
-    seed: int
-
-    def __post_init__(self) -> None:
-        if not 0 < self.confidence < 1:
-            raise InputError(f"confidence must be between 0 and 1, got {self.confidence}")
-        if self.replicates < 100:
-            raise InputError(f"an interval needs at least 100 replicates, got {self.replicates}")
-
-    def draws(self, group: _Group) -> np.ndarray:
-        """Resample the log change of a metric, or a distance, (replicate, variant)."""
-        return two_stage_bootstrap(
-            group.variant_sums,
-            group.plain if self.metric in METRICS else None,
-            _on_log_scale(self.metric),
-            replicates=self.replicates,
-            seed=self.seed,
-            sources=group.sources,
-        )
-
-    def words(self, group: _Group) -> str:
-        """Describe the test."""
-        n, sources, series = len(group.datasets), len(set(group.sources)), group.variant_sums.n_series
-        if group.units < 2:
-            return (
-                f"no interval: {series} series in {n} datasets leave nothing to resample, and windows of one series "
-                "are not independent"
-            )
-        what = "two-sided paired bootstrap test" if self.metric in METRICS else "bootstrap"
-        of = "" if sources == n else f" of {sources} {'source' if sources == 1 else 'sources'}"
-        if sources == 1:
-            how = f"over {group.independent_series} series of {f'{n} datasets' if of else 'one dataset'}{of}"
-        else:
-            how = f"over {n} datasets{of} and within them over {series} series"
-        return f"{what} {how}; {100 * self.confidence:g} % percentile interval, widened for {group.units} units"
-
-
-def _compare(group: _Group, bootstrap: _Bootstrap, tests: int) -> pd.DataFrame:
+def _compare(group: _Group, confidence: float, replicates: int, seed: int, tests: int) -> pd.DataFrame:
     """Return a row for each variant of a group, one of so many tests."""
-    metric, units, log = bootstrap.metric, group.units, bootstrap.metric in METRICS
+    metric, units, log = group.metric, group.units, group.metric in METRICS
     possible = int(_MOST_WORK / max(group.variant_sums.n_series * len(group.variants), 1))
-    most = max(bootstrap.replicates, min(replicates_for(tests, bootstrap.confidence), possible))
-    bootstrap = replace(bootstrap, replicates=most)
-    value, baseline = group.figures(metric)
+    replicates = max(replicates, min(replicates_for(tests, confidence), possible))
+    value, baseline = group.figures()
     ends, p = np.full((2, len(value)), np.nan), np.full(len(value), np.nan)
     leads = [""] * len(value)
     if units >= 2:
-        draws = bootstrap.draws(group)
-        ends, p = expanded_interval(draws, bootstrap.confidence, units), expanded_p(draws, units)
+        draws = group.draws(replicates, seed)
+        ends, p = expanded_interval(draws, confidence, units), expanded_p(draws, units)
         # one that is measured on other series cannot be compared
         if len(group.variants) == tests:
-            leads = _leading(draws, value, units, bootstrap.confidence)
+            leads = _leading(draws, value, units, confidence)
     ends = np.exp(ends) - 1 if log else np.clip(ends, 0.0, LARGEST[metric])
     return pd.DataFrame(
         {
@@ -257,11 +215,10 @@ def _compare(group: _Group, bootstrap: _Bootstrap, tests: int) -> pd.DataFrame:
             "upper": ends[1],
             "p_value": p if log else np.nan,
             "metric": metric,
-            "replicates": bootstrap.replicates,
+            "replicates": replicates,
             "n_datasets": len(group.datasets),
             "n_series": group.variant_sums.n_series,
-            "n_unpaired": group.n_unpaired,
-            "method": bootstrap.words(group),
+            "method": group.words(confidence),
             "left_out": [tuple(group.absent)] * len(value),
         }
     )
@@ -294,12 +251,9 @@ def difference(
 ) -> pd.Series:
     """Test the change of an informed choice minus the mean change of random choices of one model.
 
-    Both are measured on the same draws of datasets and series, where all variants have results. The random variants
-    are drawn too, so that the interval speaks about random choices in general; it is widened for the smaller number
-    of units. The arguments are those of :func:`changes`.
+    Random variants are drawn too, so that the interval speaks about random choices in general.
     """
-    bootstrap = _Bootstrap(metric, confidence, replicates, seed)
-    _only_metrics(metric)
+    _check(confidence, replicates)
     random_ids = list(dict.fromkeys(random_variants))
     if not random_ids or informed in random_ids:
         raise InputError(f"random variants other than {informed!r} are needed to compare it with, got {random_ids}")
@@ -311,14 +265,14 @@ def difference(
     rows = sums[sums["variant"].isin([PLAIN, informed, *random_ids])]
     ((group,),) = _comparisons(rows, metric, together=True).values()
     order = [group.variants.index(name) for name in (informed, *random_ids)]
-    value, baseline = group.figures(metric)
+    value, baseline = group.figures()
     change = (value / baseline - 1)[order]
     units = group.units
     ends, p = np.full((2, 1), np.nan), np.full(1, np.nan)
-    words = bootstrap.words(group)
+    words = group.words(confidence)
     if units >= 2:
         n = len(random_ids)
-        samples = (np.exp(bootstrap.draws(group)) - 1)[:, order]
+        samples = (np.exp(group.draws(replicates, seed)) - 1)[:, order]
         picks = np.random.default_rng([seed, n]).integers(n, size=(replicates, n))
         differences = (samples[:, 0] - np.take_along_axis(samples[:, 1:], picks, axis=1).mean(axis=1))[:, None]
         units = min(units, n) if n > 1 else units
@@ -341,29 +295,23 @@ def difference(
 
 def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFrame:
     """Compute the change of a metric on each dataset by itself, NaN where left out, a row per variant and dataset."""
-    _only_metrics(metric)
+    if metric not in METRICS:
+        raise unknown_name("metric", metric, METRICS, hint="A distance has no baseline to change from.")
     parts = []
     for model, groups in _comparisons(frame, metric).items():
         for group in groups:
-            value, baseline = map(np.exp, group.by_dataset(metric))
+            value, baseline = map(np.exp, group.by_dataset())
+            columns = {"value": value.ravel(), "baseline": np.broadcast_to(baseline, value.shape).ravel()}
+            present = pd.MultiIndex.from_product([[model], group.variants, group.datasets])
             names = pd.MultiIndex.from_product([[model], group.variants, group.datasets + group.absent])
-            absent = np.full((len(group.variants), len(group.absent)), np.nan)
-            values = np.concatenate([value, absent], axis=1)
-            baselines = np.concatenate([np.broadcast_to(baseline, value.shape), absent], axis=1)
-            parts.append(pd.DataFrame({"value": values.ravel(), "baseline": baselines.ravel()}, index=names))
+            parts.append(pd.DataFrame(columns, index=present).reindex(names))
     table = pd.concat(parts).rename_axis(["model", "variant", "dataset"]).sort_index().reset_index()
     return table.assign(change=table["value"] / table["baseline"] - 1)
 
 
-def _only_metrics(metric: str) -> None:
-    """Refuse distances, which have no baseline."""
-    if metric not in METRICS:
-        raise unknown_name("metric", metric, METRICS, hint="A distance has no baseline to change from.")
-
-
-def resilience(frame: pd.DataFrame, *, metric: str = "MASE", tolerance: float = 0.05) -> pd.DataFrame:
+def resilience(frame: pd.DataFrame, *, tolerance: float = 0.05) -> pd.DataFrame:
     """Count by model and variant the datasets on which it does little harm, and those on which it does good."""
-    table = dataset_changes(frame, metric=metric)
+    table = dataset_changes(frame)
     change = table["change"]
     flags = {"n_resilient": change < tolerance, "n_improved": change < 0, "n_datasets": change.notna()}
     by = table[["model", "variant"]].assign(**flags, n_left_out=change.isna()).groupby(["model", "variant"], sort=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
+from tsfm_lens.data.stored import gluonts_module
+from tsfm_lens.errors import InputError, unknown_name
 
 SUMS = (
     *("n", "n_invalid", "abs_label", "abs_error", "squared_error", "squared_error_mean", "quantile_loss"),
@@ -42,17 +41,6 @@ _STATS: dict[str, tuple[str, dict[str, Any], str | None]] = {
 }
 
 
-def _gluonts(module: str) -> Any:
-    """Import a module of gluonts, which only the scores of sweeps need."""
-    try:
-        with warnings.catch_warnings():
-            # it recommends a faster JSON library, and nothing here reads JSON through it
-            warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
-            return import_module(f"gluonts.{module}")
-    except ImportError as error:
-        raise MissingExtraError('scores need gluonts: pip install "tsfm-lens-toolbox[sweep]"') from error
-
-
 def _parts(arrays: dict[str, np.ndarray], levels: Sequence[float]) -> dict[str, np.ndarray]:
     """Return the parts of a forecast that gluonts's measures ask for, each (series, step)."""
     source = arrays["samples"] if "samples" in arrays else arrays["quantiles"]
@@ -60,9 +48,9 @@ def _parts(arrays: dict[str, np.ndarray], levels: Sequence[float]) -> dict[str, 
     rows, shape = np.moveaxis(source, 1, 0).reshape(source.shape[1], -1), (len(source), source.shape[-1])
     names = [str(float(level)) for level in levels]
     if "samples" in arrays:
-        forecast = _gluonts("model.forecast").SampleForecast(rows, _ANY_DATE)
+        forecast = gluonts_module("model.forecast").SampleForecast(rows, _ANY_DATE)
     elif len(set(names)) > 1:
-        forecast = _gluonts("model.forecast").QuantileForecast(rows, _ANY_DATE, names)
+        forecast = gluonts_module("model.forecast").QuantileForecast(rows, _ANY_DATE, names)
     else:
         raise InputError(f"an interval score needs 2 quantile levels or samples, got the levels {list(levels)}")
     levels_read = ("0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS))
@@ -82,16 +70,13 @@ def window_scores(
 ) -> dict[str, np.ndarray]:
     """Sum over the known steps of each series, by gluonts's measures and rules; a (series,) array for each of SUMS.
 
-    A forecast that is not finite where the label is known stops nothing: ``n_invalid`` counts those steps, which are
-    in no other sum.
+    ``n_invalid`` counts the steps whose forecast is not finite, which are in no other sum.
 
     Args:
-        truth: (series, step), data units; NaN where missing.
-        quantiles: (series, quantile, step), data units; not looked at where samples are given.
-        levels: their levels, in (0, 1), ascending.
+        truth, quantiles, samples, mean: (series, step), (series, quantile, step), (series, sample, step) in place of
+            the quantiles, and (series, step) of MSE and RMSE, data units.
+        levels: of the quantiles, ascending.
         scale: (series,) seasonal error of the context, the denominator of MASE; NaN or 0 where there is none.
-        samples: (series, sample, step), of models that sample.
-        mean: (series, step) of MSE and RMSE; without it the samples' mean, or else the median.
 
     Source:
         gluonts.ev with axis=None and mask_invalid_label=True, as GIFT-Eval calls it; levels 0.1 to 0.9, alpha 0.05.
@@ -108,7 +93,7 @@ def window_scores(
         data = {name: np.where(finite, part, 0.0) for name, part in parts.items()}
         data |= {"label": label, "seasonal_error": np.where(np.isfinite(scale), scale, 0.0)[:, None]}
         sums = {"n_invalid": (has_label & ~finite).sum(axis=1).astype(float)}
-        stats = _gluonts("ev.stats")
+        stats = gluonts_module("ev.stats")
         for name, (stat, options, count) in _STATS.items():
             values = getattr(stats, stat)(data, **options)
             sums[name] = np.ma.filled(values.sum(axis=1), 0.0)
@@ -203,10 +188,9 @@ def per_series(frame: pd.DataFrame, measures: Sequence[str] = MEASURES) -> pd.Da
     group = by.ngroup().to_numpy()
     out = by.size().rename("n_rows").reset_index()
     window, variate = frame["window"].to_numpy(), frame["variate"].to_numpy()
-    width, depth = int(window.max(initial=0)) + 1, int(variate.max(initial=0)) + 1
-    place = pd.Series((group.astype(np.int64) * width + window) * depth + variate)
-    if len(place.unique()) < len(place):
-        row = frame.iloc[int(place.duplicated().argmax())]
+    repeats = pd.DataFrame({"series": group, "window": window, "variate": variate}).duplicated()
+    if repeats.any():
+        row = frame.iloc[int(repeats.argmax())]
         where = ", ".join(f"{key} {row[key]!r}" for key in (*KEYS, "window", "variate"))
         raise InputError(f"a row is there twice: {where}")
     # the sum of 64-bit hashes tells one set of windows and variates from another

@@ -69,25 +69,13 @@ def group_key(cells: Sequence[str]) -> str:
 
 
 def _digest(content: object) -> str:
+    options: dict[str, Any] = {"sort_keys": True, "separators": (",", ":"), "allow_nan": False}
     try:
-        text = json.dumps(_plain(content), sort_keys=True, separators=(",", ":"), allow_nan=False)
-    except (TypeError, ValueError) as error:
+        # numpy's numbers and arrays count as plain ones
+        text = json.dumps(content, default=lambda value: value.tolist(), **options)
+    except (TypeError, ValueError, AttributeError) as error:
         raise InputError(f"a key cannot be made of {content!r}: {error}") from None
     return hashlib.sha256(text.encode()).hexdigest()[:_KEY_DIGITS]
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        if other := [key for key in value if not isinstance(key, str)]:
-            raise TypeError(f"names must be texts, not {other[0]!r}")
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return _plain(value.tolist())
-    if isinstance(value, np.generic):
-        return value.item()
-    if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
-    return value
 
 
 def make_folder(path: Path, ours: Collection[str]) -> None:

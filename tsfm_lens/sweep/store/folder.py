@@ -25,7 +25,6 @@ from tsfm_lens.sweep.store.files import (
     Damage,
     DamagedFileError,
     Footer,
-    cell_key,
     check_schema,
     checked_rows,
     encode_json,
@@ -42,8 +41,6 @@ from tsfm_lens.sweep.store.files import (
     trouble,
     write_atomically,
 )
-
-__all__ = ["KEY_COLUMNS", "SCHEMA_VERSION", "Damage", "Store", "cell_key", "group_key"]
 
 FORMAT = "tsfm-lens sweep store"
 _FOLDERS = ("cells", "plans", "locks", "damaged")
@@ -168,15 +165,12 @@ class Store:
         except DamagedFileError:
             return False
 
-    def read(
-        self, cells: Iterable[str], columns: Sequence[str] | None = None, *, allow_missing: bool = False
-    ) -> pa.Table:
+    def read(self, cells: Iterable[str], columns: Sequence[str] | None = None) -> pa.Table:
         """Read rows of some cells, each once even where several files hold it, with dictionary-encoded texts.
 
         Args:
             cells: their keys; the order does not matter.
             columns: names; all if None.
-            allow_missing: leave out cells that are not finished.
 
         Raises:
             StoreError: cells are not finished, a file is damaged, or files have different columns.
@@ -189,7 +183,7 @@ class Store:
             if any(keep):
                 picks.append((footer, keep))
                 missing.difference_update(footer.cells)
-        if missing and not allow_missing:
+        if missing:
             raise StoreError(
                 f"{len(missing)} of {len(keys)} cells are not in {self.path} yet, for example {min(missing)}: run the "
                 "sweep to its end, or ask for a report of what is there."

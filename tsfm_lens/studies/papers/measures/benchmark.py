@@ -14,8 +14,7 @@ from tsfm_lens.studies.papers.context import MeasuredValues, verdict_over
 from tsfm_lens.studies.papers.items import TABLE_3, Evaluated
 from tsfm_lens.studies.papers.verdicts import WINDOW, ClaimPart, Estimated, larger
 from tsfm_lens.sweep.plan.orders import order_words
-from tsfm_lens.sweep.plan.recipes import Recipe, read_recipe
-from tsfm_lens.sweep.plan.released import at_depth
+from tsfm_lens.sweep.plan.recipes import Recipe, at_depth, read_recipe
 from tsfm_lens.sweep.results.gathering import Gathered
 
 PARTS = {"mlp": "the MLP", "heads": "all heads", "both": "heads and MLP"}
