@@ -26,14 +26,13 @@ UNIFORM_HEADS = ("chronos", "chronos-bolt", "t5")
 Side = Literal["rows", "columns"]
 
 
-def prune(lens: Lens, components: Iterable[str | Component], *, name: str | None = None) -> Lens:
+def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
     """Copy a model without some heads and MLPs, and their weights; hook points stay, and read as zero.
 
     Keys and values that several heads share go with the last of them.
 
     Args:
         components: heads, MLPs, whole attentions and layers, or globs, as ``lens.ablate`` takes them.
-        name: of the copy.
 
     Raises:
         UnknownNameError: a component matches nothing.
@@ -64,7 +63,7 @@ def prune(lens: Lens, components: Iterable[str | Component], *, name: str | None
         rest = weight[index] if of == "rows" else weight[:, index]
         partial = PartialLinear(rest, index, len(places), of, bias, by_path[path].gain)
         replace_layer(twin.adapter.model, path, partial)
-    return Lens(twin.adapter, name or f"{lens.model_id} ({len(targets)} components taken out)", lens.revision)
+    return Lens(twin.adapter, f"{lens.model_id} ({len(targets)} components taken out)", lens.revision)
 
 
 def _cuts(lens: Lens, targets: Sequence[Component]) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
