@@ -120,8 +120,7 @@ def save_compressed(
         InputError: no layer of the model holds less than its matrix.
 
     Example:
-        >>> smaller = compress.factorised(lens, compress.ranks_by_share({"decoder_blocks.0.cross_attn.q": \
-    ress.BlockShape(1, 64, 64)}, 0.25))
+        >>> smaller = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 16})
         >>> compress.save_compressed(smaller, folder / "smaller").name
         'smaller'
     """

@@ -75,9 +75,8 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
         InputError: there is none of what is asked for; a matrix is not finite.
 
     Example:
-        >>> list(compress.matrices(lens))[:4]
-        ['encoder_blocks.0.self_attn.q', 'encoder_blocks.0.self_attn.k', 'encoder_blocks.0.self_attn.v', \
-    oder_blocks.0.self_attn.o']
+        >>> next(iter(compress.matrices(lens)))
+        'encoder_blocks.0.self_attn.q'
     """
     by_name = {
         matrix.name: matrix
