@@ -122,7 +122,6 @@ def test_an_outlier_is_found_once_and_the_other_end_as_if_it_were_not_there() ->
     # the other end is so dense that it takes as many steps as there are eigenvalues
     values = [1e3, *(1 + np.linspace(0, 1, 59) ** 2).tolist()]
     weights, loss, _ = planted(values)
-    assert not sharpness(loss, [weights], steps=4).converged
     found = sharpness(loss, [weights], steps=60, tolerance=0)
     assert_close(found.largest, 1e3, depth=1000, magnitude=1e3)
     assert_close(found.smallest, 1.0, depth=1000, magnitude=1e3)
@@ -139,6 +138,17 @@ def test_the_same_seed_gives_the_same_bits_and_random_numbers_are_left_alone() -
     # dropout is drawn once for all products, or the map would not be linear
     anew = sharpness(2 * losses, model)
     assert_close(anew.largest, first.largest, depth=1000, magnitude=abs(first.dominant), dtype=torch.float32)
+
+
+def test_what_has_not_converged_says_so_and_lies_inside() -> None:
+    values = [float(value) for value in range(1, 60)]
+    weights, loss, _ = planted(values)
+    few = sharpness(loss, [weights], steps=4)
+    assert not few.converged
+    assert few.products == 4
+    assert few.largest < 59 - few.tolerance * 59
+    # a residual is one: some eigenvalue is that near
+    assert min(abs(few.largest - value) for value in values) <= few.largest_residual
 
 
 def test_a_linear_loss_is_flat_and_so_is_a_parameter_that_is_not_used() -> None:
