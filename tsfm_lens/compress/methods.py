@@ -6,7 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -83,7 +83,6 @@ def rank_effects(
     candidates: Mapping[str, Sequence[int]],
     *,
     moments: Mapping[str, Tensor] | None = None,
-    sensitivity: Mapping[str, Tensor] | None = None,
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, dict[int, float]]:
@@ -92,7 +91,7 @@ def rank_effects(
     Args:
         run: the plain model on the calibration series, over a horizon of one pass.
         candidates: by name, the ranks to try.
-        moments, sensitivity, by_head: as in :func:`factorised`.
+        moments, by_head: as in :func:`factorised`.
         progress: called with the matrices done and their number.
 
     Example:
@@ -107,10 +106,10 @@ def rank_effects(
     for count, (name, ranks) in enumerate(candidates.items()):
         matrix, full = by_name[name], by_name[name].form(by_head=by_head).full
         layer = model.get_submodule(matrix.path)
-        inner, outer = (None if each is None else each[name] for each in (moments, sensitivity))
+        moment = None if moments is None else moments[name]
         smaller = [rank for rank in ranks if rank < full]
         # the factors of smaller ranks begin as those of the largest
-        widest = factors_of(run.lens, matrix, max(smaller), inner, outer, by_head) if smaller else None
+        widest = factors_of(run.lens, matrix, max(smaller), moment, None, by_head) if smaller else None
         effects[name] = dict.fromkeys(ranks, 0.0)
         for rank in smaller:
             assert widest is not None
@@ -204,7 +203,6 @@ def allocated(
     uniform: Mapping[str, int],
     *,
     moments: Mapping[str, Tensor] | None = None,
-    sensitivity: Mapping[str, Tensor] | None = None,
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> Allocation:
@@ -213,7 +211,7 @@ def allocated(
     Args:
         run: the plain model on the calibration series, over a horizon of one pass.
         uniform: ranks by name, one share for all; what they take is the budget.
-        moments, sensitivity, by_head: as in :func:`factorised`.
+        moments, by_head: as in :func:`factorised`.
         progress: called with the matrices done and their number.
 
     Example:
@@ -225,11 +223,11 @@ def allocated(
     by_name = matrices_by_name(run.lens, uniform)
     forms = {name: by_name[name].form(by_head=by_head) for name in uniform}
     candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
-    how: dict[str, Any] = {"moments": moments, "sensitivity": sensitivity, "by_head": by_head}
-    effects = rank_effects(run, candidates, **how, progress=progress)
+    effects = rank_effects(run, candidates, moments=moments, by_head=by_head, progress=progress)
     budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
     ranks, estimate = allocate(effects, forms, budget)
-    together = [_mean_deviation(run, factorised(run.lens, choice, **how)) for choice in (ranks, uniform)]
+    models = [factorised(run.lens, choice, moments=moments, by_head=by_head) for choice in (ranks, uniform)]
+    together = [_mean_deviation(run, model) for model in models]
     best = dict(uniform) if together[1] < together[0] else ranks
     return Allocation(best, estimate, min(together), together[1], dict(uniform), effects)
 

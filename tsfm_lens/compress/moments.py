@@ -90,20 +90,6 @@ def _parts_of_one_length(run: Run) -> Iterator[Run]:
             yield run.lens.run(run.batch.select(rows), run.horizon, forced_path=forced_path)
 
 
-class _GradientTap(torch.autograd.Function):
-    """The identity, which passes the gradient that comes back through it to a function."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, look: Callable[[Tensor], None]) -> Tensor:
-        ctx.look = look
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.look(gradient)
-        return gradient, None
-
-
 def output_sensitivity(
     run: Run, names: Iterable[str] | None = None, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, Tensor]:
@@ -139,7 +125,12 @@ def output_sensitivity(
             sums[name] += _square(gradient)
             counts[name] += gradient.numel() // gradient.shape[-1]
 
-        return lambda *args, **kwargs: _GradientTap.apply(forward(*args, **kwargs), add)
+        def tap(*args: Any, **kwargs: Any) -> Tensor:
+            output = forward(*args, **kwargs)
+            output.register_hook(add)
+            return output
+
+        return tap
 
     for name, matrix in by_name.items():
         layer: Any = twin.adapter.model.get_submodule(matrix.path)

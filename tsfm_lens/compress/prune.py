@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import torch
@@ -15,7 +15,7 @@ from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import parameters
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 
@@ -24,18 +24,15 @@ __all__ = ["prune", "prune_native", "pruned"]
 UNIFORM_HEADS = ("chronos", "chronos-bolt", "t5")
 """Architectures whose configuration says how many heads all attentions have, apart from their size."""
 Side = Literal["rows", "columns"]
-Branch = tuple[str, int, str]
-"""Stack, layer and kind."""
 
 
-def prune(lens: Lens, components: Iterable[str | Component], *, name: str | None = None) -> Lens:
+def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
     """Copy a model without some heads and MLPs, and their weights; hook points stay, and read as zero.
 
     Keys and values that several heads share go with the last of them.
 
     Args:
         components: heads, MLPs, whole attentions and layers, or globs, as ``lens.ablate`` takes them.
-        name: of the copy.
 
     Raises:
         UnknownNameError: a component matches nothing.
@@ -66,12 +63,11 @@ def prune(lens: Lens, components: Iterable[str | Component], *, name: str | None
         rest = weight[index] if of == "rows" else weight[:, index]
         partial = PartialLinear(rest, index, len(places), of, bias, by_path[path].gain)
         replace_layer(twin.adapter.model, path, partial)
-    return Lens(twin.adapter, name or f"{lens.model_id} ({len(targets)} components taken out)", lens.revision)
+    return Lens(twin.adapter, f"{lens.model_id} ({len(targets)} components taken out)", lens.revision)
 
 
-def _cuts(lens: Lens, targets: Iterable[Component]) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
+def _cuts(lens: Lens, targets: Sequence[Component]) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
     """Collect (side, places that go) by path of the layer, and the layers whose bias goes, as nothing is written."""
-    heads, whole = _by_branch(lens, targets)
     cuts: dict[str, tuple[Side, Tensor]] = {}
     silent: set[str] = set()
 
@@ -85,9 +81,9 @@ def _cuts(lens: Lens, targets: Iterable[Component]) -> tuple[dict[str, tuple[Sid
         for layer in range(stack.n_layers):
             block = stack.block(layer)
             for row in stack.rows(layer):
-                branch = (stack.name, layer, row.kind)
+                heads, is_whole = _gone(targets, stack, layer, row.kind)
                 output = row.o if isinstance(row, Attention) else Projection(row.o)
-                if branch in whole:
+                if is_whole:
                     norm = lens.adapter.model.get_submodule(f"{block}.{row.post_norm}") if row.post_norm else None
                     if getattr(norm, "bias", None) is not None:
                         raise WiringError(
@@ -95,37 +91,27 @@ def _cuts(lens: Lens, targets: Iterable[Component]) -> tuple[dict[str, tuple[Sid
                             "all before it is gone"
                         )
                     silent.add(f"{block}.{output.module}")
-                if isinstance(row, Mlp) and branch in whole:
-                    for part in (row.i, row.gate):
+                if isinstance(row, Mlp):
+                    for part in (row.i, row.gate, output) if is_whole else ():
                         if part is not None:
-                            cut(block, part, "rows")
-                    cut(block, output, "columns")
-                if not isinstance(row, Attention) or branch not in whole | heads.keys():
+                            cut(block, part, "columns" if part is output else "rows")
                     continue
-                out = set(range(stack.n_heads)) if branch in whole else heads[branch]
                 for letter in "qkvo":
                     part = getattr(row, letter)
                     n_heads = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads)
                     group = stack.n_heads // n_heads
                     # keys and values go with the last head that reads them
-                    gone = [head for head in range(n_heads) if set(range(head * group, (head + 1) * group)) <= out]
+                    gone = [head for head in range(n_heads) if set(range(head * group, (head + 1) * group)) <= heads]
                     if gone:
                         cut(block, part, "columns" if letter == "o" else "rows", gone, n_heads)
     return cuts, silent
 
 
-def _by_branch(lens: Lens, targets: Iterable[Component]) -> tuple[dict[Branch, set[int]], set[Branch]]:
-    """Sort components into single heads by branch, and whole branches."""
-    heads: dict[Branch, set[int]] = {}
-    whole: set[Branch] = set()
-    for component in targets:
-        for row in lens.wiring.stack(component.stack).rows(component.layer):
-            branch = (component.stack, component.layer, row.kind)
-            if component.kind in (None, row.kind) and component.head is None:
-                whole.add(branch)
-            elif component.kind == row.kind and component.head is not None:
-                heads.setdefault(branch, set()).add(component.head)
-    return heads, whole
+def _gone(targets: Sequence[Component], stack: Stack, layer: int, kind: str) -> tuple[set[int], bool]:
+    """Return heads of an attention that go, and whether all of it, or of an MLP, does."""
+    own = [each for each in targets if (each.stack, each.layer) == (stack.name, layer) and each.kind in (None, kind)]
+    is_whole = any(each.head is None for each in own)
+    return set(range(stack.n_heads)) if is_whole else {each.head for each in own if each.head is not None}, is_whole
 
 
 def _places(part: Projection, size: int, n_heads: int) -> Tensor:
@@ -156,11 +142,8 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     other = next((each for each in targets if each.head is None), None)
     if other is not None:
         raise InputError(f"{other} is no head; a native configuration can say fewer heads alone. See prune()")
-    gone, _ = _by_branch(lens, targets)
     remaining = {
-        (stack.name, layer, row.kind): [
-            head for head in range(stack.n_heads) if head not in gone.get((stack.name, layer, row.kind), ())
-        ]
+        (stack.name, layer, row.kind): sorted(set(range(stack.n_heads)) - _gone(targets, stack, layer, row.kind)[0])
         for stack in lens.wiring.stacks
         for layer in range(stack.n_layers)
         for row in stack.attentions(layer)

@@ -4,9 +4,8 @@ from tsfm_lens.training.loop import Plan, Task, Training
 from tsfm_lens.training.sam import SAM
 from tsfm_lens.training.state import read_log
 from tsfm_lens.training.watch.attention import ATTENTION_MEASURES, attention_measures, attention_norms, patterns_of
-from tsfm_lens.training.watch.callback import Watch
+from tsfm_lens.training.watch.callback import Watch, read_watch, together
 from tsfm_lens.training.watch.landscape import filter_normalised, loss_landscape
-from tsfm_lens.training.watch.record import read_watch, together
 from tsfm_lens.training.watch.sharpness import GradientNoise, Sharpness, gradient_noise, sharpness
 
 __all__ = [

@@ -113,7 +113,7 @@ def attention_norms(
     measures = {layer: attention_measures(each, epsilon=epsilon) for layer, each in by_layer.items()}
     rows = [
         {
-            layer: layer_entry(each, {measure: values[index].tolist() for measure, values in measures[layer].items()})
+            layer: sizes_of(each) | {measure: values[index].tolist() for measure, values in measures[layer].items()}
             for layer, each in by_layer.items()
             if index < len(each)
         }
@@ -124,9 +124,9 @@ def attention_norms(
     return data.assign_attrs(attrs, epsilon=epsilon)
 
 
-def layer_entry(pattern: Tensor, measures: Mapping[str, Any]) -> dict[str, Any]:
-    """Put measures of a layer's attention, lists over heads, together with its numbers of queries and keys."""
-    return {"n_queries": pattern.shape[-2], "n_keys": pattern.shape[-1], **measures}
+def sizes_of(pattern: Tensor) -> dict[str, Any]:
+    """Return numbers of queries and keys."""
+    return dict(zip(SIZES, pattern.shape[-2:], strict=True))
 
 
 def by_head(axis: str, rows: Sequence[Mapping[str, Any]]) -> xr.Dataset:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -66,17 +66,15 @@ def sharpness(
     steps: int = 20,
     tolerance: float = 1e-3,
     seed: int = 0,
-    hold: bool | None = None,
 ) -> Sharpness:
     """Compute the most positive and the most negative eigenvalue of the Hessian of a loss, by Lanczos.
 
     Args:
-        loss: gives the scalar loss of fixed data, with the same random numbers in every product; the mean of several.
+        loss: gives the scalar loss of fixed data, with the same random numbers in every product; the mean of several,
+            through which each product goes anew, at half as much time again and the memory of one.
         parameters: the weights, or the model of which all that are trained are meant.
         steps: the most products; seed: of the random vector.
         tolerance: residual, as a share of the larger size of both ends, at which to stop; 0 makes all steps.
-        hold: whether the graph is kept between products; True if None and there is one loss. Otherwise each product
-            goes through all losses anew, at half as much time again and the memory of one.
 
     Raises:
         InputError: a number is out of range; the loss is not finite, depends on none of the parameters, or has no
@@ -96,7 +94,7 @@ def sharpness(
         raise InputError(f"steps={steps}, tolerance={tolerance}; expected steps from 1 on and a tolerance in [0, 1)")
     losses, weights = listed(loss), trainable(parameters)
     with draws_kept() as again:
-        hessian = Hessian(losses, weights, again, len(losses) == 1 if hold is None else hold)
+        hessian = Hessian(losses, weights, again)
         krylov = _lanczos(hessian, hessian.start(seed), steps, tolerance)
     values, mixtures = np.linalg.eigh(krylov.tridiagonal)
     ends = [_rayleigh(krylov, mixtures[:, place]) for place in (int(values.argmax()), int(values.argmin()))]
@@ -117,18 +115,16 @@ def sharpness(
 
 
 class Hessian:
-    """Products of the Hessian of a mean of losses with flat vectors, from one graph or with one a product."""
+    """Products of the Hessian of a mean of losses with flat vectors: of one loss from one graph."""
 
-    def __init__(self, losses: list[Loss], weights: list[Tensor], again: Callable[[], None], hold: bool) -> None:
+    def __init__(self, losses: list[Loss], weights: list[Tensor], again: Callable[[], None]) -> None:
         if torch.is_inference_mode_enabled():
             raise InputError("there are no derivatives under torch.inference_mode(); leave it")
         self.losses, self.weights, self._again = losses, weights, again
         self.size = sum(weight.numel() for weight in weights)
         self.dtype = max((weight.dtype for weight in weights), key=lambda dtype: torch.finfo(dtype).bits)
         self.value, self._is_twice_differentiable = 0.0, False
-        self._graphs = [self._graph(loss) for loss in losses] if hold else None
-        if self._graphs is not None:
-            _refuse_independent(self._graphs)
+        self._one = self._graph(losses[0]) if len(losses) == 1 else None
 
     def _graph(self, loss: Loss) -> list[tuple[int, Tensor]]:
         """Compute the gradient by each weight that the loss depends on, to be differentiated again."""
@@ -158,21 +154,20 @@ class Hessian:
     def __call__(self, vector: Tensor) -> Tensor:
         """Multiply the Hessian by a flat vector."""
         parts = self.parted(vector)
-        if self._graphs is None:
+        total = torch.zeros(self.size, dtype=self.dtype, device=self.weights[0].device)
+        if self._one is None:
             self.value = 0.0
-        total: Tensor | None = None
-        dependence = []
-        for place, loss in enumerate(self.losses):
-            graph = self._graph(loss) if self._graphs is None else self._graphs[place]
-            product = self._product(graph, parts, keep=self._graphs is not None)
-            total = product if total is None else total.add_(product)
-            dependence.append(bool(graph))
+        depends = False
+        for loss in self.losses:
+            graph = self._graph(loss) if self._one is None else self._one
+            total.add_(self._product(graph, parts))
+            depends = depends or bool(graph)
             del graph
-        _refuse_independent(dependence)
-        assert total is not None
-        return total if len(self.losses) == 1 else total.div_(len(self.losses))
+        if not depends:
+            raise InputError("the loss depends on none of the parameters; give those of the model that it runs")
+        return total.div_(len(self.losses))
 
-    def _product(self, graph: list[tuple[int, Tensor]], parts: list[Tensor], *, keep: bool) -> Tensor:
+    def _product(self, graph: list[tuple[int, Tensor]], parts: list[Tensor]) -> Tensor:
         # a gradient that depends on no weight is that of a linear part
         bent = [(place, gradient) for place, gradient in graph if gradient.requires_grad]
         if not bent:
@@ -182,16 +177,11 @@ class Hessian:
                 [gradient for _, gradient in bent],
                 self.weights,
                 [parts[place] for place, _ in bent],
-                retain_graph=keep,
+                retain_graph=self._one is not None,
                 allow_unused=True,
                 materialize_grads=True,
             )
         return torch.cat([gradient.reshape(-1).to(self.dtype) for gradient in gradients])
-
-
-def _refuse_independent(graphs: Iterable[Any]) -> None:
-    if not any(graphs):
-        raise InputError("the loss depends on none of the parameters; give those of the model that it runs")
 
 
 def _refuse_cut(gradients: Iterable[Tensor]) -> None:
@@ -237,11 +227,7 @@ class _Krylov(NamedTuple):
 def _lanczos(product: Product, start: Tensor, steps: int, tolerance: float) -> _Krylov:
     """Iterate Lanczos from a unit vector, every new vector made orthogonal to all former ones."""
     steps = min(steps, len(start))
-    if start.device.type == "cpu":
-        # numpy asks for large pages, which are had several times as fast
-        basis = torch.from_numpy(np.empty((steps, len(start)), dtype=start.numpy().dtype))
-    else:
-        basis = torch.empty(steps, len(start), dtype=start.dtype, device=start.device)
+    basis = torch.empty(steps, len(start), dtype=start.dtype, device=start.device)
     basis[0] = start
     diagonal: list[float] = []
     beside: list[float] = []

@@ -12,9 +12,8 @@ from torch import Tensor
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models import load
-from tsfm_lens.zoo.planted.basis import Basis, add_weight_noise, orthogonal
 from tsfm_lens.zoo.planted.card import Role
-from tsfm_lens.zoo.planted.draft import Draft
+from tsfm_lens.zoo.planted.draft import Basis, Draft, add_weight_noise, orthogonal
 from tsfm_lens.zoo.planted.planting import Planted
 from tsfm_lens.zoo.planted.rules import Rule
 

@@ -28,9 +28,10 @@ from tsfm_lens.zoo.planted.patches import (
     RotaryModel,
     Stream,
     declare,
+    declare_copies,
     rotary_query_and_key,
 )
-from tsfm_lens.zoo.planted.rules import CovariateTimes, SeasonalCopy
+from tsfm_lens.zoo.planted.rules import CovariateTimes
 
 NAME = "chronos-2"
 LAYERS = 3
@@ -102,24 +103,17 @@ class Chronos2(RotaryModel):
         head.k[-1, self.stream["known"]] = PATCH * SHARP / FLAG
         return head
 
-
-def _build_copy(*, decoys: bool = False) -> tuple[Chronos2, Draft]:
-    lag = draw_choice(2, 3, 4)
-    # the REG token stands between the context and what is to come
-    tokens, chronos = lag + 1, Chronos2(arcsinh=True)
-    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), HORIZON, squash=np.arcsinh)
-    chronos.plant_copy(draft, tokens)
-    if decoys:
-        chronos.plant_decoys(draft, tokens)
-        layer, number, stream = LAYERS - 1, draw_choice(*range(HEADS)), chronos.stream
-        chronos.look_at_known(layer, number).carry(stream["found"], stream.rest("found"), gain=LOUD)
+    def plant_decoys(self, draft: Draft, tokens: int) -> None:
+        """Plant a head of group attention too, which writes much to where nobody reads."""
+        super().plant_decoys(draft, tokens)
+        layer, number = LAYERS - 1, draw_choice(*range(HEADS))
+        self.look_at_known(layer, number).carry(self.stream["found"], self.stream.rest("found"), gain=LOUD)
         task = f"writes {LOUD} times what is found to where nobody reads"
         draft.part(f"{layer}.group_attn.{number}", "decoy", task)
-    return chronos, draft
 
 
-declare("seasonal-copy", NAME)(_build_copy)
-declare("decoys", NAME)(partial(_build_copy, decoys=True))
+# the REG token stands between the context and what is to come
+declare_copies(NAME, partial(Chronos2, arcsinh=True), 2, HORIZON, squash=np.arcsinh)
 
 
 def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:

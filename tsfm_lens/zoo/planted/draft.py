@@ -1,8 +1,8 @@
-"""Draft of a planted model while its weights are set, and the proof that it forecasts by its rule."""
+"""Draft of a planted model: directions of its streams, its parts, and the proof that it forecasts by its rule."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
-from tsfm_lens.errors import LensError
+from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart, Query, Role
 from tsfm_lens.zoo.planted.planting import Planted, refuse_strangers
@@ -130,3 +131,50 @@ class Draft:
 def draw_choice(*choices: int) -> int:
     """Draw one of the choices at random."""
     return choices[int(torch.randint(len(choices), ()))]
+
+
+def lay_out(width: int, sizes: Mapping[str, int]) -> dict[str, slice]:
+    """Lay blocks of the given sizes into a stream; the remaining directions are "junk"."""
+    if sum(sizes.values()) > width:
+        raise InputError(f"blocks of {sum(sizes.values())} directions do not fit into a stream of width {width}")
+    stops = np.cumsum([0, *sizes.values()]).tolist()
+    return {name: slice(*ends) for name, ends in zip([*sizes, "junk"], pairwise([*stops, width]), strict=True)}
+
+
+@dataclass(frozen=True)
+class Basis:
+    """Orthonormal directions (width, width) of a residual stream, in named blocks of rows."""
+
+    directions: Tensor
+    blocks: Mapping[str, slice]
+
+    @classmethod
+    def draw(cls, width: int, sizes: Mapping[str, int], *, seed: int, rotate: bool) -> Basis:
+        """Lay blocks of the given sizes into a stream; along its axes, or turned at random with `rotate`."""
+        turn = orthogonal(width, seed) if rotate else torch.eye(width, dtype=torch.float64)
+        return cls(turn, lay_out(width, sizes))
+
+    def __getitem__(self, name: str) -> Tensor:
+        """Return directions of a block: (size, width)."""
+        return self.directions[self.blocks[name]]
+
+    def span(self, *names: str) -> Tensor:
+        """Concatenate directions of several blocks: (directions, width)."""
+        return torch.cat([self[name] for name in names])
+
+
+def orthogonal(width: int, seed: int) -> Tensor:
+    """Draw an orthogonal matrix (width, width) in double precision, uniform over all of them (Mezzadri, 2007)."""
+    generator = torch.Generator().manual_seed(seed)
+    q, r = torch.linalg.qr(torch.randn(width, width, generator=generator, dtype=torch.float64))
+    return q * r.diagonal().sign()
+
+
+def add_weight_noise(model: nn.Module, level: float, seed: int) -> None:
+    """Add Gaussian noise to every matrix of a model, in place; vectors, the gains of norms, stay as they are."""
+    generator = torch.Generator().manual_seed(seed)
+    # tied matrices appear once
+    for weight in model.parameters():
+        if weight.ndim > 1:
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.data += level * weight.data.square().mean().sqrt() * noise.to(weight)

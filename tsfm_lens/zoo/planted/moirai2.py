@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
 from tsfm_lens.models.extras import require
-from tsfm_lens.zoo.planted.draft import Array, Draft, draw_choice
+from tsfm_lens.zoo.planted.draft import Array
 from tsfm_lens.zoo.planted.patches import (
     CONTEXT,
     DECILES,
@@ -20,10 +19,9 @@ from tsfm_lens.zoo.planted.patches import (
     Mlp,
     RotaryModel,
     Stream,
-    declare,
+    declare_copies,
     rotary_query_and_key,
 )
-from tsfm_lens.zoo.planted.rules import SeasonalCopy
 
 NAME = "moirai-2"
 CHANNELS = 64
@@ -93,16 +91,5 @@ class Moirai2(RotaryModel):
         return head
 
 
-def _build_copy(*, decoys: bool = False) -> tuple[Moirai2, Draft]:
-    lag = draw_choice(2, 3, 4)
-    # the patch to come stands one token after the last one, which forecasts it
-    tokens, moirai = lag - 1, Moirai2()
-    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH, scale=deviation)
-    moirai.plant_copy(draft, tokens)
-    if decoys:
-        moirai.plant_decoys(draft, tokens)
-    return moirai, draft
-
-
-declare("seasonal-copy", NAME)(_build_copy)
-declare("decoys", NAME)(partial(_build_copy, decoys=True))
+# the patch to come is forecast by the last one
+declare_copies(NAME, Moirai2, 0, PATCH, scale=deviation)

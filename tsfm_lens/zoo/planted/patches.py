@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import NormalDist
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.basis import add_weight_noise, lay_out, orthogonal
-from tsfm_lens.zoo.planted.draft import Draft, draw_choice
+from tsfm_lens.zoo.planted.draft import Draft, add_weight_noise, draw_choice, lay_out, orthogonal
 from tsfm_lens.zoo.planted.planting import Planted, planter
+from tsfm_lens.zoo.planted.rules import SeasonalCopy
 
 SIGNAL = 0.004
 """Length, in the stream, of a value of one standard deviation of the context; coordinates have a root mean square of 1.
@@ -264,14 +265,6 @@ class RotaryModel(PatchModel):
         """Name such a head as a component."""
         raise NotImplementedError
 
-    def plant_copy(self, draft: Draft, tokens: int) -> None:
-        """Plant a head that copies the patch so many tokens back to the forecast."""
-        self.read_out(found=torch.eye(PATCH))
-        layer, number = draw_choice(*range(self.layers)), self.numbers[""][0]
-        self.back(layer, number, tokens).carry(self.stream["values"], self.stream["found"])
-        task = f"copies the patch {tokens} tokens back"
-        draft.path(draft.part(self.named(layer, number), "mechanism", task, "every token", [tokens]), "output")
-
     def plant_decoys(self, draft: Draft, tokens: int) -> None:
         """Plant heads that look right, write much, or look sharply, without effect."""
         values, rest = self.stream["values"], self.stream.rest("values")
@@ -285,6 +278,26 @@ class RotaryModel(PatchModel):
             (sharp, 0, "looks at its own token alone and writes noise"),
         ):
             draft.part(self.named(*place), "decoy", task, "every token", [back])
+
+
+def declare_copies(architecture: str, make: Callable[[], RotaryModel], later: int, horizon: int, **scale: Any) -> None:
+    """Declare seasonal copies, with decoys and without; the forecast stands so many tokens after the last patch."""
+
+    def build(*, decoys: bool = False) -> tuple[RotaryModel, Draft]:
+        lag = draw_choice(2, 3, 4)
+        tokens, model = lag - 1 + later, make()
+        draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), horizon, **scale)
+        model.read_out(found=torch.eye(PATCH))
+        layer, number = draw_choice(*range(model.layers)), model.numbers[""][0]
+        model.back(layer, number, tokens).carry(model.stream["values"], model.stream["found"])
+        task = f"copies the patch {tokens} tokens back"
+        draft.path(draft.part(model.named(layer, number), "mechanism", task, "every token", [tokens]), "output")
+        if decoys:
+            model.plant_decoys(draft, tokens)
+        return model, draft
+
+    declare("seasonal-copy", architecture)(build)
+    declare("decoys", architecture)(partial(build, decoys=True))
 
 
 def rotary_query_and_key(frequencies: Tensor, lag: int, far: int) -> tuple[Tensor, Tensor]:

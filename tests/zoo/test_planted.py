@@ -1,0 +1,108 @@
+"""Planted models do what their cards say, for the reasons that their cards give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import tiny_lenses
+from tsfm_lens.errors import CheckpointError, UnknownNameError
+from tsfm_lens.testing.suite import check_lens
+from tsfm_lens.zoo.planted import Card, Planted, bolt, mechanisms, open_planted, plant, write_card
+from tsfm_lens.zoo.planted.__main__ import main
+from tsfm_lens.zoo.planted.chronos import NAME
+from tsfm_lens.zoo.planted.patches import deviates
+from zoo import planted_oracles as oracles
+
+# the covariate is of several series, and has tests of its own
+PLANTED = [pair for pair in mechanisms() if pair[0] != "covariate"]
+OF_PATCHES = [pair for pair in PLANTED if pair[1] != NAME]
+
+
+def planted_as(mechanism: str, name: str, **options: Any) -> Planted:
+    """A planted model; skips where its library is not installed."""
+    tiny_lenses.tiny(name)
+    return plant(mechanism, name, **options)
+
+
+@pytest.fixture(scope="module")
+def planted(request: pytest.FixtureRequest) -> Planted:
+    """A mechanism in a format, turned."""
+    return planted_as(*request.param, seed=3)
+
+
+EACH = pytest.mark.parametrize("planted", PLANTED, ids=" in ".join, indirect=True)
+EACH_OF_PATCHES = pytest.mark.parametrize("planted", OF_PATCHES, ids=" in ".join, indirect=True)
+
+
+@EACH
+@pytest.mark.parametrize(
+    "oracle",
+    [
+        oracles.assert_follows_rule,
+        oracles.assert_inputs_matter_as_stated,
+        oracles.assert_parts_matter_as_stated,
+        oracles.assert_heads_look_where_stated,
+    ],
+)
+def test_it_does_what_its_card_says(planted: Planted, oracle: Callable[[Planted], None]) -> None:
+    oracle(planted)
+
+
+@EACH
+def test_turning_the_stream_changes_weights_and_nothing_else(planted: Planted) -> None:
+    plain = plant(planted.card.mechanism, planted.card.architecture, seed=3, rotate=False)
+    oracles.assert_same_in_any_basis(planted, plain)
+
+
+@EACH_OF_PATCHES
+def test_edges_quantiles_and_files_are_those_stated(planted: Planted, tmp_path: Path) -> None:
+    oracles.assert_edges_are_those_stated(planted)
+    oracles.assert_quantiles_spread(planted, deviates().numpy())
+    oracles.assert_saved_is_the_same(planted, tmp_path)
+
+
+@pytest.mark.parametrize(("mechanism", "name"), OF_PATCHES)
+def test_another_seed_forecasts_by_its_rule(mechanism: str, name: str) -> None:
+    oracles.assert_follows_rule(planted_as(mechanism, name, seed=4))
+
+
+def test_weight_noise_makes_it_worse_and_the_card_says_so() -> None:
+    clean, noisy = (plant("seasonal-copy", bolt.NAME, seed=3, weight_noise=noise) for noise in (0.0, 0.02))
+    assert 10 * clean.card.error < noisy.card.error < 1
+    assert noisy.card.weight_noise > 0
+
+
+def test_a_seed_is_one_model_and_another_seed_another() -> None:
+    one, again, other = (plant("seasonal-copy", bolt.NAME, seed=seed) for seed in (3, 3, 4))
+    weights = [planted.model.shared.weight.detach().numpy() for planted in (one, again, other)]
+    np.testing.assert_array_equal(weights[0], weights[1])
+    assert one.card == again.card
+    assert not np.array_equal(weights[0], weights[2])
+
+
+def test_all_oracles_pass() -> None:
+    lens = plant("gate", NAME, seed=4).lens()
+    assert [result for result in check_lens(lens) if not result.passed] == []
+
+
+def test_the_command_builds_one(tmp_path: Path) -> None:
+    main("local-mean", NAME, tmp_path / "made", seed=2)
+    _, card = open_planted(tmp_path / "made")
+    assert card.name == f"local-mean-{NAME}-2"
+    with pytest.raises(UnknownNameError, match=f"seasonal-copy in {NAME}"):
+        main("seasonal-copi", NAME, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_card_of_another_model_is_refused(tmp_path: Path) -> None:
+    planted = plant("seasonal-copy", NAME, seed=3)
+    planted.save(tmp_path)
+    text = planted.card.model_dump_json().replace("decoder.1.cross_attn", "decoder.7.cross_attn")
+    write_card(Card.model_validate_json(text), tmp_path)
+    with pytest.raises(CheckpointError, match=r"decoder\.7\.cross_attn"):
+        open_planted(tmp_path)
