@@ -54,11 +54,9 @@ def _config(
 def toy_arms(
     arms: Fields = TOY_ARMS, *, epochs: int = 30, learning_rate: float = 1e-2, watch: bool = False, **sizes: Any
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of the toy problem by arm.
+    """Return the configurations of the toy problem by arm, with Adam's rate falling by a half cosine.
 
     Args:
-        arms: model, and what differs of the optimiser.
-        epochs, learning_rate: of each, and of Adam, falling by a half cosine; the paper does not say.
         watch: whether to measure sharpness and attention at every third epoch.
         sizes: of the problem, where they are not the paper's.
 
@@ -76,10 +74,7 @@ def benchmark_arms(
 ) -> dict[str, TrainConfig]:
     """Return a benchmark's configurations by arm: batches of 32, Adam at 1e-3, at most 300 epochs, patience 5.
 
-    Args:
-        file, data: of "ETTh1", "ETTh2" or "exchange", for its split and ρ.
-        horizon: 96, 192, 336 or 720.
-        arms, plan: model, and what differs of the optimiser; fields of the plan that differ.
+    ``data`` is "ETTh1", "ETTh2" or "exchange", for its split and ρ; the horizon 96, 192, 336 or 720.
 
     Raises:
         UnknownNameError: other data, or a horizon without a ρ.
@@ -121,15 +116,12 @@ def encoder_arms(
     epochs: int = 1,
     learning_rate: float = 2e-3,
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of forecasting by arm and horizon, windows being as long as forecasts.
+    """Return the configurations of forecasting by arm and horizon, windows being as long as forecasts (S2-ETT).
 
     Args:
         file: of ETTh1, or another series that the split of ETT by hours fits.
-        arms: scoring function, and its arguments.
-        horizons: T.
         width, heads: of two layers, whose MLPs have twice the width; the paper has 512 and 8.
-        epochs: of batches of 32, 258 to 264 steps each; the paper takes 200 or 1,000, whichever is better.
-        learning_rate: of Adam; the paper takes the best of 1e-5, 2e-4 and 5e-3.
+        epochs, learning_rate: of batches of 32; of Adam.
 
     Example:
         >>> list(experiments.encoder_arms("ETTh1.csv", horizons=(96,)))[:2]
@@ -161,12 +153,8 @@ def in_context_arms(
     """Return the configurations of regression in context by arm and width.
 
     Args:
-        arms: scoring function, and options of the model.
-        inputs: d of the prompts, which have 2 · d points.
-        widths: D, the base of μP first.
-        layers: of each; the paper has 6.
-        epochs: of 250 steps.
-        learning_rate: after the warm-up.
+        inputs, widths, layers: d of the prompts, which have 2 · d points; D, the base of μP first.
+        epochs, learning_rate: of 250 steps; after the warm-up.
         tokens: "pairs", or "single" as in the paper, see :class:`tsfm_lens.studies.structured.InContextRegressor`.
         data: fields of the prompts that differ.
 
@@ -195,16 +183,12 @@ def transfer_arms(
     steps: int = 160,
     **data: Any,
 ) -> dict[str, TrainConfig]:
-    """Return configurations of regression in context by arm, width and learning rate, with the other grid's optimiser.
+    """Return configurations of regression in context by arm, width and learning rate (S2-F5).
 
     Args:
-        arms: scoring function, and options; those named "μP" are drawn and given rates by it, the first width being
-            the base.
-        widths: D; heads have 4 features each.
-        rates: of AdamW.
-        inputs: d.
-        steps: of 32 prompts.
-        data: fields of the prompts that differ.
+        arms: those named "μP" are drawn and given rates by it, the first width being the base.
+        widths, rates: D, with heads of 4 features; of AdamW.
+        inputs, steps, data: d; of 32 prompts; fields of the prompts that differ.
 
     Example:
         >>> len(experiments.transfer_arms())
@@ -247,9 +231,8 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
 
     Returns:
         Dataset of kind "in_context_runs": that of :func:`tsfm_lens.studies.experiments.gathered`, with ``oracle``
-        (pairs,), the expected error of least squares, and by arm ``group`` (its name without the width), ``width``,
-        ``heads``, ``score_rank``, the generic rank of a head's scores as a matrix (width, width), ``rank_ratio``,
-        that over the inputs, and ``score_parameters``, the number of parameters of the matrix.
+        (pairs,), the expected error of least squares, and by arm ``group``, ``width``, ``heads``, ``score_rank``, the
+        generic rank of a head's scores, ``rank_ratio``, that over the inputs, and ``score_parameters``.
 
     Raises:
         InputError: no run has ended.

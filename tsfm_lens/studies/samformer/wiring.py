@@ -24,11 +24,7 @@ NAME = "samformer"
 
 
 class ChannelAdapter(Adapter):
-    """Lens adapter of a ``ChannelTransformer``; its stream holds L numbers per channel, or D numbers per time step.
-
-    Attributes:
-        n_variates: channels that the model was made for; None for any number.
-    """
+    """Lens adapter of a ``ChannelTransformer``; its stream holds L numbers per channel, or D numbers per time step."""
 
     architecture = NAME
     multivariate = True

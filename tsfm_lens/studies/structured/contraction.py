@@ -33,9 +33,6 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
 
     Raises:
         InputError: shapes do not fit, or an index is no permutation.
-
-    Source:
-        Structured attention, definition 3.1, equation 8.
     """
 
     alphas: Tensor
@@ -135,11 +132,7 @@ def as_levels(matrix: LowRankBlockDiagonal) -> MultiLevelLowRank:
 
 
 def as_contraction(matrix: StructuredMatrix) -> MultiLevelBlockTensorContraction:
-    """Write a multi-level (low-rank, block-diagonal) matrix or a block tensor train as a contraction.
-
-    Source:
-        Structured attention, appendix C: MLR has α = 1 and no permutations; BTT is one level with p' = b, p = c,
-        r' = c s, r = b s.
+    """Write a multi-level (low-rank, block-diagonal) matrix or a block tensor train as a contraction (S2-MLBTC).
 
     Raises:
         InputError: the matrix is of no such family.

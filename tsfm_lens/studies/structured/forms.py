@@ -75,15 +75,10 @@ class Copies(StructuredLayer):
 
 
 class LevelFactor(StructuredLayer):
-    """X ⊕_k W_{l,k} of every level, side by side: one side of a multi-level matrix for each head.
-
-    The finest level divides the width; level l has 2^(l-1) blocks of features.
+    """X ⊕_k W_{l,k} of every level, side by side: one side of a multi-level matrix for each head (S2-BMLR).
 
     Attributes:
-        factors: by level (block, width / blocks, head, rank), drawn with variance p_l / width.
-
-    Source:
-        Structured attention, equations 12 and 13.
+        factors: by level l (2^(l-1) blocks, width / blocks, head, rank), drawn with variance p_l / width.
     """
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
@@ -105,11 +100,7 @@ class LevelFactor(StructuredLayer):
 
 
 class LevelMap(StructuredLayer):
-    """Σ_l α_l ⊕_k L_{l,k} R_{l,k}ᵀ x for each head: keys of full width, for queries that are the tokens themselves.
-
-    ``left`` and ``right`` are the factors on the queries' and on the keys' side; levels have factors ``alphas``, all 1
-    if None.
-    """
+    """Σ_l α_l ⊕_k L_{l,k} R_{l,k}ᵀ x for each head: keys of full width, for queries that are the tokens themselves."""
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int], alphas: Sequence[float] | None = None) -> None:
         super().__init__(width, heads, width)
@@ -129,16 +120,10 @@ class LevelMap(StructuredLayer):
 
 
 class TrainFactor(StructuredLayer):
-    """One side of a block tensor train for each head, its features in the order (b, c, s) on both sides.
-
-    The width is a · b on the queries' side, c · d on the keys'; factors are balanced if None. ``side`` is "queries" or
-    "keys".
+    """One side of a block tensor train for each head, its features in the order (b, c, s) on both sides (S2-BBTT).
 
     Attributes:
-        factor: (b, a, head, c s) of queries, drawn with variance 1 / (c s); (c, d, head, b s) of keys, 1 / d.
-
-    Source:
-        Structured attention, equations 15 and 16; the permutations P_3 and P_4 must order (s, b, c) alike.
+        factor: (b, a, head, c s) of "queries", drawn with variance 1 / (c s); (c, d, head, b s) of "keys", 1 / d.
     """
 
     def __init__(
@@ -203,9 +188,8 @@ class ScoringForm(ABC):
     """Scoring function.
 
     Attributes:
-        scale: "sqrt" divides scores by the root of the number of features, "mup" multiplies with ``constant`` over it,
-            "none" leaves them, as equation 1 prints them.
-        constant: C of "mup".
+        scale, constant: "sqrt" divides scores by the root of the number of features, "mup" multiplies with ``constant``
+            over it, "none" leaves them.
         norm: LayerNorm without parameters on queries and keys.
     """
 
@@ -314,8 +298,7 @@ class BilinearLevels(ScoringForm):
 
     Attributes:
         ranks: r_l; their sum is what the head size is in standard attention.
-        order: "both" forms queries and keys of Σ r_l p_l features (order c of table 2), "keys" keys of full width (e);
-            "auto" takes what costs less, and "both" with ``norm``.
+        order: "both" forms queries and keys of Σ r_l p_l features, "keys" keys of full width; "auto" the cheaper.
     """
 
     ranks: tuple[int, ...] = (4, 4)
@@ -358,10 +341,8 @@ class BilinearTrain(ScoringForm):
     """xᵀ (P_L ⊕L P_R ⊕Rᵀ) x', of full rank (S2-BBTT).
 
     Attributes:
-        rank: s.
-        out_factors, in_factors: (a, b) and (c, d) of the width; balanced if None.
-        order: "both" forms queries and keys of b c s features, "keys" keys of full width; "auto" takes what costs less,
-            and "keys" with ``norm``, which acts on tokens and on keys of full width.
+        rank, out_factors, in_factors: s; (a, b) and (c, d) of the width, balanced if None.
+        order: "both" forms queries and keys of b c s features, "keys" keys of full width; "auto" the cheaper.
     """
 
     rank: int = 1
@@ -398,11 +379,7 @@ class BilinearTrain(ScoringForm):
 
 
 def token_blocks(tokens: int, levels: int, length: int | None = None) -> tuple[int, ...]:
-    """Return the tokens of a block of each of so many levels, halved from one level to the next.
-
-    Args:
-        length: tokens that the blocks divide; ``tokens`` if None. Where 2^(levels-1) does not divide them, blocks are
-            those of the next length that it does divide, as if the end were padded.
+    """Return the tokens of a block of each level, halved from one to the next, as if the end of ``length`` were padded.
 
     Raises:
         InputError: the sequence is longer than ``length``, or has fewer tokens than the finest level has blocks.

@@ -30,8 +30,7 @@ def balanced_factors(width: int) -> tuple[int, int]:
     """Return two factors of a width, the first at most the second, as near to its square root as can be.
 
     Raises:
-        InputError: the width is below 1, or a prime above 3, of which no two factors save anything; names the nearest
-            width that can be split.
+        InputError: the width is below 1, or a prime above 3; names the nearest width that can be split.
 
     Example:
         >>> structured.balanced_factors(64), structured.balanced_factors(24)
@@ -123,20 +122,14 @@ class StructuredMatrix(nn.Module, ABC):
 
 
 class MultiLevelLowRank(StructuredMatrix):
-    """Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ: low-rank blocks on the diagonal, a finer level over each coarser one.
-
-    Args:
-        ranks: rank of each block, by level; 0 leaves a level out.
-        blocks: blocks of each level, which divide rows and columns; 1, 2, 4, … if None.
+    """Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ: low-rank blocks on the diagonal, a finer level over each coarser one (S2-MLR).
 
     Attributes:
+        ranks, blocks: rank of each block, by level, 0 leaving it out; blocks of each level, 1, 2, 4, … by default.
         left, right: by level (block, out / blocks, rank) and (block, in / blocks, rank).
 
     Raises:
         InputError: sizes do not divide, a rank exceeds the width, or there is none.
-
-    Source:
-        Structured attention, equations 4 and 10 (S2-MLR). The rank printed in table 1, Σ r_l p_l, is an upper bound.
     """
 
     def __init__(
@@ -205,24 +198,16 @@ class LowRank(LowRankBlockDiagonal):
 
 
 class BlockTensorTrain(StructuredMatrix):
-    """P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ): of full rank from s = 1 on, with 2 s D^{3/2} numbers for width D.
+    """P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ): of full rank from s = 1 on, which is Monarch (S2-BTT).
 
-    Entry (αb + β, γd + δ) is Σ_{t<s} L_β[α, γs + t] R_γ[δ, βs + t], so each slice of fixed (β, γ) is a matrix (a, d) of
-    rank s of its own. s = 1 is Monarch.
-
-    Args:
-        out_features, in_features: a · b and c · d.
-        rank: s.
-        out_factors, in_factors: (a, b) and (c, d); balanced if None.
+    Entry (αb + β, γd + δ) is Σ_{t<s} L_β[α, γs + t] R_γ[δ, βs + t]: slices of fixed (β, γ), (a, d), have rank s.
 
     Attributes:
+        rank, out_factors, in_factors: s; (a, b) and (c, d) of the sizes, balanced if None.
         left, right: (b, a, c · s) and (c, d, b · s).
 
     Raises:
         InputError: factors do not multiply to the sizes, or s exceeds min(a, d), from which on any matrix is reached.
-
-    Source:
-        Structured attention, equations 5 and 11 (S2-BTT). Table 1 prints b as the upper limit of the right sum for c.
     """
 
     def __init__(
