@@ -7,7 +7,7 @@ import numpy as np
 from tsfm_lens.errors import InputError
 
 __all__ = ["channel_attention", "nuclear_norm", "nuclear_norm_bound", "optimal_readout", "readout_exists"]
-__all__ += ["revin_linear", "revin_offset", "trace_bounds"]
+__all__ += ["revin_linear", "revin_offset"]
 
 
 def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
@@ -121,18 +121,6 @@ def revin_offset(
     shift = np.broadcast_to(np.asarray(beta) / np.asarray(gamma), len(x))
     level = x.mean(axis=1) - shift * np.sqrt(x.var(axis=1) + eps)
     return np.outer(level, 1 - weight.sum(axis=0))
-
-
-def trace_bounds(symmetric: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
-    """Compute λ_min(S) Tr B and λ_max(S) Tr B, which bound Tr(S B), S (n, n) symmetric, B ⪰ 0 (SAMformer, lemma E.3).
-
-    Example:
-        >>> rank_theory.trace_bounds(np.diag([1.0, 3.0]), np.eye(2))
-        (2.0, 6.0)
-    """
-    values = np.linalg.eigvalsh(symmetric)
-    trace = float(np.trace(positive))
-    return float(values[0]) * trace, float(values[-1]) * trace
 
 
 def _refuse_other_rows(tokens: np.ndarray, targets: np.ndarray) -> None:

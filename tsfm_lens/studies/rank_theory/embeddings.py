@@ -76,11 +76,9 @@ class PatchEmbedding(Embedding):
 
     @property
     def patch(self) -> int:
-        """Steps of a patch, k."""
         return self.steps
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map patches (k, L) to tokens (d, L)."""
         return np.stack([np.asarray(self.function(column), dtype=np.float64) for column in columns.T], axis=1)
 
 
@@ -114,7 +112,6 @@ class QuantisedEmbedding(Embedding):
         return cls((centres[1:] + centres[:-1]) / 2, vectors)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map values (1, L) to tokens (d, L)."""
         return np.asarray(self.vectors)[:, np.searchsorted(self.edges, columns[0], side="right")]
 
 
@@ -154,11 +151,9 @@ class ResidualMlpEmbedding(Embedding):
 
     @property
     def patch(self) -> int:
-        """Steps of a patch, k."""
         return int(np.shape(self.inner)[1])
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map patches (k, L) to tokens (d, L)."""
         return np.asarray(self.skip @ columns + self.outer @ ACTIVATIONS[self.activation](self.inner @ columns))
 
 
@@ -191,7 +186,6 @@ class GatedEmbedding(Embedding):
         return cls(gate, value, beta)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map values (1, L) to tokens (d, L)."""
         gated = np.asarray(self.gate)[:, None] * columns
         return np.asarray(gated * expit(self.beta * gated) * (np.asarray(self.value)[:, None] * columns))
 
@@ -223,7 +217,6 @@ class ChebyshevEmbedding(Embedding):
         return cls(orthonormal(dimension, rank, np.random.default_rng(seed)), largest)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map values (1, L) to tokens (d, L)."""
         inside = np.clip(columns[0] / self.largest, -1, 1)
         polynomials = chebyshev.chebvander(inside, np.shape(self.directions)[1])[:, 1:].T
         return np.asarray(self.directions @ polynomials)

@@ -65,7 +65,6 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
         self.inner_order = _permutations(right_permutations, inner_sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
         total = flat.new_zeros(len(flat), self.out_features)
         levels = zip(self.alphas, self.left, self.right, self.outer_order, self.inner_order, strict=True)
@@ -75,7 +74,6 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        """Compute the matrix, (out, in), by blocks and permutation matrices."""
         total = self.left[0].new_zeros(self.out_features, self.in_features)
         levels = zip(self.alphas, self.left, self.right, self.outer_order, self.inner_order, strict=True)
         for alpha, left, right, outer, inner in levels:

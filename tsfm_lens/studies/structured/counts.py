@@ -13,18 +13,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.studies.structured.matrices import factors_of, level_blocks, refuse_ranks, refuse_remainder, whole
 
 __all__ = ["bilinear_level_operations", "bilinear_train_operations", "cheapest_order", "key_cache_entries"]
-__all__ += ["level_attention_operations", "standard_operations"]
-
-
-def standard_operations(tokens: int, width: int, rank: int) -> int:
-    """Compute T² r + 2 T D r: queries, keys and scores of a head of rank r.
-
-    Example:
-        >>> structured.standard_operations(tokens=4, width=8, rank=2)
-        160
-    """
-    _refuse_sizes(tokens, width)
-    return tokens**2 * whole(rank, "rank") + 2 * tokens * width * rank
+__all__ += ["level_attention_operations"]
 
 
 def bilinear_level_operations(tokens: int, width: int, ranks: Sequence[int]) -> dict[str, Fraction]:

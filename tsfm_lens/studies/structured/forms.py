@@ -70,7 +70,6 @@ class Copies(StructuredLayer):
         super().__init__(width, heads, width)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, width), a view."""
         return flat[:, None].expand(-1, self.heads, -1)
 
 
@@ -91,7 +90,6 @@ class LevelFactor(StructuredLayer):
             self.factors.append(nn.Parameter(torch.randn(count, own, heads, rank) * own**-0.5))
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, Σ r_l p_l)."""
         levels = []
         for factor in self.factors:
             narrow = cut(flat, len(factor)) @ factor.flatten(2)
@@ -108,7 +106,6 @@ class LevelMap(StructuredLayer):
         self.alphas = tuple(1.0 for _ in ranks) if alphas is None else tuple(alphas)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, width)."""
         total = flat.new_zeros(len(flat), self.heads, self.in_features)
         for alpha, left, right in zip(self.alphas, self.left.factors, self.right.factors, strict=True):
             blocks, heads = len(right), self.heads
@@ -146,7 +143,6 @@ class TrainFactor(StructuredLayer):
         self.factor = nn.Parameter(torch.randn(*shape) * fan_in**-0.5)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, b · c · s)."""
         if self.side == "queries":
             # P_L: entry α b + β of a token belongs to block β
             parts = flat.unflatten(1, (self.a, self.b)).permute(2, 0, 1)
@@ -172,7 +168,6 @@ class TrainMap(StructuredLayer):
         self.right = TrainFactor(width, heads, rank, out_factors, in_factors, side="keys")
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, width)."""
         b, inner = self.left.b, self.left.c * self.left.rank
         narrow = self.right.of_tokens(flat).unflatten(2, (b, inner))
         # (b · head, token, c s) @ (b · head, c s, a)
@@ -243,15 +238,12 @@ class Standard(ScoringForm):
             raise InputError(f"a window of {self.window} tokens; 0 lets a token see itself, None all")
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Return dense layers."""
         return _dense(width, heads * d_head), _dense(width, heads * d_head), d_head
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
-        """Return all keys, or those of the window."""
         return Reach((features,), (max(tokens, 1),), causal, self.window)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-        """Compute torch's own attention; in a window, tile by tile."""
         if self.window is not None:
             return super().attend(query, key, value, causal)
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=1.0)
@@ -274,12 +266,10 @@ class TokenLevels(ScoringForm):
     by_depth: bool = False
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Return dense layers, whose features of a head are those of the levels side by side."""
         features = sum(refuse_ranks(self.ranks, width))
         return _dense(width, heads * features), _dense(width, heads * features), features
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Apply LayerNorm over all features of a head, and the scale."""
         if not self.level_scale:
             return super().prepared(query, key, width)
         query, key = self.normed(query, key)
@@ -287,7 +277,6 @@ class TokenLevels(ScoringForm):
         return query * torch.tensor(shares, dtype=query.dtype, device=query.device), key
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
-        """Return the keys of nested blocks."""
         blocks = token_blocks(tokens, len(self.ranks), self.length)
         return Reach(tuple(self.ranks), blocks, causal, by_depth=self.by_depth)
 
@@ -316,7 +305,6 @@ class BilinearLevels(ScoringForm):
         return [rank * count for rank, count in zip(self.ranks, level_blocks(len(self.ranks)), strict=True)]
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Return factors of both sides, or the tokens and whole matrices."""
         if self.forms_both(width):
             query, key = (LevelFactor(width, heads, self.ranks) for _ in range(2))
             return query, key, sum(self.features)
@@ -328,7 +316,6 @@ class BilinearLevels(ScoringForm):
         return self.order == "both" or self.norm or (self.order == "auto" and sum(self.features) <= width)
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Scale and normalise level by level; whole matrices contain their factors."""
         if not self.forms_both(width):
             return query, key
         queries, keys = (self.normed(*part.split(self.features, -1)) for part in (query, key))
@@ -357,7 +344,6 @@ class BilinearTrain(ScoringForm):
             raise InputError('the norm acts on tokens and on keys of full width; choose order="keys"')
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Return factors of both sides, or the tokens and whole matrices."""
         sizes = (width, heads, self.rank, self.out_factors, self.in_factors)
         if self.forms_both(width):
             return TrainFactor(*sizes, side="queries"), TrainFactor(*sizes, side="keys"), self.inner(width)
@@ -373,7 +359,6 @@ class BilinearTrain(ScoringForm):
         return self.order == "both" or (self.order == "auto" and not self.norm and self.inner(width) <= width)
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Scale by the width whatever the order, so that the scores are the same."""
         query, key = self.normed(query, key)
         return query * self.factor(width), key
 

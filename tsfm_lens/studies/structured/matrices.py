@@ -148,7 +148,6 @@ class MultiLevelLowRank(StructuredMatrix):
             self.right.append(_draw(count, columns, rank, fan_in=columns))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
         total = flat.new_zeros(len(flat), self.out_features)
         for left, right in zip(self.left, self.right, strict=True):
@@ -157,7 +156,6 @@ class MultiLevelLowRank(StructuredMatrix):
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        """Compute the matrix, (out, in): the sum of its levels, each a block-diagonal matrix."""
         levels = zip(self.left, self.right, strict=True)
         return torch.stack([torch.block_diag(*(left @ right.transpose(1, 2))) for left, right in levels]).sum(0)
 
@@ -165,11 +163,6 @@ class MultiLevelLowRank(StructuredMatrix):
     def n_parameters(self) -> int:
         """(out + in) Σ r_l."""
         return (self.out_features + self.in_features) * sum(self.ranks)
-
-    @property
-    def rank_bound(self) -> int:
-        """Σ r_l p_l, the rank that table 1 prints."""
-        return sum(rank * count for rank, count in zip(self.ranks, self.blocks, strict=True))
 
     @property
     def generic_rank(self) -> int:
@@ -226,7 +219,6 @@ class BlockTensorTrain(StructuredMatrix):
         self.right = _draw(self.c, self.d, self.b * rank, fan_in=self.d)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
         inner = cut(flat, self.c) @ self.right  # (c, vector, b s)
         swapped = inner.unflatten(2, (self.b, self.rank)).permute(2, 1, 0, 3).flatten(2)  # (b, vector, c s)
@@ -234,7 +226,6 @@ class BlockTensorTrain(StructuredMatrix):
         return out.permute(1, 2, 0).reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        """Compute the matrix, (out, in), by blocks and permutations."""
         narrow = torch.block_diag(*self.right.transpose(1, 2))[right_permutation(self.b, self.c, self.rank)]
         return (torch.block_diag(*self.left) @ narrow)[left_permutation(self.a, self.b)]
 

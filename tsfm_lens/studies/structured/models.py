@@ -98,11 +98,6 @@ class KeyCache:
         """Bytes of the keys, all heads and sequences together."""
         return sum(keys.untyped_storage().nbytes() for keys in self._keys)
 
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of the values."""
-        return self._values.untyped_storage().nbytes()
-
     def append(self, key: Tensor, value: Tensor) -> None:
         """Store one more token's key (batch, head, 1, feature) and value; InputError if the cache is full."""
         if self.tokens >= self.length:
