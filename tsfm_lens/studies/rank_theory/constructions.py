@@ -202,10 +202,8 @@ def head_sketch(
 ) -> HeadSketch:
     """Make the construction by which a sketch for each head does better than one for all (S0-TH6).
 
-    Args:
-        singular_values, n_tokens: of the input, (d,), from the largest, at most 1, on, and L, at least d.
-        heads, rank: h, 2 or more, a divisor of d, and d̃, below d / h.
-        stability, seed: C, how much larger than W_V the one for all heads may be; of the directions v.
+    Singular values of the input are (d,), from the largest, at most 1, on; the sketch for all heads may be C times as
+    large as W_V, C being the ``stability``.
 
     Raises:
         InputError: the sizes do not fit, or as in :func:`incompressible`.

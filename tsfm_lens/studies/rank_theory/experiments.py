@@ -1,4 +1,8 @@
-"""Numerical experiments of the paper: theorem 3 (appendix J.1), sketches (J.2), heads (J.3), polynomials (I)."""
+"""Numerical experiments of the paper: theorem 3 (appendix J.1), sketches (J.2), heads (J.3), polynomials (I).
+
+Width and dimension are d, n_tokens L, rank d̃ and heads h; singular values of inputs are exp(−(j − 1)/decay); draws are
+of inputs and weights.
+"""
 
 from __future__ import annotations
 
@@ -87,14 +91,12 @@ def compression_by_rank(
 ) -> xr.Dataset:
     """Measure the error of a layer whose matrices are cut to a rank, over σ_{d̃+1} (S0-J1a).
 
-    Args:
-        width, n_tokens, n_ranks: d; N, which is L too; and how many ranks from 1 to d − 1, evenly.
-        scalings, draws, seed: of the random weights, see ``SCALINGS``; of vocabulary and weights.
+    ``n_ranks`` are so many ranks from 1 to d − 1, evenly; ``scalings`` of the random weights are of ``SCALINGS``.
 
     Returns:
         Dataset of kind "theory_compression_rank". ``error`` ‖Y − Ỹ‖_F and its ``bound`` (scaling, draw, rank);
-        ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1} (rank); ``slope`` (scaling, draw): of log error over log
-        σ_{d̃+1} at ranks up to 3/4 of the width, ``slope_of_all`` at all.
+        ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1} (rank); ``slope`` (scaling, draw): of log error over
+        log σ_{d̃+1} at ranks up to 3/4 of the width, ``slope_of_all`` at all.
 
     Raises:
         InputError: fewer tokens than the width, or a width below 4.
@@ -140,10 +142,6 @@ def compression_by_width(
     seed: int = 0,
 ) -> xr.Dataset:
     """Measure the error of a layer cut to a fixed rank over its width, with ‖W_V‖ growing as √d and not (S0-J1b).
-
-    Args:
-        widths, rank, n_tokens: d, each above d̃; and N, at least the largest width.
-        draws, seed, decay: for each width; of the vocabulary's singular values, exp(−(j − 1)/decay).
 
     Returns:
         Dataset of kind "theory_compression_width". ``error`` (weights, draw, width); ``value_error`` and ``residual``
@@ -198,11 +196,7 @@ def sketching_by_heads(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the part of an input that random sparse sketches miss, one of each head, by the number of heads (S0-J2).
-
-    Args:
-        width, rank, heads: d; d̃, rows of each head's sketch; h, divisors of d with h d̃ up to d.
-        decay, draws, seed: of the singular values, exp(−(j − 1)/decay); of inputs and sketches.
+    """Measure the part of an input that random sparse sketches miss, d̃ rows of each head, by the number of heads (S0-J2).
 
     Returns:
         Dataset of kind "theory_sketching". ``distance`` and ``effective_index`` (sketch, draw, heads) of "sparse" and
@@ -256,11 +250,6 @@ def spectra_by_heads(
 ) -> xr.Dataset:
     """Compute spectra of one attention layer's output with its input added, over its number of heads (S0-J3).
 
-    Args:
-        width, n_tokens, heads: d and L; h, divisors of d.
-        decay, epsilon: of the input's singular values exp(−(j − 1)/decay); of the numerical rank.
-        draws, seed: of inputs and weights, Gaussian of variance 1.
-
     Returns:
         Dataset of kind "theory_head_spectra" over ``input`` ("times √L", "of norm 1"), ``draw`` and ``heads``:
         ``singular_value`` (…, index), relative, ``rank`` and ``logit_deviation``; ``input_singular_value`` (index).
@@ -308,9 +297,7 @@ def chebyshev_curves(
 ) -> xr.Dataset:
     """Compute the curve of embeddings of Chebyshev polynomials in hidden space, by their rank (S0-F14).
 
-    Args:
-        dimension, ranks: d, and k, each up to d.
-        n_points, largest, seed: values from −x_max to x_max, evenly; x_max; of the directions.
+    Points are values from −x_max to x_max, evenly, x_max being the ``largest``.
 
     Returns:
         Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point): the first two of d; ``singular_value``

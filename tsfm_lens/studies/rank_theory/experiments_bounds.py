@@ -54,10 +54,7 @@ def embedding_bounds(
 ) -> xr.Dataset:
     """Compute spectra of embeddings of known smoothness and counts of residual MLPs (S0-TH1, S0-TH2, S0-C2).
 
-    Args:
-        dimension, n_tokens: d, and L points drawn evenly from [−1, 1], or patches of Gaussian values.
-        epsilons, patch: of the counts' thresholds; k of the residual MLPs, below d.
-        draws, seed: of MLPs with each activation; of all draws.
+    Tokens are of points drawn evenly from [−1, 1], or of patches of k Gaussian values.
 
     Returns:
         Dataset of kind "theory_embedding_bounds". ``singular_value`` and ``bound`` (embedding, index); ``count``
@@ -110,10 +107,6 @@ def compression_bounds(
     *, width: int = 32, heads: Sequence[int] = (1, 4), n_tokens: int = 64, draws: int = 20, seed: int = 0
 ) -> xr.Dataset:
     """Check both statements on compression: errors, one repeated token, incompressible inputs (S0-TH3, S0-TH5).
-
-    Args:
-        width, heads, n_tokens: d; h, divisors of d; L, tokens drawn from a vocabulary of 4d.
-        draws, seed: of vocabulary, weights and tokens.
 
     Returns:
         Dataset of kind "theory_compression_bounds". ``error``, ``bound`` and ``rate`` √d σ_{d̃+1} (heads, draw, rank);
@@ -183,10 +176,7 @@ def growth_bounds(
 ) -> xr.Dataset:
     """Check theorem 4 and corollary 1 on random layers and on the construction that grows fastest (S0-TH4, S0-C1).
 
-    Args:
-        width, heads: d, with twice as many tokens; h, divisors of d.
-        gap, decay: singular values of the input, 1, then gap · exp(−(j − 2)/decay).
-        draws, seed: of inputs and weights, which are scaled to the largest norms that the theorem allows.
+    Singular values of the input are 1, then gap · exp(−(j − 2)/decay); weights have the largest norms that are allowed.
 
     Returns:
         Dataset of kind "theory_growth_bounds". ``relative`` (heads, draw, index): σ_k(Z)/σ_1(Z) for the fewest layers D
@@ -244,9 +234,7 @@ def sketch_bounds(
 ) -> xr.Dataset:
     """Check theorem 6: errors with one sketch for all heads and with a sketch for each, and their bounds (S0-TH6).
 
-    Args:
-        sizes: (h, d_h, d̃), each with 2 heads or more and d̃ below d_h.
-        decay, draws, seed: of the input's singular values exp(−(j − 1)/decay); of the directions v.
+    ``sizes`` are (h, d_h, d̃), each with 2 heads or more and d̃ below d_h.
 
     Returns:
         Dataset of kind "theory_sketch_bounds". Over ``size`` and ``draw``: ``shared_error`` and ``own_error``, in the

@@ -149,11 +149,7 @@ def fit_levels(
 ) -> tuple[list[Level | None], np.ndarray]:
     """Fit a multi-level low-rank matrix, r_l of 2^(l-1) blocks, by alternating least squares (S2-MLR).
 
-    Returns:
-        The factors of each level, None where its rank is 0, and the error, (…).
-
-    Source:
-        Parshakova et al. 2023, Factor fitting, rank allocation, and partitioning in multilevel low rank matrices.
+    Return the factors of each level, None where its rank is 0, and the error, (…). After Parshakova et al. 2023.
 
     Raises:
         InputError: the blocks of a level do not divide the sides, all ranks are 0, or fewer than one sweep.

@@ -57,12 +57,10 @@ def scoring_structure(
 
     Each structure gets as many parameters as a low-rank matrix of rank ρ, or the nearest number below; all but
     multi-level matrices are the best approximations. Nulls are a random rotation of the stream ("rotated"), a random
-    order of its features ("shuffled"), and random normal W_Q and W_K. Biases and rotary embeddings are no part of the
-    form.
+    order of its features ("shuffled"), and random normal W_Q and W_K.
 
     Args:
-        budget: ρ over d_head, above 0 and up to 1, one or several; at least rank 1.
-        epsilon: of the ε-ranks.
+        budget, epsilon: ρ over d_head, above 0 and up to 1, one or several; of the ε-ranks.
         levels, sweeps: the most levels, with 1, 2, 4, … blocks, and of the multi-level fit; nulls have as many.
         draws, seed: of each null.
         fold_norm: with the gain of the norm before the branch in the matrices, which then act on normed streams.
