@@ -196,7 +196,7 @@ def sketching_by_heads(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the part of an input that random sparse sketches miss, d̃ rows of each head, by the number of heads (S0-J2).
+    """Measure the part of an input that random sparse sketches miss, d̃ rows of each head, by number of heads (S0-J2).
 
     Returns:
         Dataset of kind "theory_sketching". ``distance`` and ``effective_index`` (sketch, draw, heads) of "sparse" and

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ def stream(seed: int, *parts: int) -> torch.Generator:
 
 
 BLOCK = 500
-"""WindowPairs that are drawn together."""
+"""Pairs that are drawn together."""
 WEIGHT, PAIRS = range(2)
 
 
@@ -229,18 +229,8 @@ def _split(
     return Benchmark(name, channels, parts[0], parts[1], parts[2], mean, deviation)
 
 
-class WindowPairs(Protocol):
-    """Numbered windows with the steps that follow them."""
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-
-    def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Return windows (window, channel, L) and forecasts (window, channel, H) of these numbers."""
-
-
 class HeldPairs:
-    """WindowPairs in memory, as two tensors."""
+    """Windows and the steps that follow them in memory, as two tensors."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
@@ -251,6 +241,9 @@ class HeldPairs:
     def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
         """Return the pairs of these numbers."""
         return self.x[which], self.y[which]
+
+
+WindowPairs = Windows | HeldPairs
 
 
 class ForecastTask:
