@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -197,7 +198,7 @@ def _growth(context: Context) -> tuple[xr.Dataset, MeasuredValues]:
     return data, _result(data, context, {"heads": _list(data, "heads"), "singular values": first, **_sizes(data)})
 
 
-def _draws(context: Context, default: int) -> dict[str, int]:
+def _draws(context: Context, default: int) -> dict[str, Any]:
     return {"draws": context.draws(default), "seed": context.seed}
 
 
