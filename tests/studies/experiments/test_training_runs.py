@@ -216,11 +216,6 @@ def test_the_optimiser_is_that_of_the_configuration() -> None:
     assert (type(plain.optimizer), plain.optimizer.param_groups[0]["momentum"]) == (torch.optim.SGD, 0.5)
 
 
-@pytest.fixture(scope="module")
-def toy() -> xr.Dataset:
-    return experiments.record("toy")
-
-
 @pytest.mark.parametrize(
     ("home", "name"),
     [
@@ -237,10 +232,3 @@ def test_every_record_is_drawn_tabulated_read_and_fits_a_column(home: Callable[[
         assert plate.sentences
         assert all(sentence.endswith(".") and "nan" not in sentence for sentence in plate.sentences)
         assert viz.for_print(plate.figure).layout.meta["width_mm"] in COLUMNS.values()
-
-
-def test_the_reading_says_who_reaches_the_oracle(toy: xr.Dataset) -> None:
-    (plate,) = panels_of({"lab_runs": toy})["lab_runs"]
-    by_arm = dict(zip(toy["arm"].values.tolist(), plate.sentences, strict=True))
-    assert "within 1 % of the oracle with every seed" in by_arm["transformer + SAM"]
-    assert "or more above the oracle" in by_arm["transformer"]

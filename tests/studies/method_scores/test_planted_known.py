@@ -117,16 +117,6 @@ def test_a_backup_that_acts_alone_is_none() -> None:
     assert borne.card.weight_noise == 0.0001
 
 
-def test_a_decoy_that_moves_the_forecast_is_none() -> None:
-    planted = stand_in()
-    on = evaluation_case(planted.lens(), planted.card, series=4)
-    assert keeps_its_roles(on, TOLD)
-    for name, kept in ((ALIVE[0], False), ("decoder.0.mlp", True)):
-        decoy = PlantedPart(component=name, role="decoy", does="writes loudly")
-        card = on.card.model_copy(update={"parts": (decoy,)})
-        assert keeps_its_roles(EvaluationCase(on.lens, card, on.clean, on.corrupted), TOLD) == kept
-
-
 def test_a_campaign_gives_each_model_what_it_bears() -> None:
     def planter(mechanism: str, architecture: str, *, seed: int, rotate: bool, weight_noise: float) -> Planted:
         # the second seed bears less, and the third nothing
@@ -249,3 +239,13 @@ def test_methods_that_change_parts_find_the_head(planted: Planted) -> None:
     assert list(rows["method"]) == methods
     assert list(rows["refused"]) == [False, False, False, True]
     assert (rows.loc[~rows["refused"], ["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(axis=None)
+
+
+def test_a_decoy_that_moves_the_forecast_is_none() -> None:
+    planted = stand_in()
+    on = evaluation_case(planted.lens(), planted.card, series=4)
+    assert keeps_its_roles(on, TOLD)
+    for name, kept in ((ALIVE[0], False), ("decoder.0.mlp", True)):
+        decoy = PlantedPart(component=name, role="decoy", does="writes loudly")
+        card = on.card.model_copy(update={"parts": (decoy,)})
+        assert keeps_its_roles(EvaluationCase(on.lens, card, on.clean, on.corrupted), TOLD) == kept

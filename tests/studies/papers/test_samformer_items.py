@@ -242,20 +242,6 @@ def test_overall_improvements_follow_from_the_tables_but_for_two() -> None:
     assert abs(sam - 9.58) < last_digit(2)
 
 
-@pytest.mark.parametrize(
-    ("error", "model", "ablated", "expected"),
-    [
-        ("MSE", "Transformer", "temporal", 16.69),
-        ("MAE", "Transformer", "temporal", 12.61),
-        ("MSE", "SAMformer", "identity", 9.48),
-        ("MAE", "SAMformer", "identity", 6.78),
-    ],
-)
-def test_improvements_over_ablations(error: str, model: str, ablated: str, expected: float) -> None:
-    found = improvement(means(TABLES[error][model]), means(TABLES[f"ablated_{error}"][ablated]))
-    assert abs(found - expected) < last_digit(2)
-
-
 def test_both_tests_are_those_of_samples() -> None:
     rng = np.random.default_rng(0)
     for scale in (0.3, 1.0, 4.0):

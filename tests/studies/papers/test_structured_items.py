@@ -196,10 +196,6 @@ def test_counts_are_the_printed_formulas_but_for_what_is_a_bound() -> None:
     assert verdict(costs, "best 8 of 8") == "does not hold"
 
 
-def test_the_lemma_holds_in_every_draw() -> None:
-    assert ours(reproduce("S2-L1", seeds=5, seed=2), "apart") == 0
-
-
 # --- shipped results -----------------------------------------------------------------------------------------
 
 

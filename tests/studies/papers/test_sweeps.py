@@ -216,11 +216,6 @@ def test_what_does_not_go_together_is_said(
     assert not (tmp_path / "store").exists()
 
 
-def test_a_lens_has_no_name_that_a_worker_could_open(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="opens its models by name"):
-        reproduce("S3-T1", nano("bolt-nano"), SERIES, store=tmp_path / "store")
-
-
 @pytest.mark.parametrize(
     ("outcome", "error"), [({"failed": ["out of memory"]}, SweepFailedError), ({"cancelled": True}, KeyboardInterrupt)]
 )
@@ -307,3 +302,8 @@ def test_half_of_the_mlps_of_bolt_and_toto(bolt_rise: float, holds: float) -> No
     assert float(row(found, "half_mlps")["paper"]) == 1
     assert ours(found, "half_mlps") == holds
     assert ours(found, "Toto: MASE over the seasonal naive's, whole model") == 0.7
+
+
+def test_a_lens_has_no_name_that_a_worker_could_open(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="opens its models by name"):
+        reproduce("S3-T1", nano("bolt-nano"), SERIES, store=tmp_path / "store")

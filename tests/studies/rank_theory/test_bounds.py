@@ -79,22 +79,6 @@ def test_the_proof_s_own_bound_holds_for_any_function(function: Function) -> Non
     assert holds(spectrum(function(POINTS)), rank_theory.chebyshev_bound(function, POINTS, nodes=D + 1))
 
 
-def test_singular_values_of_all_points_are_known_for_legendre_polynomials() -> None:
-    def legendre(x: np.ndarray) -> np.ndarray:
-        return np.polynomial.legendre.legvander(x, 5).T
-
-    # norms on [−1, 1] are √(2 / (2n + 1)), and they are orthogonal
-    assert_close(rank_theory.quasimatrix_spectrum(legendre), np.sqrt(2 / (2 * np.arange(6) + 1)), depth=500)
-
-
-@pytest.mark.parametrize("beta", [0.3, 1.0, 3.0, 10.0])
-def test_gated_embeddings_keep_their_bound_while_gates_are_small(beta: float) -> None:
-    bound = rank_theory.gated_bound(D, L, beta=beta)
-    for seed in range(5):
-        made = rank_theory.GatedEmbedding.random(D, beta=beta, seed=seed)
-        assert holds(spectrum(made(POINTS)), bound)
-
-
 def test_steep_gates_need_not_keep_it() -> None:
     gates = np.geomspace(1, 1000, D)
     steep = rank_theory.GatedEmbedding(gates, 1 / gates, 0.3)

@@ -76,24 +76,6 @@ def test_an_input_that_repeats_one_token_needs_the_root_of_its_length() -> None:
     assert_close(np.array(errors) / rate, np.array([1.0, 2.0, 4.0, 8.0, 16.0]), depth=1000)
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-def test_errors_of_the_whole_vocabulary_are_those_of_the_compressed_layers(heads: int) -> None:
-    rng = np.random.default_rng(0)
-    vocabulary = np.exp(-np.arange(12) / 3)[:, None] * rng.normal(size=(12, 40))
-    weights, ranks = AttentionWeights.random(12, heads), (1, 2, 5, 11, 12)
-    whole = rank_theory.attention(vocabulary, weights)
-    by_hand = [
-        np.linalg.norm(rank_theory.attention(vocabulary, rank_theory.compressed(weights, vocabulary, r)) - whole)
-        for r in ranks
-    ]
-    large = float(np.linalg.norm(whole))
-    found = rank_theory.compression_errors(vocabulary, weights, ranks)
-    assert_close(found, np.array(by_hand), depth=2000, magnitude=large)
-    # fewer tokens than coordinates: what is not there is not lost
-    few = rank_theory.compression_errors(vocabulary[:, :3], weights, [3, 7])
-    assert_close(few, np.zeros(2), depth=2000, magnitude=large)
-
-
 def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
     for width, tokens in ((2, 2), (6, 6), (6, 25), (6, 200)):
         singular = np.linspace(1.0, 0.3, width)

@@ -29,16 +29,6 @@ def by_rank() -> xr.Dataset:
 
 
 @pytest.fixture(scope="module")
-def by_width() -> xr.Dataset:
-    return rank_theory.compression_by_width(widths=(16, 32, 64), n_tokens=64, draws=50)
-
-
-@pytest.fixture(scope="module")
-def sketching() -> xr.Dataset:
-    return rank_theory.sketching_by_heads(width=128, rank=2, heads=(1, 2, 4, 8, 16, 32), decay=12.0, draws=3)
-
-
-@pytest.fixture(scope="module")
 def spectra() -> xr.Dataset:
     return rank_theory.spectra_by_heads(draws=3)
 
@@ -72,39 +62,6 @@ def test_the_error_of_compression_grows_with_the_singular_value_cut_off(by_rank:
     found = float(by_rank["error"].sel(scaling="theorem", draw=0, rank=rank))
     assert_close(found, expected, depth=3000, magnitude=float(np.linalg.norm(whole)))
     assert_close(by_rank["next_singular_value"].values[5], np.linalg.svd(vocabulary)[1][rank], depth=500, magnitude=1.0)
-
-
-def test_the_error_grows_as_the_root_of_the_width_if_the_values_do(by_width: xr.Dataset) -> None:
-    slopes = {str(name): by_width.sel(weights=name) for name in by_width["weights"].values}
-    for name in ("theorem", "orthogonal"):
-        assert float(slopes[name]["slope_low"]) < 0.5 < float(slopes[name]["slope_high"]) + 0.1
-        assert float(slopes[name]["slope_low"]) > 0.2
-    assert float(slopes["normalised"]["slope_high"]) < 0.25
-    # of orthogonal values it is exact
-    root = np.sqrt(by_width["width"].values)
-    exact = by_width["value_error"].values / by_width["residual"].values
-    assert_close(exact, np.broadcast_to(root, exact.shape), depth=500)
-
-
-def test_sketches_miss_between_what_the_best_and_none_would(sketching: xr.Dataset) -> None:
-    distance = sketching["distance"]
-    assert (distance >= sketching["floor"] - SLACK).all()
-    assert (distance <= 1 + SLACK).all()
-    assert (sketching["entries"] == 2 * 128).all()
-    # as many heads, as many directions: in proportion, and as well as dense ones
-    assert 0.7 < float(sketching["slope"].sel(sketch="sparse").mean()) < 1.4
-    apart = np.log(distance.sel(sketch="sparse") / distance.sel(sketch="dense")).mean("draw")
-    assert float(np.abs(apart).max()) < 0.25
-    # right singular vectors play no part
-    rng = np.random.default_rng(0)
-    left, right = rank_theory.orthonormal(20, 20, rng), rank_theory.orthonormal(30, 20, rng)
-    singular, sketch = np.exp(-np.arange(20) / 3), rank_theory.sparse_sketch(20, 2, 4)
-    assert_close(
-        rank_theory.sketching_distance(left * singular, sketch),
-        rank_theory.sketching_distance(left * singular @ right.T, sketch),
-        depth=2000,
-        magnitude=1.0,
-    )
 
 
 # of an independent run with the same sizes and one draw

@@ -11,14 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import typer
 
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.errors import CheckpointError
 from tsfm_lens.studies.recipes import train
 from tsfm_lens.studies.recipes.corpus import arrays_of, load_corpus
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer, main
-from tsfm_lens.training.command import run_command
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import STATE
 
@@ -74,38 +72,6 @@ def test_the_zoos_commands_say_what_is_wrong(
     assert found == code, said
     assert words in said
     assert "Traceback" not in said
-
-
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (InputError("x=[1], expected 2"), "error: x=[1], expected 2"),
-        (PermissionError(13, "No permission", "f.nc"), "error: f.nc: No permission"),
-    ],
-)
-def test_errors_made_on_purpose_and_of_the_file_system_are_lines(
-    error: Exception, words: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def command() -> None:
-        raise error
-
-    monkeypatch.setattr(sys, "argv", ["command"])
-    app = typer.Typer()
-    app.command()(command)
-    for one in (command, app):
-        with pytest.raises(SystemExit) as end:
-            run_command(one)
-        assert end.value.code == 1
-        assert capsys.readouterr().err.strip() == words
-
-
-def test_faults_of_the_program_keep_their_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
-    def command() -> None:
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(sys, "argv", ["command"])
-    with pytest.raises(ZeroDivisionError):
-        run_command(command)
 
 
 def test_files_that_hold_no_series_are_named(tmp_path: Path) -> None:

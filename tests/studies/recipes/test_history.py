@@ -56,7 +56,10 @@ def test_models_of_quantiles_are_scored_by_motifs(patch_recipe: TrainingRecipe, 
     assert not {"copy_score", "loss"} & set(data)
 
 
-def test_what_is_no_run_is_refused(trained: TrainingHistory, tmp_path: Path) -> None:
+def test_what_is_no_run_is_refused(trained: TrainingHistory, token_recipe: TrainingRecipe, tmp_path: Path) -> None:
+    wide = token_recipe.model_copy(update={"config": token_recipe.config | {"num_heads": 4}})
+    with pytest.raises(InputError, match="step 5 has"):
+        probes.training_history({0: initial_model(token_recipe), 5: initial_model(wide)}, n_sequences=2, **SMALL)
     with pytest.raises(CheckpointError, match="no training run"):
         TrainingHistory(tmp_path)
     with pytest.raises(InputError, match="nearest is that of step 8"):
@@ -66,12 +69,6 @@ def test_what_is_no_run_is_refused(trained: TrainingHistory, tmp_path: Path) -> 
     (trained.folder / LOG).unlink()
     with pytest.raises(CheckpointError, match="no training run"):
         TrainingHistory(trained.folder)
-
-
-def test_checkpoints_of_two_shapes_are_refused(token_recipe: TrainingRecipe) -> None:
-    wide = token_recipe.model_copy(update={"config": token_recipe.config | {"num_heads": 4}})
-    with pytest.raises(InputError, match="step 5 has"):
-        probes.training_history({0: initial_model(token_recipe), 5: initial_model(wide)}, n_sequences=2, **SMALL)
 
 
 def test_the_command_writes_a_file_that_opens(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:

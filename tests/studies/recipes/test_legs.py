@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from chronos import BaseChronosPipeline
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from pydantic import ValidationError
 from safetensors.torch import load_file
@@ -16,7 +17,7 @@ from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from recipe_runs import assert_same_weights, resumed, run
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
-from tsfm_lens.studies.recipes.export import export
+from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
 from tsfm_lens.studies.recipes.models import build_model, widened
 from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe, recipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
@@ -264,3 +265,23 @@ def test_legs_are_resumed(
         run(plan, tmp_path / f"stopped-{until}", corpus, until=until)
         again = resumed(plan, tmp_path / f"stopped-{until}", corpus)
         assert_same_weights(whole, again)
+
+
+def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: TrainingRecipe, tmp_path: Path) -> None:
+    model = build_model(tiny).eval()
+    export(model, tmp_path / "out")
+    pipeline = BaseChronosPipeline.from_pretrained(str(tmp_path / "out"))
+    past = torch.randn(2, 24)
+    if tiny.kind == "token":
+        ids, mask, _ = pipeline.tokenizer.context_input_transform(past)
+        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.tensor([[0, 5], [0, 9]])}
+        expected, got = model(**inputs).logits, native_model(pipeline)(**inputs).logits
+    else:
+        expected, got = (each(context=past).quantile_preds for each in (model, native_model(pipeline)))
+    assert torch.equal(got, expected)
+    levels = [0.1, 0.5, 0.9]
+    torch.manual_seed(0)
+    here, _ = as_pipeline(model).predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
+    torch.manual_seed(0)
+    there, _ = pipeline.predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
+    assert all(torch.equal(one, two) for one, two in zip(here, there, strict=True))

@@ -23,7 +23,7 @@ from tsfm_lens.studies.recipes import levels
 from tsfm_lens.studies.recipes.export import as_pipeline, export
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model
 from tsfm_lens.studies.recipes.lowrank import DENSE, RecipeRun, attention_record, held_out, records, trained
-from tsfm_lens.studies.recipes.models import attention_ranks, build_model, ordinal_embedding, score_by_levels, spread
+from tsfm_lens.studies.recipes.models import attention_ranks, build_model, ordinal_embedding, spread
 from tsfm_lens.studies.recipes.recipe import AttentionRank, TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
 from tsfm_lens.studies.structured.forms import token_blocks
@@ -158,6 +158,8 @@ def test_a_new_option_leaves_old_identities_alone(token_recipe: TrainingRecipe, 
         ({"attention_rank": AttentionRank(rank=9, sketch="shared")}, InputError, "rank 9 of .* expected 1 to 8"),
         ({"attention_rank": AttentionRank(rank=2, growth=-0.5)}, InputError, "exponent -0.5"),
         ({"attention_rank": AttentionRank(rank=2, sketch="by heads")}, UnknownNameError, "by head"),
+        ({"attention_levels": (3, 2)}, InputError, "from 1 that sum to 4"),
+        ({"attention_levels": (5, -1)}, InputError, "from 1 that sum to 4"),
         ({"vocabulary_rank": 0}, InputError, "vocabulary of rank 0; expected 1 to .* 16"),
         ({"vocabulary_rank": 17}, InputError, "vocabulary of rank 17; expected 1 to .* 16"),
     ],
@@ -173,11 +175,6 @@ def test_what_a_model_cannot_have_is_refused_before_anything_is_written(
     with pytest.raises(kind, match=words):
         Trainer(token_recipe.model_copy(update=changes), tmp_path / "run", corpus, device="cpu")
     assert not (tmp_path / "run").exists()
-
-
-def test_a_model_without_tokens_has_no_vocabulary_to_fix(patch_recipe: TrainingRecipe) -> None:
-    with pytest.raises(InputError, match="reads no tokens"):
-        build_model(patch_recipe.model_copy(update={"vocabulary_rank": 2}))
 
 
 @pytest.fixture(scope="module")
@@ -268,14 +265,6 @@ def test_one_level_is_the_native_model_and_several_are_not(token_recipe: Trainin
     assert (several - native).abs().max() > 1e3 * (one - native).abs().max()
 
 
-def test_ranks_that_are_no_division_of_a_head_are_refused(token_recipe: TrainingRecipe) -> None:
-    model = build_model(token_recipe)
-    for ranks in ((3, 2), (5, -1)):
-        with pytest.raises(InputError, match=r"from 1 that sum to 4"):
-            score_by_levels(model, ranks)
-    assert token_recipe.model_dump_json(exclude_defaults=True).count("levels") == 0
-
-
 def test_arms_are_trained_alike_and_measured(
     token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,3 +282,8 @@ def test_arms_are_trained_alike_and_measured(
     assert found["score_share"].values.tolist() == [1.0, 0.75]
     again = levels.level_record(arms[:1], tmp_path, corpus, per_family=2)
     assert float(again["loss"][0, 0]) == float(found["loss"][0, 0])
+
+
+def test_a_model_without_tokens_has_no_vocabulary_to_fix(patch_recipe: TrainingRecipe) -> None:
+    with pytest.raises(InputError, match="reads no tokens"):
+        build_model(patch_recipe.model_copy(update={"vocabulary_rank": 2}))

@@ -9,11 +9,11 @@ import pytest
 import torch
 from scipy.linalg import expm
 
-from tsfm_lens.errors import CheckpointError, UnknownNameError
+from tsfm_lens.errors import CheckpointError
 from tsfm_lens.studies.recipes import corpus as corpora
 from tsfm_lens.studies.recipes import families
 from tsfm_lens.testing import assert_close
-from tsfm_lens.training.series_source import SeriesSource, draw_weights, tsmixup
+from tsfm_lens.training.series_source import SeriesSource
 
 # the error of a method of fourth order falls by 2^4 when the step is halved, and by a term of the next order more
 NEXT_ORDER = 0.15
@@ -98,72 +98,9 @@ def test_families_are_finite_and_depend_on_their_seed_only(name: str) -> None:
     assert not np.array_equal(first, other)
 
 
-def test_mixup_equals_the_algorithm_written_as_a_loop() -> None:
-    slices = np.random.default_rng(5).normal(size=(6, 3, 11))
-    weights = draw_weights(np.random.default_rng(0), 6)
-    slices[0, weights[0] == 0] = np.nan
-    expected = np.zeros((6, 11))
-    for row in range(6):
-        for slot in range(3):
-            if weights[row, slot] > 0:
-                expected[row] += weights[row, slot] * slices[row, slot] / np.mean(np.abs(slices[row, slot, :8]))
-    np.testing.assert_allclose(tsmixup(torch.from_numpy(slices), torch.from_numpy(weights), 8), expected)
-
-
-def test_weights_are_dirichlet_over_one_to_three_series() -> None:
-    weights = draw_weights(np.random.default_rng(0), 30_000)
-    np.testing.assert_allclose(weights.sum(1), 1.0)
-    used = (weights > 0).sum(1)
-    # five standard errors of a share of so many draws
-    shares = [(used == count).mean() for count in (1, 2, 3)]
-    np.testing.assert_allclose(shares, 1 / 3, atol=5 * (1 / 3 * 2 / 3 / len(used)) ** 0.5)
-    # variance of a Dirichlet(1.5, 1.5, 1.5) component: (1/3)(2/3) / 5.5
-    variance, draws = 2 / 9 / 5.5, (used == 3).sum()
-    # five standard errors of the variance of so many draws
-    assert weights[used == 3].var(axis=0) == pytest.approx(variance, rel=5 * (2 / draws) ** 0.5)
-
-
 @pytest.fixture
 def source(corpus: corpora.Corpus) -> SeriesSource:
     return SeriesSource(corpus, seed=0)
-
-
-def test_a_batch_depends_on_seed_and_step_only(source: SeriesSource, corpus: corpora.Corpus) -> None:
-    again = SeriesSource(corpus, seed=0)
-    kwargs = {"mix": {"motif_rough": 1.0, "kernelsynth": 2.0, "tsmixup": 1.0}, "rows": 8, "context": 24, "horizon": 8}
-    for one, two in zip(source.batch(7, **kwargs), again.batch(7, **kwargs), strict=True):
-        np.testing.assert_array_equal(one, two)
-    assert not np.array_equal(source.batch(8, **kwargs)[1], source.batch(7, **kwargs)[1])
-
-
-def test_only_the_left_of_a_context_is_cut(source: SeriesSource) -> None:
-    past, future = source.batch(0, mix={"harmonics": 1.0}, rows=400, context=24, horizon=8)
-    missing = np.isnan(past.numpy())
-    assert (np.diff(missing.astype(int), axis=1) <= 0).all()
-    # 5 standard errors of a share of 0.2 among 400 rows
-    assert abs(missing[:, 0].mean() - 0.2) < 5 * 0.02
-    assert np.isfinite(future.numpy()).all()
-
-
-def test_an_unknown_family_is_named_with_its_neighbour(source: SeriesSource) -> None:
-    with pytest.raises(UnknownNameError, match="harmonics"):
-        source.batch(0, mix={"harmonic": 1.0}, rows=2, context=8, horizon=4)
-
-
-def test_a_row_is_a_crop_of_its_family(corpus: corpora.Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tsfm_lens.training.series_source.NOISE", (0.0,))
-    source = SeriesSource(corpus, seed=0)
-    crops = source.choose({"harmonics": 1.0}, np.random.default_rng([0, 3]), 20, 32)
-    past, future = source.batch(3, mix={"harmonics": 1.0}, rows=20, context=24, horizon=8)
-    start, stop = corpus.rows["harmonics"]
-    assert ((crops.rows >= start) & (crops.rows < stop)).all()
-    for row in range(20):
-        at = crops.starts[row, 0] + crops.strides[row, 0] * np.arange(32)
-        got = torch.cat([past[row], future[row]]).double().numpy()
-        seen = ~np.isnan(got)
-        want = corpus.values[crops.rows[row, 0], at][seen]
-        # level, sign and unit are a straight line, whose correlation is 1; a level of 200 deviations leaves float noise
-        assert abs(np.corrcoef(got[seen], want)[0, 1]) > 0.999
 
 
 def test_series_shorter_than_a_row_end_at_its_end(tmp_path: Path) -> None:

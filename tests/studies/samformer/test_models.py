@@ -113,16 +113,6 @@ def test_revin_can_be_held_fixed() -> None:
     assert held.settings == {**free.settings, "affine": False}
 
 
-def test_a_seed_draws_the_same_weights_and_leaves_torchs_random_numbers_alone() -> None:
-    before = torch.get_rng_state()
-    first, second, other = (ChannelTransformer(L, H, D, seed=seed) for seed in (3, 3, 4))
-    assert torch.equal(before, torch.get_rng_state())
-    assert torch.equal(first.readout.weight, second.readout.weight)
-    assert not torch.equal(first.readout.weight, other.readout.weight)
-    limit = (6 / (L + H)) ** 0.5
-    assert 0.9 * limit < float(first.readout.weight.detach().abs().max()) <= limit
-
-
 @pytest.mark.parametrize("level", [0.0, 7.0, -1e6, 1e-12])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_a_constant_channel_is_safe(level: float, dtype: torch.dtype) -> None:
@@ -250,3 +240,13 @@ def zero_layer() -> nn.Linear:
 def test_what_cannot_be_made_is_refused(make: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         make()
+
+
+def test_a_seed_draws_the_same_weights_and_leaves_torchs_random_numbers_alone() -> None:
+    before = torch.get_rng_state()
+    first, second, other = (ChannelTransformer(L, H, D, seed=seed) for seed in (3, 3, 4))
+    assert torch.equal(before, torch.get_rng_state())
+    assert torch.equal(first.readout.weight, second.readout.weight)
+    assert not torch.equal(first.readout.weight, other.readout.weight)
+    limit = (6 / (L + H)) ** 0.5
+    assert 0.9 * limit < float(first.readout.weight.detach().abs().max()) <= limit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,6 @@ from tsfm_lens.studies.structured.counts import (
     bilinear_train_operations,
     key_cache_entries,
     level_attention_operations,
-    standard_operations,
 )
 from tsfm_lens.studies.structured.forms import (
     BilinearLevels,
@@ -28,7 +28,7 @@ from tsfm_lens.studies.structured.forms import (
     token_blocks,
 )
 from tsfm_lens.studies.structured.matrices import level_blocks
-from tsfm_lens.studies.structured.models import ScoredAttention
+from tsfm_lens.studies.structured.models import Encoder, InContextRegressor, PatchForecaster, ScoredAttention
 from tsfm_lens.studies.structured.tiles import Reach, reaching_attention, reaching_scores
 from tsfm_lens.testing import assert_close
 
@@ -62,6 +62,11 @@ def module(form: ScoringForm, *, causal: bool = True) -> ScoredAttention:
         for part in made.parameters():
             part.copy_(torch.randn_like(part) * 0.5)
     return made
+
+
+def forecaster(**changes: Any) -> PatchForecaster:
+    sizes = {"patch": 4, "context_length": 32, "prediction_length": 2, **changes}
+    return PatchForecaster(Encoder(12, 1, 2, Standard(), causal=False), 12, **sizes)
 
 
 def normed(x: np.ndarray) -> np.ndarray:
@@ -230,7 +235,7 @@ def test_the_operations_of_token_levels_are_those_of_the_formula(tokens: int, ra
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: standard_operations(0, 4, 1), "0 tokens of width 4"),
+        (lambda: bilinear_train_operations(0, 4), "0 tokens of width 4"),
         (lambda: key_cache_entries(100, (1, 1, 1, 1)), "tokens of 100 is not divided by 8 blocks.*10 blocks, or 96"),
         (lambda: bilinear_level_operations(8, 12, (1, 1, 1, 1)), "a width of 12 is not divided by 8 blocks"),
         (lambda: Standard(scale="sqr"), "sqrt"),  # type: ignore[arg-type]
@@ -245,6 +250,10 @@ def test_the_operations_of_token_levels_are_those_of_the_formula(tokens: int, ra
         (lambda: BilinearTrain(norm=True, order="both"), 'choose order="keys"'),
         (lambda: BilinearLevels(norm=True, order="keys"), 'choose order="both"'),
         (lambda: Standard(window=-1), "a window of -1"),
+        (lambda: InContextRegressor(2, 4, Encoder(12, 1, 2, Standard(), causal=False), 12), "not causal"),
+        (lambda: forecaster(context_length=30), "no multiple of the patch of 4; the nearest is 32"),
+        (lambda: forecaster()(torch.zeros(1, 40)), "40 steps, expected 32"),
+        (lambda: forecaster(positions="learnt"), "learned"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(make: Callable[[], object], message: str) -> None:
@@ -320,20 +329,3 @@ def test_bilinear_levels_cost_what_the_formula_says(tokens: int, width: int, ran
         assert_close(by_order(x, ranks, order), plain, depth=2000)
         extra = additions if order == "a" else 0
         assert counted(lambda order=order: by_order(x, ranks, order)) + extra == cost, order
-
-
-def test_standard_scores_and_one_level_cost_the_same() -> None:
-    x, q, k = torch.randn(24, 16), torch.randn(16, 4), torch.randn(16, 4)
-    assert counted(lambda: (x @ q) @ (x @ k).T) == standard_operations(24, 16, 4)
-    assert standard_operations(24, 16, 4) == level_attention_operations(24, (4,), 16)
-    assert bilinear_level_operations(24, 16, (4,))["c"] == standard_operations(24, 16, 4)
-
-
-@pytest.mark.parametrize("width", [16, 64])
-@pytest.mark.parametrize("s", [1, 2])
-def test_trains_of_balanced_factors_cost_the_derived_table(width: int, s: int) -> None:
-    tokens, root = 20, int(width**0.5)
-    assert bilinear_train_operations(tokens, width, s) == {
-        "both": s * tokens**2 * width + 2 * s * tokens * width * root,
-        "keys": tokens**2 * width + 2 * s * tokens * width * root,
-    }

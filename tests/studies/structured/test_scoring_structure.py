@@ -92,15 +92,6 @@ def test_a_form_with_a_basis_but_no_order_is_told_from_one_with_an_order() -> No
     assert not stands.sel(null="shuffled")
 
 
-def test_rotations_leave_low_rank_alone_and_nulls_have_the_errors_of_their_own_forms() -> None:
-    found = scoring_structure(fresh("chronos-bolt"), **CHEAP)
-    low = found.sel(structure="low rank")
-    for null in ("rotated", "shuffled"):
-        missing = np.abs(low["null_error"].sel(null=null) - low["error"]).max()
-        assert float(missing) < rounding("float64", 1.0, depth=1000)
-    assert float(np.abs(found["gain"].sel(null="rotated", structure="block tensor train")).max()) > 1e-4
-
-
 def test_random_weights_have_no_more_findings_than_the_level_allows() -> None:
     lens = fresh("chronos-bolt")
     models, found = 8, 0
@@ -153,3 +144,12 @@ def test_unknown_stacks_and_weights_that_are_not_finite_are_refused() -> None:
         scoring_structure(planted(torch.zeros(d_model, d_head), torch.zeros(d_model, d_head)), stack="encodr")
     with pytest.raises(InputError, match=r"encoder\.0\.self_attn"):
         scoring_structure(planted(torch.full((d_model, d_head), torch.nan), torch.zeros(d_model, d_head)))
+
+
+def test_rotations_leave_low_rank_alone_and_nulls_have_the_errors_of_their_own_forms() -> None:
+    found = scoring_structure(fresh("chronos-bolt"), **CHEAP)
+    low = found.sel(structure="low rank")
+    for null in ("rotated", "shuffled"):
+        missing = np.abs(low["null_error"].sel(null=null) - low["error"]).max()
+        assert float(missing) < rounding("float64", 1.0, depth=1000)
+    assert float(np.abs(found["gain"].sel(null="rotated", structure="block tensor train")).max()) > 1e-4

@@ -116,13 +116,7 @@ class WatchFields(Strict):
 
 
 class TrainConfig(Strict):
-    """Configuration of a training run.
-
-    Attributes:
-        watch: measures to record; nothing if None.
-        seed: of the weights and of the order of batches.
-        device: of torch; "auto" is a GPU if there is one.
-    """
+    """Configuration of a training run; ``seed`` is of weights and batches, ``device`` "auto" a GPU if there is one."""
 
     model: ModelFields
     data: Annotated[ToyData | FileData | InContextData, Field(discriminator="kind")]

@@ -111,10 +111,7 @@ def read_losses(ds: xr.Dataset) -> list[str]:
 
 @LAB_RUNS.figure("Validation error of every arm and seed by epoch.", variables=("curve",))
 def run_curves(ds: xr.Dataset) -> go.Figure:
-    """Draw the validation error by epoch, a colour for each arm.
-
-    Returns:
-        Thin lines are seeds, thick ones their geometric mean; the dotted line is the least-squares oracle's error.
+    """Draw the validation error by epoch, seeds as thin lines, their geometric mean as a thick one, the oracle dotted.
 
     Example:
         >>> fig = figures.run_curves(experiments.record("toy"))
@@ -153,10 +150,7 @@ def run_curves(ds: xr.Dataset) -> go.Figure:
 
 @LAB_RUNS.figure("Test error of every seed, arm by arm.", variables=("test_mse",))
 def run_errors(ds: xr.Dataset) -> go.Figure:
-    """Draw the test error of every seed, arm by arm.
-
-    Returns:
-        A row for each arm: small points are seeds, large ones their mean with its 95 % interval.
+    """Draw the test error of every seed, and the mean with its 95 % interval, arm by arm.
 
     Example:
         >>> figures.run_errors(experiments.record("benchmarks")).layout.meta["title"]
@@ -178,9 +172,6 @@ def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
 
     Args:
         over: "rho" or "horizon", InputError for another; arms whose names agree but for it are one curve.
-
-    Returns:
-        Means over seeds with their 95 % intervals, and every seed as a small point.
 
     Example:
         >>> figures.run_errors_over(experiments.record("benchmarks"), "horizon").layout.meta["title"]
@@ -251,10 +242,6 @@ def _seeds(errors: np.ndarray) -> str:
 def in_context_errors(ds: xr.Dataset) -> go.Figure:
     """Draw the error after the last pair by the scores' rank or the model's width, and by the number of pairs.
 
-    Returns:
-        Left the mean over seeds with its 95 % interval, and every seed as a small point, over the rank of a head's
-        scores or the width; right the means by pairs at the largest width. Dotted: least squares.
-
     Example:
         >>> fig = figures.in_context_errors(experiments.record("in_context"))
         >>> fig.layout.meta["title"]
@@ -303,10 +290,7 @@ def _beside(ratio: np.ndarray) -> np.ndarray:
 
 @DECLARED.figure("transfer_runs", read_rates)
 def learning_rates(ds: xr.Dataset) -> go.Figure:
-    """Draw the error at the end by learning rate, a colour for each width, a panel for each parametrisation.
-
-    Returns:
-        Thin lines are seeds, thick ones their mean; a diamond marks the rate of the lowest mean of a width.
+    """Draw the error at the end by learning rate; a diamond marks the rate of the lowest mean of a width.
 
     Example:
         >>> fig = figures.learning_rates(experiments.record("transfer"))
@@ -341,10 +325,7 @@ def learning_rates(ds: xr.Dataset) -> go.Figure:
 
 @DECLARED.figure("level_training", read_losses)
 def losses_by_cost(ds: xr.Dataset) -> go.Figure:
-    """Draw the loss on held-out series by the multiply-adds of the scores, a colour for each arm.
-
-    Returns:
-        Small points are seeds, large ones their mean with its 95 % interval.
+    """Draw the loss on held-out series by the multiply-adds of the scores, means with their 95 % intervals.
 
     Example:
         >>> fig = figures.losses_by_cost(experiments.record("chronos_levels"))

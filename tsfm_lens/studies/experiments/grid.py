@@ -74,10 +74,6 @@ def run_arms(
 ) -> bool:
     """Train the runs below a folder that have no result, and resume those that were stopped.
 
-    Args:
-        quiet: no progress bars.
-        progress: called with an arm's folder, how many are done, and how many there are, before it is trained.
-
     Returns:
         True if all have ended; False if one was stopped by a signal.
 
@@ -142,9 +138,8 @@ def gathered(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
         Dataset of kind "lab_runs" over ``arm`` and ``seed``: ``validation_mse``, ``validation_mae`` and, of files,
         ``test_mse`` and ``test_mae``, NaN where a run has not ended; ``epochs``, ``best_epoch``, ``seconds``,
         ``parameters``; and ``curve`` (arm, seed, epoch). Of files ``horizon`` and ``rho`` of each arm are coordinates.
-        Runs with a watch have its measures over ``look`` (``look_step`` is its optimiser step), means over heads, and
-        ``pattern`` (arm, snapshot, query, key) of the first input and seed. Of prompts ``validation_last`` and, over
-        ``pairs``, ``by_pairs``, the error after so many pairs.
+        Runs with a watch have its measures over ``look`` (``look_step`` is its optimiser step), and ``pattern`` (arm,
+        snapshot, query, key). Of prompts ``validation_last`` and, over ``pairs``, ``by_pairs``.
 
     Raises:
         InputError: no run has ended.
@@ -217,15 +212,13 @@ def ends(arms: Sequence[Arm], out: str | Path, *, windows: int = 32, products: i
     """Measure sharpness and attention at the weights that runs on benchmarks below a folder ended with.
 
     Args:
-        windows: evenly spaced test windows to measure attention on. The loss whose sharpness is measured takes twice as
-            many training windows.
+        windows: test windows to measure attention on; sharpness takes twice as many training windows.
         products: with the Hessian.
 
     Returns:
-        Dataset over ``arm`` and ``seed``, NaN where a model has none: ``end_sharpness``, the largest eigenvalue of the
-        Hessian, with ``end_sharpness_residual``; ``end_entropy`` and ``end_numerical_rank`` of the attention between
-        channels, means over windows; ``end_nuclear_norm`` and ``end_diagonal_mass`` (arm, seed, window); and
-        ``end_pattern`` (arm, seed, query, key), the mean pattern.
+        Dataset over ``arm`` and ``seed``, NaN where a model has none: ``end_sharpness``, the largest eigenvalue, with
+        ``end_sharpness_residual``; ``end_entropy`` and ``end_numerical_rank`` of the attention between channels;
+        ``end_nuclear_norm`` and ``end_diagonal_mass`` (…, window); and ``end_pattern`` (…, query, key).
 
     Raises:
         InputError: no run has ended, or one is of no benchmark.
@@ -272,9 +265,6 @@ def _even_indices(count: int, some: int) -> torch.Tensor:
 def end_norms(data: xr.Dataset, arms: Sequence[str]) -> xr.Dataset:
     """Return nuclear norms of arms with attention between channels, for :func:`tsfm_lens.viz.nuclear_norms`.
 
-    Returns:
-        Dataset of kind "attention_norms" over (run, layer, head, input); a run is an arm.
-
     Raises:
         UnknownNameError: there is no such arm.
 
@@ -311,13 +301,7 @@ def record_names() -> tuple[str, ...]:
 def record(name: str) -> xr.Dataset:
     """Load the results of a grid, as ``python -m tsfm_lens.studies.experiments`` wrote them, see :func:`gathered`.
 
-    Args:
-        name: "toy", the toy problem of SAMformer; "optimizers", the same by other optimisers; "benchmarks", rows of
-            tables 1, 6, 9 and 10; "in_context", regression in context by the rank of the scores, see
-            :func:`tsfm_lens.studies.experiments.in_context_results`, and "in_context_widths" by the width of the
-            model; "encoders", ETTh1 by scoring function; "transfer", learning rates across widths, see
-            :func:`tsfm_lens.studies.experiments.transfer_results`; "chronos_levels", Chronos with scores by nested
-            blocks of tokens, which ``python -m tsfm_lens.studies.recipes.levels`` makes.
+    ``results/README.md`` describes the :func:`record_names`.
 
     Raises:
         UnknownNameError: no such record.

@@ -51,35 +51,26 @@ def _config(
     return TrainConfig.model_validate(content)
 
 
-def toy_arms(
-    arms: Fields = TOY_ARMS, *, epochs: int = 30, learning_rate: float = 1e-2, watch: bool = False, **sizes: Any
-) -> dict[str, TrainConfig]:
-    """Return the configurations of the toy problem by arm.
+def toy_arms(arms: Fields = TOY_ARMS, *, epochs: int = 30, watch: bool = False, **sizes: Any) -> dict[str, TrainConfig]:
+    """Return the configurations of the toy problem by arm, with Adam's rate falling by a half cosine.
 
-    Args:
-        arms: model, and what differs of the optimiser.
-        epochs, learning_rate: of each, and of Adam, falling by a half cosine; the paper does not say.
-        watch: whether to measure sharpness and attention at every third epoch.
-        sizes: of the problem, where they are not the paper's.
+    ``watch`` measures sharpness and attention at every third epoch; ``sizes`` of the problem are the paper's.
 
     Example:
         >>> {name: config.optimizer.rho for name, config in experiments.toy_arms().items()}["transformer + SAM"]
         0.5
     """
     more = {"watch": {"every": 3, "measures": ["sharpness", "attention"], "snapshots": True}} if watch else {}
-    data, optimizer, plan = {"kind": "toy", **sizes}, {"learning_rate": learning_rate}, {"epochs": epochs}
-    return {name: _config(fields, data, optimizer, plan | {"patience": None}, **more) for name, fields in arms.items()}
+    data, plan = {"kind": "toy", **sizes}, {"epochs": epochs, "patience": None}
+    return {name: _config(fields, data, {"learning_rate": 1e-2}, plan, **more) for name, fields in arms.items()}
 
 
 def benchmark_arms(
-    file: str | Path, data: str, horizon: int, arms: Fields = _FILE["benchmarks"], **plan: Any
+    file: str | Path, data: str, horizon: int, arms: Fields = _FILE["benchmarks"]
 ) -> dict[str, TrainConfig]:
     """Return a benchmark's configurations by arm: batches of 32, Adam at 1e-3, at most 300 epochs, patience 5.
 
-    Args:
-        file, data: of "ETTh1", "ETTh2" or "exchange", for its split and ρ.
-        horizon: 96, 192, 336 or 720.
-        arms, plan: model, and what differs of the optimiser; fields of the plan that differ.
+    ``data`` is "ETTh1", "ETTh2" or "exchange", for its split and ρ; the horizon 96, 192, 336 or 720.
 
     Raises:
         UnknownNameError: other data, or a horizon without a ρ.
@@ -96,11 +87,11 @@ def benchmark_arms(
     configs = {}
     for name, fields in arms.items():
         rho = _FILE["radii"][fields["rho"]][data][horizon] if "rho" in fields else 0.0
-        configs[f"{data} {horizon} {name}"] = _config(fields, source, {"learning_rate": 1e-3, "rho": rho}, plan)
+        configs[f"{data} {horizon} {name}"] = _config(fields, source, {"learning_rate": 1e-3, "rho": rho}, {})
     return configs
 
 
-def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float], **plan: Any) -> dict[str, TrainConfig]:
+def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float]) -> dict[str, TrainConfig]:
     """Return the configurations of SAMformer on a benchmark by ρ, from 0, which is Adam alone (figure 14).
 
     Example:
@@ -108,113 +99,64 @@ def rho_arms(file: str | Path, data: str, horizon: int, rhos: Sequence[float], *
         ['ETTh1 96 rho 0', 'ETTh1 96 rho 0.5']
     """
     arms = {f"rho {rho:g}": {"model": "samformer", "optimizer": {"rho": rho}} for rho in rhos}
-    return benchmark_arms(file, data, horizon, arms, **plan)
+    return benchmark_arms(file, data, horizon, arms)
 
 
-def encoder_arms(
-    file: str | Path,
-    arms: Fields = ENCODER_ARMS,
-    *,
-    horizons: Sequence[int] = (96, 192),
-    width: int = 32,
-    heads: int = 4,
-    epochs: int = 1,
-    learning_rate: float = 2e-3,
-) -> dict[str, TrainConfig]:
-    """Return the configurations of forecasting by arm and horizon, windows being as long as forecasts.
-
-    Args:
-        file: of ETTh1, or another series that the split of ETT by hours fits.
-        arms: scoring function, and its arguments.
-        horizons: T.
-        width, heads: of two layers, whose MLPs have twice the width; the paper has 512 and 8.
-        epochs: of batches of 32, 258 to 264 steps each; the paper takes 200 or 1,000, whichever is better.
-        learning_rate: of Adam; the paper takes the best of 1e-5, 2e-4 and 5e-3.
+def encoder_arms(file: str | Path, *, horizons: Sequence[int] = (96, 192)) -> dict[str, TrainConfig]:
+    """Return the configurations of forecasting ETTh1 by arm and horizon, windows being as long as forecasts (S2-ETT).
 
     Example:
         >>> list(experiments.encoder_arms("ETTh1.csv", horizons=(96,)))[:2]
         ['standard, T = 96', 'MLR attention 6+2, T = 96']
     """
-    options = {"width": width, "layers": 2, "heads": heads, "d_mlp": 2 * width}
-    optimizer, plan = {"learning_rate": learning_rate, "warm_up": 20}, {"epochs": epochs, "batch": 32, "patience": None}
+    options = {"width": 32, "layers": 2, "heads": 4, "d_mlp": 64}
+    optimizer, plan = {"learning_rate": 2e-3, "warm_up": 20}, {"epochs": 1, "batch": 32, "patience": None}
     source = {"kind": "file", "file": str(file), "split": "ett-hourly"}
     return {
         f"{title}, T = {steps}": _config(
             fields, {**source, "length": steps, "horizon": steps}, optimizer, plan, options
         )
         for steps in horizons
-        for title, fields in arms.items()
+        for title, fields in ENCODER_ARMS.items()
     }
 
 
 def in_context_arms(
-    arms: Fields = IN_CONTEXT_ARMS,
-    *,
-    inputs: int = 6,
-    widths: Sequence[int] = (16,),
-    layers: int = 2,
-    epochs: int = 4,
-    learning_rate: float = 5e-3,
-    tokens: str = "pairs",
-    **data: Any,
+    arms: Fields = IN_CONTEXT_ARMS, *, widths: Sequence[int] = (16,), epochs: int = 4, **data: Any
 ) -> dict[str, TrainConfig]:
-    """Return the configurations of regression in context by arm and width.
+    """Return the configurations of regression in context by arm and width, the first being the base of μP.
 
-    Args:
-        arms: scoring function, and options of the model.
-        inputs: d of the prompts, which have 2 · d points.
-        widths: D, the base of μP first.
-        layers: of each; the paper has 6.
-        epochs: of 250 steps.
-        learning_rate: after the warm-up.
-        tokens: "pairs", or "single" as in the paper, see :class:`tsfm_lens.studies.structured.InContextRegressor`.
-        data: fields of the prompts that differ.
+    An epoch has 250 steps; ``data`` are fields of the prompts that differ.
 
     Example:
         >>> list(experiments.in_context_arms())[:2]
         ['1 head, rank 16, D = 16', '8 heads, rank 2, D = 16']
     """
-    prompts = {"kind": "in-context", "inputs": inputs, "epoch": 250, **data}
-    optimizer = {"name": "adamw", "learning_rate": learning_rate, "betas": [0.9, 0.95], "warm_up": 100}
-    plan = {"epochs": epochs, "batch": 32, "patience": None}
+    prompts = {"kind": "in-context", "inputs": 6, "epoch": 250, **data}
+    optimizer = {"name": "adamw", "learning_rate": 5e-3, "betas": [0.9, 0.95], "warm_up": 100}
+    common, plan = {**optimizer, "base_width": widths[0]}, {"epochs": epochs, "batch": 32, "patience": None}
     configs = {}
     for width in widths:
-        options = {"width": width, "layers": layers, "d_mlp": 2 * width, "tokens": tokens}
+        options = {"width": width, "layers": 2, "d_mlp": 2 * width, "tokens": "pairs"}
         for title, fields in arms.items():
-            common = {**optimizer, "base_width": widths[0]}
             configs[f"{title}, D = {width}"] = _config(fields, prompts, common, plan, options)
     return configs
 
 
-def transfer_arms(
-    arms: Fields = TRANSFER_ARMS,
-    *,
-    widths: Sequence[int] = WIDTHS,
-    rates: Sequence[float] = RATES,
-    inputs: int = 6,
-    steps: int = 160,
-    **data: Any,
-) -> dict[str, TrainConfig]:
-    """Return configurations of regression in context by arm, width and learning rate, with the other grid's optimiser.
+def transfer_arms(*, widths: Sequence[int] = WIDTHS, rates: Sequence[float] = RATES) -> dict[str, TrainConfig]:
+    """Return configurations of regression in context by arm, width and learning rate (S2-F5).
 
-    Args:
-        arms: scoring function, and options; those named "μP" are drawn and given rates by it, the first width being
-            the base.
-        widths: D; heads have 4 features each.
-        rates: of AdamW.
-        inputs: d.
-        steps: of 32 prompts.
-        data: fields of the prompts that differ.
+    Arms named "μP" are drawn and given rates by it, the first width being the base; heads have 4 features.
 
     Example:
         >>> len(experiments.transfer_arms())
         54
     """
-    prompts = {"kind": "in-context", "inputs": inputs, "epoch": steps // 4, "held_out": 512, **data}
+    prompts = {"kind": "in-context", "inputs": 6, "epoch": 40, "held_out": 512}
     optimizer = {"name": "adamw", "betas": [0.9, 0.95], "warm_up": 50, "schedule": "constant"}
     plan = {"epochs": 4, "batch": 32, "patience": None}
     configs = {}
-    for title, fields in arms.items():
+    for title, fields in TRANSFER_ARMS.items():
         base = widths[0] if title.startswith("μP") else 0
         for width in widths:
             options = {"width": width, "layers": 2, "heads": width // 4, "d_mlp": 2 * width, "tokens": "pairs"}
@@ -247,9 +189,8 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
 
     Returns:
         Dataset of kind "in_context_runs": that of :func:`tsfm_lens.studies.experiments.gathered`, with ``oracle``
-        (pairs,), the expected error of least squares, and by arm ``group`` (its name without the width), ``width``,
-        ``heads``, ``score_rank``, the generic rank of a head's scores as a matrix (width, width), ``rank_ratio``,
-        that over the inputs, and ``score_parameters``, the number of parameters of the matrix.
+        (pairs,), the expected error of least squares, and by arm ``group``, ``width``, ``heads``, ``score_rank``, the
+        generic rank of a head's scores, ``rank_ratio``, that over the inputs, and ``score_parameters``.
 
     Raises:
         InputError: no run has ended.

@@ -175,9 +175,8 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
 
     Returns:
         ``ended``; and then ``validation`` and ``test``, errors "mse" and "mae" with the weights of the lowest
-        validation error where there is patience, else the last ones ("test" for files alone); ``epochs``,
-        ``best_epoch``, ``seconds`` and ``parameters``. Of prompts ``validation`` has "mse" over all points and "last",
-        and ``by_pairs`` the error after 0, 1, … pairs.
+        validation error where there is patience; ``epochs``, ``best_epoch``, ``seconds`` and ``parameters``. Of prompts
+        ``validation`` has "mse" and "last", and ``by_pairs`` the error after 0, 1, … pairs.
 
     Raises:
         CheckpointError: the folder holds a run and it is not to be resumed, or one of another configuration.

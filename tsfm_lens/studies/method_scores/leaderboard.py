@@ -126,16 +126,14 @@ def benchmark(
             item), ``parts`` (its segments) and ``components`` (names of heads and MLPs); the function gives scores,
             more meaning more important: for "inputs" (segment, step), or one a segment for all steps, for "routes" one
             a component. It may raise an InputError for models that it cannot explain.
-        level: "inputs" or "routes".
-        name: of the method in the row; its own if None.
+        level, name: "inputs" or "routes"; of the method in the row, its own if None.
         cases_of: ``pairs``, (mechanism, architecture) of planted models, all if None; ``seeds``, parametrisations of
             each; ``series``, forecasts of each model; ``twins``, also score it on untrained twins.
 
     Returns:
-        One row: "method", "level"; "auroc", the chance that a true part scores above another one, with "low" and
-        "high", its 95 % interval over models; "worst_rank" and "mean_rank" of true parts, "of" so many; "cases",
-        "refused" (cases that the method cannot explain), "untrained" (AUROC there, the method's own chance level), and
-        a column for each mechanism.
+        One row: "method", "level"; "auroc", with "low" and "high", its 95 % interval over models; "worst_rank" and
+        "mean_rank" of true parts, "of" so many; "cases", "refused" (cases that the method cannot explain), "untrained"
+        (AUROC there, the method's own chance level), and a column for each mechanism.
 
     Raises:
         InputError: no such level, scores of another shape, or no case that the method can explain.

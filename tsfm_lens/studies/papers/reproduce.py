@@ -56,8 +56,7 @@ def reproduce(
 ) -> xr.Dataset:
     """Measure what a table or figure of the paper reports, and put the paper's numbers beside it.
 
-    Errors over the benchmark under ablations run as a sweep, whose finished cells are kept in ``store``. After an
-    interrupt the same call resumes the sweep.
+    Errors over the benchmark under ablations run as a sweep, which the same call resumes after an interrupt.
 
     Args:
         name: id of the table or figure, such as "S3-T5".
@@ -69,18 +68,13 @@ def reproduce(
             over the benchmark those drawn from each configuration, all if None.
         horizon: forecast steps; the paper's, or the model's prediction length, if None.
         num_samples: sample paths of a sampling model; if None its configured number, of a sweep the paper's.
-        n_sequences: sequences of the repeated-random-tokens test.
-        seed: of the windows, forecasts and sequences.
-        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. A model that follows a path
-            of medians, or reads out a distribution, draws nothing and is measured once. Of an experiment of no model
+        n_sequences, seed: of the repeated-random-tokens test; of the windows, forecasts and sequences.
+        seeds: seeds of the forecasts of a model that draws, from ``seed`` on; 3 if None. Of an experiment of no model
             the number of draws; that of its settings if None.
-        store: folder of a sweep's results; the id with .store if None.
-        benchmark: folder of GIFT-Eval; that of the environment variable GIFT_EVAL if None.
+        store, benchmark: folder of a sweep's results; of GIFT-Eval, the variable GIFT_EVAL if None.
         configs: configurations of GIFT-Eval, or patterns of their names.
-        engine: of a sweep: "single", "processes" or "ray".
-        workers: of the engine; one per core if None.
-        progress: called with a label, the number done, the total, and the seconds left where they are known; see
-            :data:`tsfm_lens.sweep.run.sweeping.Progress`. Measures that take one pass of a model do not call it.
+        engine, workers: of a sweep, "single", "processes" or "ray"; one worker per core if None.
+        progress: called with a label, the number done, the total, and the seconds left where they are known.
         reading: options of ``tsfm_lens.data.read_series`` for the files of a sweep.
 
     Returns:
@@ -90,10 +84,9 @@ def reproduce(
         "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and a reason ``why`` if it is undecided; see
         :func:`tsfm_lens.studies.papers.verdicts.judged`.
         ``estimate``, ``low`` and ``high`` are the number with its 95 % interval; of a part, the median ``margin`` by
-        which it is true, with ``p``, its p-value after Holm. NaN where there is none.
-        Over ``setting``: ``paper_setting`` and ``our_setting``, for those that differ or are not given by the paper;
-        they name what intervals are over. ``note`` says why the two may not compare, and ``over`` is the unit of the
-        tests of claims, windows or draws.
+        which it is true, with ``p``, its p-value after Holm.
+        Over ``setting``: ``paper_setting`` and ``our_setting``, for those that differ or are not given by the paper.
+        ``note`` says why the two may not compare, and ``over`` is the unit of the tests of claims, windows or draws.
 
     Raises:
         UnknownNameError: no such id.

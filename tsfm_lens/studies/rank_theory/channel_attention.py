@@ -7,14 +7,11 @@ import numpy as np
 from tsfm_lens.errors import InputError
 
 __all__ = ["channel_attention", "nuclear_norm", "nuclear_norm_bound", "optimal_readout", "readout_exists"]
-__all__ += ["revin_linear", "revin_offset", "trace_bounds"]
+__all__ += ["revin_linear", "revin_offset"]
 
 
 def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """Compute A(X) = softmax of the rows of X W_Q W_Kᵀ Xᵀ / √d_m, (channel, channel), of X (channel, time).
-
-    Source:
-        SAMformer, equation 4 (S1-TRF).
+    """Compute A(X) = softmax of the rows of X W_Q W_Kᵀ Xᵀ / √d_m, (channel, channel), of X (channel, time) (S1-TRF).
 
     Example:
         >>> rank_theory.channel_attention(np.ones((2, 3)), np.ones((3, 1)), np.zeros((3, 1))).tolist()
@@ -26,14 +23,9 @@ def channel_attention(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> n
 
 
 def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
-    """Return whether any W has P W = Z for P (channel, time) and Z (channel, step), by rank([P Z]) = rank(P).
+    """Return whether any W has P W = Z for P (channel, time) and Z (channel, step): rank([P Z]) = rank(P) (S1-P4).
 
-    P is what the attention leaves, X + A(X) X W_V W_O, and Z a target such as X W_toy.
-
-    Source:
-        SAMformer, proposition 4 (S1-P4). It holds for one X; it is enough that P has full row rank, for which there
-        must be no more channels than steps in a window. The paper asks for fewer channels than forecast steps, which
-        does not matter (E1-10).
+    Full row rank of P is enough; the paper asks for fewer channels than forecast steps, which does not matter (E1-10).
 
     Example:
         >>> rank_theory.readout_exists(np.eye(2, 3), np.ones((2, 1)))
@@ -49,10 +41,7 @@ def readout_exists(tokens: np.ndarray, targets: np.ndarray) -> bool:
 
 
 def optimal_readout(tokens: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    """Compute the smallest W (time, step) that minimises ‖P W − Z‖, P⁺ Z, of P (channel, time), Z (channel, step).
-
-    Source:
-        SAMformer, proposition 4 (S1-P4).
+    """Compute P⁺ Z, the smallest W (time, step) of least ‖P W − Z‖ for P (channel, time), Z (channel, step) (S1-P4).
 
     Example:
         >>> rank_theory.optimal_readout(np.array([[2.0, 0.0]]), np.array([[6.0]])).tolist()
@@ -73,10 +62,7 @@ def nuclear_norm(matrix: np.ndarray) -> float:
 
 
 def nuclear_norm_bound(x: np.ndarray, queries: np.ndarray, keys: np.ndarray) -> float:
-    """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ, X (channel, time): ‖W_Q W_Kᵀ‖₂ ‖X‖²_F.
-
-    Source:
-        SAMformer, proposition 5 (S1-P5).
+    """Bound the nuclear norm of the scores X W_Q W_Kᵀ Xᵀ, X (channel, time): ‖W_Q W_Kᵀ‖₂ ‖X‖²_F (S1-P5).
 
     Raises:
         InputError: W_Q W_Kᵀ is not symmetric with eigenvalues of at least 0, as the bound requires.
@@ -103,12 +89,9 @@ def revin_linear(
     beta: np.ndarray | float = 0.0,
     eps: float = 1e-5,
 ) -> np.ndarray:
-    """Compute a linear map between RevIN and its inverse, in closed form: Ŷ = X W + ξ, (channel, step).
+    """Compute a linear map between RevIN and its inverse, in closed form: Ŷ = X W + ξ, (channel, step) (S1-P9).
 
     X is (channel, time), W (time, step); γ and β are one for all channels or (channel,).
-
-    Source:
-        SAMformer, equations 10 and 11 (S1-P9).
 
     Example:
         >>> rank_theory.revin_linear(np.array([[1.0, 3.0]]), np.array([[0.0], [1.0]])).round(6).tolist()
@@ -124,10 +107,7 @@ def revin_offset(
     beta: np.ndarray | float = 0.0,
     eps: float = 1e-5,
 ) -> np.ndarray:
-    """Compute ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), RevIN's addition to a linear map, (channel, step).
-
-    Source:
-        SAMformer, equation 11 (S1-P9).
+    """Compute ξ = (μ̂ − (β/γ) √(σ̂² + ε)) (1 − Σ_j W_j), RevIN's addition to a linear map, (channel, step) (S1-P9).
 
     Raises:
         InputError: a γ is 0, for which RevIN has no inverse.
@@ -141,22 +121,6 @@ def revin_offset(
     shift = np.broadcast_to(np.asarray(beta) / np.asarray(gamma), len(x))
     level = x.mean(axis=1) - shift * np.sqrt(x.var(axis=1) + eps)
     return np.outer(level, 1 - weight.sum(axis=0))
-
-
-def trace_bounds(symmetric: np.ndarray, positive: np.ndarray) -> tuple[float, float]:
-    """Compute λ_min(S) Tr B and λ_max(S) Tr B, bounds on Tr(S B) of symmetric (n, n), eigenvalues of B at least 0.
-
-    Source:
-        SAMformer, lemma E.3. Its proof says that all entries of PᵀBP are at least 0, which only the diagonal's are; the
-        lemma holds.
-
-    Example:
-        >>> rank_theory.trace_bounds(np.diag([1.0, 3.0]), np.eye(2))
-        (2.0, 6.0)
-    """
-    values = np.linalg.eigvalsh(symmetric)
-    trace = float(np.trace(positive))
-    return float(values[0]) * trace, float(values[-1]) * trace
 
 
 def _refuse_other_rows(tokens: np.ndarray, targets: np.ndarray) -> None:

@@ -120,11 +120,9 @@ def column_softmax(scores: np.ndarray) -> np.ndarray:
 
 
 def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
-    """Compute UᵀW_QᵀW_KU / √d_h of tokens U (d, L), (head, t, j): the score of token t, attended to, with token j.
+    """Compute UᵀW_QᵀW_KU / √d_h of tokens U (d, L), (head, t, j): the score of t, attended to, with j (S0-ATT, S0-MHA).
 
-    Source:
-        Flow of ranks, section 3 and equation 18 (S0-ATT, S0-MHA). The formula of section 3 prints W_K transposed, the
-        proofs and equation 18 do not.
+    Section 3 of the paper prints W_K transposed, its proofs and equation 18 do not.
 
     Raises:
         InputError: the tokens have another width than the weights.
@@ -139,14 +137,9 @@ def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
 
 
 def attention(tokens: np.ndarray, weights: AttentionWeights, *, chunk: int = 1024) -> np.ndarray:
-    """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of tokens U (d, L), the heads below one another, (head · d_head, L).
+    """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of U (d, L), heads stacked, (head · d_head, L) (S0-ATT, S0-MHA).
 
-    Args:
-        tokens, weights: U, a token a column, and the layer; one head is attention as theorem 3 has it.
-        chunk: columns of the softmax that are held at a time, which bounds memory and changes nothing else.
-
-    Source:
-        Flow of ranks, section 3 and equation 18 (S0-ATT, S0-MHA).
+    Memory holds ``chunk`` columns of the softmax at a time.
 
     Raises:
         InputError: the tokens have another width than the weights, or a chunk has no column.
@@ -171,10 +164,7 @@ def attention(tokens: np.ndarray, weights: AttentionWeights, *, chunk: int = 102
 
 
 def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1) -> np.ndarray:
-    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of a model of D layers, (d, L).
-
-    Source:
-        Flow of ranks, theorem 4 (S0-TH4).
+    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of a model of D layers, (d, L) (S0-TH4).
 
     Raises:
         InputError: the heads together do not write all d rows, or there is no layer.
@@ -195,10 +185,7 @@ def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1
 
 
 def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw random orthonormal columns (rows, columns), uniformly over all directions.
-
-    Source:
-        QR of a Gaussian matrix, with signs by which the result does not depend on the library (Mezzadri 2007).
+    """Draw random orthonormal columns (rows, columns), uniformly over all directions (Mezzadri 2007).
 
     Raises:
         InputError: more columns than rows.
@@ -215,10 +202,7 @@ def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray
 
 
 def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
-    """Compute P (d, d), the projector onto the leading left singular vectors, 1 to d, of a vocabulary Ξ (d, N).
-
-    Source:
-        Flow of ranks, proof of theorem 5.
+    """Compute P (d, d), the projector onto the leading left singular vectors of a vocabulary Ξ (d, N) (S0-TH5).
 
     Raises:
         InputError: the vocabulary is no finite matrix, or the rank is not from 1 to d.
@@ -234,10 +218,7 @@ def projector(vocabulary: np.ndarray, rank: int) -> np.ndarray:
 
 
 def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> AttentionWeights:
-    """Return the layer for a vocabulary Ξ (d, N) whose three matrices, all heads together, have at most a rank d̃.
-
-    Source:
-        Flow of ranks, theorem 5 (S0-TH3, S0-TH5): W̃ = W P.
+    """Return the layer W P for a vocabulary Ξ (d, N), whose matrices, all heads together, have rank d̃ (S0-TH3, S0-TH5).
 
     Example:
         >>> tokens, weights = np.outer([1.0, 2.0], [1.0, -1.0, 3.0]), rank_theory.AttentionWeights.random(2)
@@ -249,10 +230,7 @@ def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> 
 
 
 def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]) -> np.ndarray:
-    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,).
-
-    Source:
-        Flow of ranks, appendix J.1 (S0-J1a).
+    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,) (S0-J1a).
 
     Example:
         >>> tokens = np.outer([1.0, 2.0], [1.0, -1.0, 3.0])
@@ -274,13 +252,9 @@ def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks:
 def compression_bound(
     vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int], n_tokens: int
 ) -> np.ndarray:
-    """Bound the error of compression on any L tokens of a vocabulary Ξ (d, N), (rank,): √L times a rate in σ_{d̃+1}.
+    """Bound the error of compression on any L tokens, which may repeat, of a vocabulary Ξ (d, N), (rank,) (S0-TH5).
 
-    For each head the values lose ‖W_V‖σ, and scores move by 2Cσ‖W_QᵀW_K‖/√d_h, by which softmax moves values of length
-    C: together √L σ √Σ_i (‖W_V^(i)‖ (1 + 2C²‖W_Q^(i)ᵀW_K^(i)‖/√d_h))², with C the longest token. Tokens may repeat.
-
-    Source:
-        Flow of ranks, theorem 5, with the factor √L that its proof loses: an input that repeats one token has it.
+    √L σ √Σ_i (‖W_V^(i)‖ (1 + 2C²‖W_Q^(i)ᵀW_K^(i)‖/√d_h))² with σ = σ_{d̃+1} and C the longest token; the proof loses √L.
 
     Example:
         >>> tokens, weights = np.diag([1.0, 0.1]), rank_theory.AttentionWeights.random(2)
@@ -296,10 +270,7 @@ def compression_bound(
 
 
 def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray:
-    """Compute √d σ_{d̃+1} of a vocabulary Ξ (d, N), (rank,): the rate that the paper prints, without its constant.
-
-    Source:
-        Flow of ranks, equation 3. It holds on average over generic inputs; :func:`compression_bound` for all.
+    """Compute √d σ_{d̃+1} of a vocabulary Ξ (d, N), (rank,): the printed rate of equation 3, of generic inputs (S0-TH3).
 
     Example:
         >>> rank_theory.compression_rate(np.diag([1.0, 0.5, 0.25, 0.0]), [1, 2, 3, 4]).tolist()
@@ -312,16 +283,11 @@ def compression_rate(vocabulary: np.ndarray, ranks: Sequence[int]) -> np.ndarray
 def incompressible(
     singular_values: np.ndarray, n_tokens: int, *, seed: int = 0, as_printed: bool = False
 ) -> tuple[np.ndarray, AttentionWeights]:
-    """Make tokens U (d, L) and a layer that loses σ_{d̃+1}/4 or more with any value matrix of rank d̃.
+    """Make tokens U (d, L) and a layer that loses σ_{d̃+1}/4 or more with any value matrix of rank d̃ (S0-TH3).
 
     Args:
-        singular_values, n_tokens: of U, (d,) from the largest on, above 0, and L, at least d.
-        seed: of the orthogonal value matrix.
-        as_printed: take the logarithm of 4d, as the paper does, for any L; the proof then needs L ≤ 4d + 1. Otherwise
-            that of the larger of 4d and 4L, by which it holds for all.
-
-    Source:
-        Flow of ranks, second statement of theorem 3 (S0-TH3).
+        singular_values, n_tokens, seed: of U, (d,), falling and above 0; L, at least d; of the value matrix.
+        as_printed: take the logarithm of 4d for any L, where the proof needs L ≤ 4d + 1; else of 4 max(d, L).
 
     Raises:
         InputError: singular values that are not positive and falling, or fewer tokens than singular values.
@@ -341,10 +307,7 @@ def incompressible(
 
 
 def least_value_error(tokens: np.ndarray, weights: AttentionWeights, rank: int) -> float:
-    """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside one head's own scores.
-
-    Source:
-        Eckart and Young 1936.
+    """Compute the smallest error (Frobenius norm) of a value matrix of a rank beside one head's scores (Eckart-Young).
 
     Raises:
         InputError: the layer has several heads, or the rank is not from 1 to d.

@@ -19,10 +19,7 @@ _E2 = float(np.exp(2.0))
 
 
 def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
-    """Bound σ_k(U + attention(U)) of singular values (d,), the largest at most 1: (1 + e²h) σ_⌊(k−1)/(h+1)⌋+1, (d,).
-
-    Source:
-        Flow of ranks, corollary 1 (S0-C1), with the index that its proof gives and the constant of equation 26.
+    """Bound σ_k(U + attention(U)) of singular values (d,), at most 1: (1 + e²h) σ_⌊(k−1)/(h+1)⌋+1, (d,) (S0-C1).
 
     Raises:
         InputError: the largest is above 1, or the singular values are not positive and falling.
@@ -40,14 +37,9 @@ def one_layer_bound(singular_values: np.ndarray, heads: int) -> np.ndarray:
 
 
 def corollary_index(k: np.ndarray, heads: int, *, as_printed: bool = False) -> np.ndarray:
-    """Return the input's singular value that bounds the output's k-th, counted from 1: ⌊(k−1)/(h+1)⌋ + 1.
+    """Return the input's singular value that bounds the output's k-th, counted from 1: ⌊(k−1)/(h+1)⌋ + 1 (S0-C1).
 
-    Args:
-        as_printed: the paper's ⌊(k+1)/(h+1)⌋ + 1, by which one head would make σ_1 of the output smaller than σ_2 of
-            the input.
-
-    Source:
-        Flow of ranks, corollary 1 (S0-C1).
+    ``as_printed`` gives ⌊(k+1)/(h+1)⌋ + 1, by which one head would make σ_1 smaller than σ_2 of the input.
 
     Example:
         >>> rank_theory.corollary_index(np.arange(1, 6), 1).tolist()
@@ -61,14 +53,9 @@ def corollary_index(k: np.ndarray, heads: int, *, as_printed: bool = False) -> n
 def growing(
     singular_values: np.ndarray, heads: int, n_tokens: int, *, depth: int = 1
 ) -> tuple[np.ndarray, AttentionWeights]:
-    """Make an input U (d, L) of given singular values and a layer in which rank grows as fast as the bound.
+    """Make an input U (d, L) and a layer in which rank grows as fast as the bound for D = ``depth`` (S0-TH4).
 
-    Args:
-        singular_values, heads, n_tokens: (d,) from the largest on, above 0; h, a divisor of d; and L, at least d.
-        depth: D; the softmax is made so sharp that the proof's ε = √D σ_d/(5h) is kept.
-
-    Source:
-        Flow of ranks, second statement of theorem 4 (S0-TH4), whose proof writes N for D.
+    ``singular_values`` of U are (d,) from the largest on, above 0; the heads divide d, and L is at least d.
 
     Raises:
         InputError: no so many heads fit.
@@ -99,10 +86,7 @@ def growing(
 
 
 def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarray:
-    """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing` with D layers, (d,): by equation 6, else 0.
-
-    Source:
-        Flow of ranks, equation 6 (S0-TH4): (σ_(i−1)d_h+⌈k/i⌉ + σ_⌈k/i⌉/√D) / 4 for i ≤ h with ⌈k/i⌉ < d_h.
+    """Compute the lower bound on σ_k(Z)/σ_1(Z) of :func:`growing` with D layers, (d,), by equation 6, else 0 (S0-TH4).
 
     Example:
         >>> rank_theory.flow_floor(np.array([1.0, 0.5, 0.1, 0.01]), 2, 1).tolist()
@@ -120,13 +104,9 @@ def flow_floor(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
 
 
 def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
-    """Compute the part of the rows of X (d, L) outside those of its sketch W₂ (rows, d), with Q = orth(XᵀW₂ᵀ).
+    """Compute ‖QQᵀXᵀ − Xᵀ‖₂ of X (d, L) and a sketch W₂ (rows, d), with Q = orth(XᵀW₂ᵀ) (S0-SKETCH).
 
-    ‖QQᵀXᵀ − Xᵀ‖₂ lies between σ_{m+1}(X), which no sketch of m rows goes below, and σ_1(X); it is 0 for a sketch of
-    full rank. Of several heads the sketches stand one below another.
-
-    Source:
-        Flow of ranks, equation 30 (S0-SKETCH), which writes W_R for W₂.
+    It lies between σ_{m+1}(X), which no sketch of m rows goes below, and σ_1(X).
 
     Raises:
         InputError: the shapes do not fit, or an entry is no number.
@@ -148,10 +128,7 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
 
 
 def effective_index(singular_values: np.ndarray, distance: float) -> int:
-    """Count the singular values of at least a sketching distance: as good as that many directions chosen best.
-
-    Source:
-        Flow of ranks, figure 16, which counts one less.
+    """Count the singular values of at least a sketching distance; figure 16 counts one less (S0-F16).
 
     Example:
         >>> rank_theory.effective_index(np.array([3.0, 2.0, 1.0]), 1.5)
@@ -161,10 +138,7 @@ def effective_index(singular_values: np.ndarray, distance: float) -> int:
 
 
 def sparse_sketch(width: int, rank: int, heads: int, *, seed: int = 0) -> np.ndarray:
-    """Draw W₂ of heads that divide the width: rank · heads rows with width / heads Gaussian entries, else zeros.
-
-    Source:
-        Flow of ranks, appendix J.2, which says so of the matrix and means each row.
+    """Draw W₂ of heads that divide the width: rank · heads rows of width / heads Gaussian entries, else 0 (S0-J2).
 
     Raises:
         InputError: the heads do not divide the width, or there is no row.
@@ -188,9 +162,8 @@ class HeadSketch:
     """Input and layer that a sketch of its own for each head approximates, and no one sketch for all does.
 
     Attributes:
-        tokens, weights: U, (d, L), and the layer.
-        reduced: the layer whose heads have factors of inner size d̃ + 1 for query and key and d̃ for value.
-        right: the right factors of query, key and value, (head, d̃ + 1 or d̃, d): the sketches.
+        tokens, weights, reduced: U, (d, L), the layer, and that of the sketches.
+        right: right factors of query, key (head, d̃ + 1, d) and value (head, d̃, d).
         singular_values, rank: of the input, (d,), and d̃.
     """
 
@@ -227,17 +200,10 @@ class HeadSketch:
 def head_sketch(
     singular_values: np.ndarray, heads: int, rank: int, n_tokens: int, *, stability: float = 1.0, seed: int = 0
 ) -> HeadSketch:
-    """Make the construction by which a sketch for each head does better than one for all.
+    """Make the construction by which a sketch for each head does better than one for all (S0-TH6).
 
-    Args:
-        singular_values, n_tokens: of the input, (d,), from the largest, at most 1, on, and L, at least d.
-        heads, rank: h, 2 or more, a divisor of d, and d̃, below d / h.
-        stability: C, how much larger than W_V the one for all heads may be.
-        seed: of the directions v.
-
-    Source:
-        Flow of ranks, theorem 6 (S0-TH6). Reciprocals in the last rows of the right factors are of the diagonal of U,
-        where singular values stand interleaved.
+    Singular values of the input are (d,), from the largest, at most 1, on; the sketch for all heads may be C times as
+    large as W_V, C being the ``stability``.
 
     Raises:
         InputError: the sizes do not fit, or as in :func:`incompressible`.

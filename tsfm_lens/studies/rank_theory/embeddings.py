@@ -30,10 +30,7 @@ ACTIVATIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def patches(series: np.ndarray, width: int) -> np.ndarray:
-    """Cut a series (steps,) or (1, steps) into disjoint patches of a width k in order of time, (k, patch).
-
-    Source:
-        Flow of ranks, section 2 (S0-PATCH).
+    """Cut a series (steps,) or (1, steps) into disjoint patches of a width k in order of time, (k, patch) (S0-PATCH).
 
     Raises:
         InputError: no series of numbers, or its steps are no whole number of patches.
@@ -72,35 +69,26 @@ class Embedding:
 
 @dataclass(frozen=True, eq=False)
 class PatchEmbedding(Embedding):
-    """Any function φ of a patch of k ``steps``, (k,) to a token (d,), applied to each.
-
-    Source:
-        Flow of ranks, section 2 (S0-PATCH).
-    """
+    """Any function φ of a patch of k ``steps``, (k,) to a token (d,), applied to each (S0-PATCH)."""
 
     function: Callable[[np.ndarray], np.ndarray]
     steps: int = 1
 
     @property
     def patch(self) -> int:
-        """Steps of a patch, k."""
         return self.steps
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map patches (k, L) to tokens (d, L)."""
         return np.stack([np.asarray(self.function(column), dtype=np.float64) for column in columns.T], axis=1)
 
 
 @dataclass(frozen=True, eq=False)
 class QuantisedEmbedding(Embedding):
-    """Vector for each of V bins of the value; patches are single steps.
+    """Vector for each of V bins of the value, as in Chronos, WaveToken and TOTEM (S0-QEMB); patches are single steps.
 
     Attributes:
         edges: (V − 1,) between the bins, rising; a value on an edge belongs to the bin above.
         vectors: (d, V), a bin a column: the vocabulary.
-
-    Source:
-        Flow of ranks, section 2 (S0-QEMB): Chronos, WaveToken and TOTEM.
 
     Raises:
         InputError: the edges do not rise, or are not one fewer than the vectors.
@@ -124,22 +112,16 @@ class QuantisedEmbedding(Embedding):
         return cls((centres[1:] + centres[:-1]) / 2, vectors)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map values (1, L) to tokens (d, L)."""
         return np.asarray(self.vectors)[:, np.searchsorted(self.edges, columns[0], side="right")]
 
 
 @dataclass(frozen=True, eq=False)
 class ResidualMlpEmbedding(Embedding):
-    """Two layers with a skip connection, W₃X + W₂ω(W₁X).
+    """W₃X + W₂ω(W₁X), two layers with a skip connection, as in Chronos-Bolt, Moirai and TimesFM (S0-CEMB).
 
     Attributes:
-        inner: W₁, (d_f, k).
-        outer: W₂, (d, d_f).
-        skip: W₃, (d, k).
+        inner, outer, skip: W₁, (d_f, k), W₂, (d, d_f), and W₃, (d, k).
         activation: ω, one of :data:`ACTIVATIONS`.
-
-    Source:
-        Flow of ranks, theorem 2 (S0-CEMB): Chronos-Bolt, Moirai and TimesFM.
 
     Raises:
         InputError: the shapes do not fit.
@@ -169,25 +151,18 @@ class ResidualMlpEmbedding(Embedding):
 
     @property
     def patch(self) -> int:
-        """Steps of a patch, k."""
         return int(np.shape(self.inner)[1])
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map patches (k, L) to tokens (d, L)."""
         return np.asarray(self.skip @ columns + self.outer @ ACTIVATIONS[self.activation](self.inner @ columns))
 
 
 @dataclass(frozen=True, eq=False)
 class GatedEmbedding(Embedding):
-    """Embedding of single steps, swish_β(w_i x) · (v_i x) for each coordinate i.
+    """Embedding of single steps, swish_β(w_i x) · (v_i x) for each coordinate i, as in Time-MoE (S0-CEMB).
 
     Attributes:
-        gate: w, (d,).
-        value: v, (d,).
-        beta: β, above 0.
-
-    Source:
-        Flow of ranks, corollary 2 (S0-CEMB): Time-MoE.
+        gate, value, beta: w and v, (d,) each, and β, above 0.
 
     Raises:
         InputError: w and v have different shapes, or β is not above 0.
@@ -211,21 +186,16 @@ class GatedEmbedding(Embedding):
         return cls(gate, value, beta)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map values (1, L) to tokens (d, L)."""
         gated = np.asarray(self.gate)[:, None] * columns
         return np.asarray(gated * expit(self.beta * gated) * (np.asarray(self.value)[:, None] * columns))
 
 
 @dataclass(frozen=True, eq=False)
 class ChebyshevEmbedding(Embedding):
-    """Σ_j T_j(x / x_max) u_j over as many directions as the rank is to be, from j = 1 on; larger values are cut off.
+    """Σ_j T_j(x / x_max) u_j over so many directions as the rank, j = 1, 2, …; larger values are cut off (S0-CHEB).
 
     Attributes:
-        directions: u, (d, rank), orthonormal columns.
-        largest: x_max, above 0, which Chronos has at 15.
-
-    Source:
-        Flow of ranks, appendix I (S0-CHEB).
+        directions, largest: u, (d, rank), orthonormal columns; x_max, above 0.
 
     Raises:
         InputError: the directions are no matrix, or x_max is not above 0.
@@ -247,23 +217,15 @@ class ChebyshevEmbedding(Embedding):
         return cls(orthonormal(dimension, rank, np.random.default_rng(seed)), largest)
 
     def embed(self, columns: np.ndarray) -> np.ndarray:
-        """Map values (1, L) to tokens (d, L)."""
         inside = np.clip(columns[0] / self.largest, -1, 1)
         polynomials = chebyshev.chebvander(inside, np.shape(self.directions)[1])[:, 1:].T
         return np.asarray(self.directions @ polynomials)
 
 
 def differentiable_bound(dimension: int, n_tokens: int, *, order: int, variation: float) -> np.ndarray:
-    """Bound the k-th singular value of an embedding of ν derivatives of L points of [−1, 1], from k = 1 on, (d,).
+    """Bound the k-th singular value of an embedding of ν derivatives of L points of [−1, 1], from k = 1, (d,) (S0-TH1).
 
-    2V√(dL) / (πν(k − 2 − ν)^ν), infinite for k ≤ ν + 2, where there is no bound; for all points see
-    :func:`quasimatrix_spectrum`, where L is 4.
-
-    Args:
-        order, variation: ν, and V: of every coordinate the ν-th derivative has at most this bounded variation.
-
-    Source:
-        Flow of ranks, theorem 1, first statement (S0-TH1).
+    2V√(dL) / (πν(k − 2 − ν)^ν), infinite for k ≤ ν + 2; the ``order``-th derivative, ν, has bounded ``variation`` V.
 
     Raises:
         InputError: the order is below 1.
@@ -282,16 +244,9 @@ def differentiable_bound(dimension: int, n_tokens: int, *, order: int, variation
 
 
 def analytic_bound(dimension: int, n_tokens: int, *, radius: float, largest: float) -> np.ndarray:
-    """Bound the k-th singular value of an analytic embedding of L points of [−1, 1], for each k from 1 on, (d,).
+    """Bound the k-th singular value of an analytic embedding of L points of [−1, 1], from k = 1, (d,) (S0-TH1).
 
-    2M√(dL) ρ^(2−k) / (ρ − 1); for all points see :func:`quasimatrix_spectrum`, where L is 4.
-
-    Args:
-        radius: ρ above 1, of a Bernstein ellipse within which every coordinate is analytic.
-        largest: M, which no coordinate exceeds there.
-
-    Source:
-        Flow of ranks, theorem 1, second statement (S0-TH1).
+    2M√(dL) ρ^(2−k) / (ρ − 1) with ρ, the ``radius`` of a Bernstein ellipse, and M the ``largest`` coordinate within it.
 
     Raises:
         InputError: the radius is not above 1.
@@ -307,11 +262,7 @@ def analytic_bound(dimension: int, n_tokens: int, *, radius: float, largest: flo
 
 
 def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
-    """Bound the k-th singular value of a gated embedding of L points of [−1, 1], (d,), if |w_i| ≤ 1 and |w_i v_i| ≤ 1.
-
-    Source:
-        Flow of ranks, corollary 2 (S0-C2), with its constant written out. Its formula drops w_i from the exponent,
-        so that it says nothing of larger ones.
+    """Bound the k-th singular value of a gated embedding of L points of [−1, 1], |w_i|, |w_i v_i| ≤ 1, (d,) (S0-C2).
 
     Raises:
         InputError: β is not above 0.
@@ -330,17 +281,10 @@ def gated_bound(dimension: int, n_tokens: int, *, beta: float) -> np.ndarray:
 def chebyshev_bound(
     function: Callable[[np.ndarray], np.ndarray], points: np.ndarray, *, nodes: int = 400
 ) -> np.ndarray:
-    """Bound the k-th singular value of any embedding of points x (L,) of [−1, 1], from Chebyshev projections, (d,).
+    """Bound the k-th singular value of any embedding of points x (L,) of [−1, 1], (d,): √(dL) δ (S0-TH1, equation 8).
 
-    √(dL) δ with δ the largest deviation, over coordinates and points, from a polynomial of degree k − 2; the bounds of
-    theorem 1 are bounds on this δ.
-
-    Args:
-        function: points (n,) to tokens (d, n).
-        nodes: of the interpolation in place of the projection; any number gives a true bound, many the tightest.
-
-    Source:
-        Flow of ranks, proof of theorem 1, equation 8 (S0-TH1).
+    δ is the largest deviation of ``function``, points (n,) to tokens (d, n), from a polynomial of degree k − 2 by
+    interpolation at Chebyshev ``nodes``.
 
     Raises:
         InputError: there are not more nodes than singular values.
@@ -366,11 +310,7 @@ def chebyshev_bound(
 def quasimatrix_spectrum(function: Callable[[np.ndarray], np.ndarray], *, nodes: int = 200) -> np.ndarray:
     """Compute singular values of an embedding, points (n,) to tokens (d, n), of all of [−1, 1], (d,).
 
-    A row for every coordinate and a column for every point. They are bounded as those of L = 4 points are. The
-    Gauss-Legendre quadrature is exact for polynomials of degree below ``nodes``.
-
-    Source:
-        Townsend and Trefethen 2015, Continuous analogues of matrix factorizations.
+    They are bounded as those of L = 4 points are (Townsend and Trefethen 2015, by Gauss-Legendre quadrature).
 
     Example:
         >>> (rank_theory.quasimatrix_spectrum(lambda x: np.stack([np.ones_like(x), x])) ** 2).round(6).tolist()
@@ -383,17 +323,10 @@ def quasimatrix_spectrum(function: Callable[[np.ndarray], np.ndarray], *, nodes:
 def mlp_count(
     embedding: ResidualMlpEmbedding, columns: np.ndarray, epsilon: float | Sequence[float]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count the singular values of a residual MLP's tokens above a threshold, and bound their number.
-
-    Args:
-        embedding, columns: of d above k, and patches X, (k, L).
-        epsilon: ε above 0, one or several; the threshold is ε‖W₂‖‖W₁X‖, which is absolute, not a share of the largest.
+    """Count singular values of a residual MLP's tokens of patches (k, L) above ε‖W₂‖‖W₁X‖, and bound them (S0-TH2).
 
     Returns:
         For each ε the count, and min{d, (1 + ε⁻²)k}.
-
-    Source:
-        Flow of ranks, theorem 2 (S0-TH2): true of any weights and any ω with |ω(x)| ≤ |x|.
 
     Raises:
         InputError: ε is not above 0, or d is not above k.

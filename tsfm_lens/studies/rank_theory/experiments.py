@@ -1,4 +1,8 @@
-"""Numerical experiments of the paper: theorem 3 (appendix J.1), sketches (J.2), heads (J.3), polynomials (I)."""
+"""Numerical experiments of the paper: theorem 3 (appendix J.1), sketches (J.2), heads (J.3), polynomials (I).
+
+Width and dimension are d, n_tokens L, rank d̃ and heads h; singular values of inputs are exp(−(j − 1)/decay); draws are
+of inputs and weights.
+"""
 
 from __future__ import annotations
 
@@ -85,21 +89,14 @@ def compression_by_rank(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the error of a layer whose matrices are cut to a rank, over the first singular value that is cut off.
+    """Measure the error of a layer whose matrices are cut to a rank, over σ_{d̃+1} (S0-J1a).
 
-    Args:
-        width, n_tokens: d, and N, which is L too.
-        n_ranks: how many ranks from 1 to d − 1, evenly.
-        scalings: of the random weights, from :data:`tsfm_lens.studies.rank_theory.SCALINGS`.
-        draws, seed: of vocabulary and weights.
+    ``n_ranks`` are so many ranks from 1 to d − 1, evenly; ``scalings`` of the random weights are of ``SCALINGS``.
 
     Returns:
         Dataset of kind "theory_compression_rank". ``error`` ‖Y − Ỹ‖_F and its ``bound`` (scaling, draw, rank);
-        ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1} (rank); ``slope`` (scaling, draw): of log error over log
-        σ_{d̃+1} at ranks up to 3/4 of the width, ``slope_of_all`` at all.
-
-    Source:
-        Flow of ranks, appendix J.1, figure 15 left (S0-J1a).
+        ``next_singular_value`` σ_{d̃+1} and ``rate`` √d σ_{d̃+1} (rank); ``slope`` (scaling, draw): of log error over
+        log σ_{d̃+1} at ranks up to 3/4 of the width, ``slope_of_all`` at all.
 
     Raises:
         InputError: fewer tokens than the width, or a width below 4.
@@ -144,23 +141,11 @@ def compression_by_width(
     decay: float = 8.0,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the error of a layer cut to a fixed rank, over its width, for weights that grow with it and for others.
-
-    "theorem" has ‖W_V‖ grow as √d, "normalised" not, and "orthogonal" is "theorem" with W_V √d times an orthogonal
-    matrix.
-
-    Args:
-        widths, rank: d, each above d̃.
-        n_tokens: N, at least the largest width.
-        draws, seed: for each width.
-        decay: of the vocabulary's singular values, exp(−(j − 1)/decay).
+    """Measure the error of a layer cut to a fixed rank over its width, with ‖W_V‖ growing as √d and not (S0-J1b).
 
     Returns:
         Dataset of kind "theory_compression_width". ``error`` (weights, draw, width); ``value_error`` and ``residual``
         ‖(I − P)UG‖_F (draw, width), of orthogonal weights; ``slope`` (weights) of log RMS over log d, with its ends.
-
-    Source:
-        Flow of ranks, appendix J.1, figure 15 right (S0-J1b), whose √d needs ‖W_V‖ to grow as √d.
 
     Raises:
         InputError: fewer than two widths, one that is not above the rank, or fewer tokens than the largest.
@@ -211,22 +196,12 @@ def sketching_by_heads(
     draws: int = 1,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Measure the part of an input that random sparse sketches miss, one of each head, by the number of heads.
-
-    Args:
-        width: d.
-        rank: d̃, rows of each head's sketch.
-        heads: h, divisors of d with h d̃ up to d.
-        decay: of the singular values; the paper gives none.
-        draws, seed: of inputs and sketches.
+    """Measure the part of an input that random sparse sketches miss, d̃ rows of each head, by number of heads (S0-J2).
 
     Returns:
         Dataset of kind "theory_sketching". ``distance`` and ``effective_index`` (sketch, draw, heads) of "sparse" and
         "dense" sketches; ``floor`` σ_{hd̃+1} and ``entries`` of the sparse sketch (heads); ``slope`` (sketch, draw): of
         log effective index over log h; ``singular_value`` (index).
-
-    Source:
-        Flow of ranks, appendix J.2, figure 16 (S0-J2).
 
     Raises:
         InputError: heads that do not divide the width or have more rows than it.
@@ -273,21 +248,11 @@ def spectra_by_heads(
     draws: int = 8,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute spectra of one attention layer's output with its input added, over its number of heads.
-
-    Args:
-        width, n_tokens: d and L.
-        heads: h, divisors of d.
-        decay: of the input's singular values exp(−(j − 1)/decay); the paper gives neither it nor sizes.
-        epsilon: of the numerical rank.
-        draws, seed: of inputs and weights, Gaussian of variance 1.
+    """Compute spectra of one attention layer's output with its input added, over its number of heads (S0-J3).
 
     Returns:
         Dataset of kind "theory_head_spectra" over ``input`` ("times √L", "of norm 1"), ``draw`` and ``heads``:
         ``singular_value`` (…, index), relative, ``rank`` and ``logit_deviation``; ``input_singular_value`` (index).
-
-    Source:
-        Flow of ranks, appendix J.3, figure 17 (S0-J3), in which there is no 1/√D.
 
     Raises:
         InputError: heads that do not divide the width, or fewer tokens than it.
@@ -330,20 +295,13 @@ def chebyshev_curves(
     largest: float = 15.0,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute the curve of embeddings of Chebyshev polynomials in hidden space, by their rank.
+    """Compute the curve of embeddings of Chebyshev polynomials in hidden space, by their rank (S0-F14).
 
-    Args:
-        dimension, ranks: d, and k, each up to d.
-        n_points: values from −largest to largest, evenly.
-        largest: x_max.
-        seed: of the directions.
+    Points are values from −x_max to x_max, evenly, x_max being the ``largest``.
 
     Returns:
         Dataset of kind "theory_chebyshev". ``coordinate`` (rank, axis, point): the first two of d; ``singular_value``
         (rank, index); ``found_rank`` (rank): how many are above 1e-10 of the largest.
-
-    Source:
-        Flow of ranks, appendix I, figure 14 (S0-F14).
 
     Raises:
         InputError: a rank that is not from 1 to the dimension, or no more points than it.

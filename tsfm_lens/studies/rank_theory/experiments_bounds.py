@@ -52,22 +52,13 @@ def embedding_bounds(
     draws: int = 10,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute spectra of random embeddings of known smoothness and their bounds, and counts of residual MLPs.
+    """Compute spectra of embeddings of known smoothness and counts of residual MLPs (S0-TH1, S0-TH2, S0-C2).
 
-    Args:
-        dimension: d.
-        n_tokens: L points drawn evenly from [−1, 1], or patches of Gaussian values.
-        epsilons: of the counts' thresholds.
-        patch: k of the residual MLPs, below d.
-        draws: of MLPs with each activation.
-        seed: of all draws.
+    Tokens are of points drawn evenly from [−1, 1], or of patches of k Gaussian values.
 
     Returns:
         Dataset of kind "theory_embedding_bounds". ``singular_value`` and ``bound`` (embedding, index); ``count``
         (activation, draw, epsilon) of singular values above ε‖W₂‖‖W₁X‖, and ``most`` (epsilon).
-
-    Source:
-        Flow of ranks, theorems 1 and 2, corollary 2 (S0-TH1, S0-TH2, S0-C2).
 
     Raises:
         InputError: the dimension is not above the patch.
@@ -115,21 +106,13 @@ def embedding_bounds(
 def compression_bounds(
     *, width: int = 32, heads: Sequence[int] = (1, 4), n_tokens: int = 64, draws: int = 20, seed: int = 0
 ) -> xr.Dataset:
-    """Check theorem 3 both ways: errors of compression and their bound, one repeated token, and incompressible inputs.
-
-    Args:
-        width, heads: d, and h, divisors of d.
-        n_tokens: L, tokens drawn from a vocabulary of 4d.
-        draws, seed: of vocabulary, weights and tokens.
+    """Check both statements on compression: errors, one repeated token, incompressible inputs (S0-TH3, S0-TH5).
 
     Returns:
         Dataset of kind "theory_compression_bounds". ``error``, ``bound`` and ``rate`` √d σ_{d̃+1} (heads, draw, rank);
         ``repeated_error`` and ``repeated_rate`` (length) of one token repeated; ``least_error`` (length_over, rank) of
         any value matrix on the incompressible input, ``floor`` σ_{d̃+1}/4 (rank), and ``sharpness`` (logarithm,
         length_over), the smallest singular value of that input's softmax.
-
-    Source:
-        Flow of ranks, theorems 3 and 5 (S0-TH3, S0-TH5).
 
     Raises:
         InputError: heads that do not divide the width.
@@ -191,22 +174,15 @@ def growth_bounds(
     draws: int = 10,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Check theorem 4 and corollary 1 on random layers and on the construction that grows fastest.
+    """Check theorem 4 and corollary 1 on random layers and on the construction that grows fastest (S0-TH4, S0-C1).
 
-    Args:
-        width: d, with twice as many tokens.
-        heads: h, divisors of d.
-        gap, decay: singular values of the input, 1, then gap · exp(−(j − 2)/decay).
-        draws, seed: of inputs and weights, which are scaled to the largest norms that the theorem allows.
+    Singular values of the input are 1, then gap · exp(−(j − 2)/decay); weights have the largest norms that are allowed.
 
     Returns:
         Dataset of kind "theory_growth_bounds". ``relative`` (heads, draw, index): σ_k(Z)/σ_1(Z) for the fewest layers D
         that the theorem is about, ``depth`` (heads), and ``upper`` (heads, index); ``grown`` and ``lower`` (heads,
         index): of the construction at D = 1 and its lower bound; ``alone`` (heads, draw, index): σ_k(Z) at D = 1, and
         ``corollary`` (form, heads, index), its bound by either index.
-
-    Source:
-        Flow of ranks, theorem 4 and corollary 1 (S0-TH4, S0-C1).
 
     Raises:
         InputError: heads that do not divide the width.
@@ -256,19 +232,13 @@ def sketch_bounds(
     draws: int = 5,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Check theorem 6: errors with one sketch for all heads and with a sketch for each, and their bounds.
+    """Check theorem 6: errors with one sketch for all heads and with a sketch for each, and their bounds (S0-TH6).
 
-    Args:
-        sizes: (h, d_h, d̃), each with 2 heads or more and d̃ below d_h.
-        decay: of the input's singular values exp(−(j − 1)/decay).
-        draws, seed: of the directions v, each with four tokens more than the width.
+    ``sizes`` are (h, d_h, d̃), each with 2 heads or more and d̃ below d_h.
 
     Returns:
         Dataset of kind "theory_sketch_bounds". Over ``size`` and ``draw``: ``shared_error`` and ``own_error``, in the
         spectral norm. Over ``size``: ``shared_floor`` σ_{d̃+1}/2 and ``own_bound`` 4√h σ_{hd̃+1}.
-
-    Source:
-        Flow of ranks, theorem 6 (S0-TH6).
 
     Raises:
         InputError: sizes of no construction.

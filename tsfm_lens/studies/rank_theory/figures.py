@@ -92,11 +92,7 @@ def read_chebyshev(ds: xr.Dataset) -> list[str]:
 
 @DECLARED.figure("theory_compression_rank", read_compression_rank)
 def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the error of a layer cut to a rank, over the first singular value cut off, on logarithmic axes.
-
-    Returns:
-        Dots per scaling of the weights, the root mean square over draws; a dashed line of slope 1; the bound with √L
-        as a line above.
+    """Draw the error of a layer cut to a rank, over the first singular value cut off, and its bound with √L.
 
     Example:
         >>> fig = figures.compression_rank_lines(rank_theory.compression_by_rank(width=16, n_tokens=32, n_ranks=6))
@@ -125,10 +121,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
 
 @DECLARED.figure("theory_compression_width", read_compression_width)
 def compression_width_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the error of a layer cut to a fixed rank over its width, for weights that grow with it and for others.
-
-    Returns:
-        Faint dots per draw, and a line per kind of weights through the root mean squares; a dashed line of slope 1/2.
+    """Draw the error of a layer cut to a fixed rank over its width: a dot per draw, a line per kind of weights.
 
     Example:
         >>> found = rank_theory.compression_by_width(widths=(16, 32), rank=4, n_tokens=64, draws=2)
@@ -157,11 +150,7 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
 
 @DECLARED.figure("theory_sketching", read_sketching)
 def sketching_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw the errors of sketches of several heads, and their places on the spectrum of the input.
-
-    Returns:
-        At the left the singular values, with an upright line per number of heads at the error of its sparse sketch; at
-        the right the distances of sparse and dense sketches, and the least distance of any sketch of so many rows.
+    """Draw the errors of sketches of several heads, sparse, dense and best, and their places on the input's spectrum.
 
     Example:
         >>> found = rank_theory.sketching_by_heads(width=32, rank=2, heads=(1, 2, 4), decay=4.0)
@@ -200,11 +189,7 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
 
 @DECLARED.figure("theory_head_spectra", read_head_spectra)
 def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw relative singular values of a layer's output by its number of heads, a panel per size of the input.
-
-    Returns:
-        A line per number of heads, from pale to dark, the median over draws, and the input as a dashed line; the dotted
-        line is ε.
+    """Draw relative singular values of a layer's output, medians over draws, a line per number of heads.
 
     Example:
         >>> found = rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=2)
@@ -242,9 +227,6 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
 @DECLARED.figure("theory_chebyshev", read_chebyshev)
 def chebyshev_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the first two coordinates of embeddings of Chebyshev polynomials, a panel per rank.
-
-    Returns:
-        A curve per rank, from the smallest value to the largest.
 
     Example:
         >>> curves = rank_theory.chebyshev_curves(dimension=8, ranks=(1, 3), n_points=40)

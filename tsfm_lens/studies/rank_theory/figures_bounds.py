@@ -75,10 +75,6 @@ def read_sketch_bounds(ds: xr.Dataset) -> list[str]:
 def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw spectra of embeddings of known smoothness with their bounds, and counts of residual MLPs with theirs.
 
-    Returns:
-        A panel per embedding, the bound as a dashed line where it says something; in the last panel the most singular
-        values above the threshold over activations and draws, and the bound on their number.
-
     Example:
         >>> bounds = rank_theory.embedding_bounds(dimension=8, n_tokens=30, draws=1)
         >>> figures.embedding_bound_lines(bounds).layout.meta["title"]
@@ -113,10 +109,6 @@ def embedding_bound_lines(ds: xr.Dataset) -> go.Figure:
 @DECLARED.figure("theory_compression_bounds", read_compression_bounds)
 def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
     """Draw theorem 3 in three panels: errors and their bound, one token repeated, and incompressible inputs.
-
-    Returns:
-        The median of error, bound and printed rate over draws and heads, with the largest error; the error of one
-        repeated token over the printed rate; and the least error of any value matrix beside σ/4.
 
     Example:
         >>> found = rank_theory.compression_bounds(width=8, heads=(2,), n_tokens=12, draws=2)
@@ -155,11 +147,7 @@ def compression_bound_lines(ds: xr.Dataset) -> go.Figure:
 
 @DECLARED.figure("theory_growth_bounds", read_growth_bounds)
 def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
-    """Draw theorem 4 and corollary 1, a row each and a column per number of heads.
-
-    Returns:
-        Above the construction that grows as fast as it can, with its lower bound; below one layer of random weights,
-        with the corollary's bound, as its proof and as the paper has it; the input as a dotted line.
+    """Draw the construction that grows fastest above random layers, with their bounds, a column per number of heads.
 
     Example:
         >>> figures.growth_bound_lines(rank_theory.growth_bounds(width=8, heads=(2,), draws=2)).layout.meta["title"]
@@ -201,9 +189,6 @@ def growth_bound_lines(ds: xr.Dataset) -> go.Figure:
 @DECLARED.figure("theory_sketch_bounds", read_sketch_bounds)
 def sketch_bound_dots(ds: xr.Dataset) -> go.Figure:
     """Draw errors with one sketch for all heads and with one for each, and their bounds by theorem 6, a row per size.
-
-    Returns:
-        Dots for errors, the mean over draws, and upright signs for what they are at least or at most.
 
     Example:
         >>> figures.sketch_bound_dots(rank_theory.sketch_bounds(sizes=[(3, 6, 2)], draws=1)).layout.meta["title"]

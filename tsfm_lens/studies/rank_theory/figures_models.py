@@ -41,9 +41,6 @@ RANKS_BY_MODEL = _DECLARED.measurement("ranks_by_model")
 def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
     """Draw tokens of a vocabulary along its two leading directions, coloured by the value that they stand for.
 
-    Returns:
-        A dot per token; of a quantised model a thin line joins neighbouring values, of text dots are grey.
-
     Example:
         >>> fig = figures.vocabulary_dots(results["vocabulary_plane"])
         >>> fig.layout.meta["title"]
@@ -83,9 +80,6 @@ def vocabulary_dots(ds: xr.Dataset) -> go.Figure:
 def patch_spectra(ds: xr.Dataset) -> go.Figure:
     """Draw relative singular values of embedded white noise, a line per embedding, the longer its patches the darker.
 
-    Returns:
-        Lines on a logarithmic axis, dotted of random residual MLPs.
-
     Example:
         >>> fig = figures.patch_spectra(results["spectra_by_patch"])
         >>> fig.layout.meta["title"]
@@ -121,15 +115,11 @@ def patch_spectra(ds: xr.Dataset) -> go.Figure:
 
 @RANKS_BY_MODEL.figure("Average ranks of queries by width or number of heads.", variables=("rank", "head_rank"))
 def model_rank_dots(ds: xr.Dataset, *, against: str = "width", epsilon: float | None = None) -> go.Figure:
-    """Draw the average ε-rank of W_Q, a dot per model, against the width or the number of heads.
+    """Draw the average ε-rank of W_Q, a dot per model, with whiskers from the smallest matrix's rank to the largest's.
 
     Args:
         against: "width", with contours of rank over width, or "heads", with the ranks of single heads at the right.
         epsilon: one of the result's; each has a row of panels unless given.
-
-    Returns:
-        Dots with whiskers from the smallest matrix's rank to the largest's; a line joins the models of an architecture
-        where no two have one place.
 
     Example:
         >>> fig = figures.model_rank_dots(rank_theory.ranks_by_model([lens]))

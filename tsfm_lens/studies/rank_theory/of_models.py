@@ -24,15 +24,12 @@ __all__ = ["ranks_by_model", "spectra_by_patch", "vocabulary_plane"]
 
 @probe("ranks_by_model", "lenses")
 def ranks_by_model(lenses: Iterable[Lens], *, epsilon: float | Iterable[float] = (0.1, 0.01)) -> xr.Dataset:
-    """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads.
+    """Compute the average ε-rank of all W_Q of each model, and of the parts of single heads (S0-F4, S0-F9).
 
     Returns:
         Dataset of kind "ranks_by_model" over ``model``, with coordinates ``width`` (d), ``heads`` of the first stack,
         ``architecture``, and ``reads`` ("series" or "text"). ``rank`` and ``head_rank`` (epsilon, model): means over
         all matrices, and over all heads of all, with ``…_low`` and ``…_high``. NaN where rounding hides one.
-
-    Source:
-        Flow of ranks, figures 4 a, b and 9 left and middle (S0-F4, S0-F9).
 
     Raises:
         InputError: there is no model, two have one name, or as in :func:`weight_ranks`.
@@ -85,7 +82,7 @@ def spectra_by_patch(
     epsilon: float | Iterable[float] = EPSILON,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute singular values of white noise as models embed it, and as random residual MLPs of several patch sizes do.
+    """Compute singular values of white noise as models embed it, and as random residual MLPs do (S0-F3).
 
     Args:
         run: of a model, or one of each of several.
@@ -96,9 +93,6 @@ def spectra_by_patch(
         Dataset of kind "spectra_by_patch" over ``embedding`` (names of models, "random, patch 4", …), with coordinates
         ``patch`` (steps), ``width`` (d) and ``origin`` ("model" or "random"): ``singular_value`` (embedding, mode), NaN
         beyond the last, ``rounding_floor``, relative, ``epsilon_rank`` (epsilon, embedding), and ``full``, the largest.
-
-    Source:
-        Flow of ranks, figure 3 a, theorem 2 (S0-F3).
 
     Raises:
         InputError: an ε outside (0, 1), a patch below 1 step, or a model that reads text.
@@ -161,7 +155,7 @@ def spectra_by_patch(
 
 @probe("vocabulary_plane", "lens")
 def vocabulary_plane(lens: Lens) -> xr.Dataset:
-    """Project the embedding of every token on the two leading singular vectors of the vocabulary.
+    """Project the embedding of every token on the two leading singular vectors of the vocabulary (S0-F2).
 
     Of a quantised model the tokens are its bins of the value, without special ones; of a language model all rows.
 
@@ -169,9 +163,6 @@ def vocabulary_plane(lens: Lens) -> xr.Dataset:
         Dataset of kind "vocabulary_plane" over ``token`` (ids): ``coordinate`` (token, direction); ``value`` (token) of
         the bin in scales of the series, NaN of text; ``share`` (direction), of the sum of squares;
         ``neighbour_ratio``: the median distance of tokens with neighbouring ids over that of two others.
-
-    Source:
-        Flow of ranks, figure 2 b and c (S0-F2).
 
     Raises:
         InputError: the model has no vocabulary, or its embedding is not finite.

@@ -27,8 +27,7 @@ class StructureSizes:
     """Sizes of each structure within the (m + n) ρ numbers of a low-rank matrix; none takes more.
 
     Attributes:
-        rank: ρ.
-        level_ranks: of a multi-level matrix, whose level l has 2^(l-1) blocks.
+        rank, level_ranks: ρ; of a multi-level matrix, whose level l has 2^(l-1) blocks.
         blocks, block_rank: of a block-diagonal matrix with the blocks of the finest level that the sides allow.
         cuts, slice_rank: of a block tensor train, its b = c and s.
     """
@@ -90,10 +89,7 @@ def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> Stru
 
 
 def low_rank_error(left: np.ndarray, right: np.ndarray, rank: int) -> np.ndarray:
-    """Compute the error of the best matrix of a rank, (…): the rest of a truncated singular value decomposition.
-
-    Source:
-        Eckart and Young 1936; structured attention, table 1 (S2-LR).
+    """Compute the error of the best matrix of a rank, (…): what truncation of its singular values leaves (S2-LR).
 
     Example:
         >>> float(rank_theory.low_rank_error(np.diag([4.0, 3.0]), np.eye(2), 1))
@@ -104,10 +100,7 @@ def low_rank_error(left: np.ndarray, right: np.ndarray, rank: int) -> np.ndarray
 
 
 def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank: int) -> np.ndarray:
-    """Compute the error of the best block-diagonal matrix with blocks of a rank, (…): each block truncated.
-
-    Source:
-        Structured attention, section 3.1 (S2-LRBD).
+    """Compute the error of the best block-diagonal matrix with blocks of a rank, (…): each block truncated (S2-LRBD).
 
     Raises:
         InputError: the blocks do not divide the sides.
@@ -126,10 +119,7 @@ def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank:
 
 
 def tensor_train_error(left: np.ndarray, right: np.ndarray, cuts: int, rank: int) -> np.ndarray:
-    """Compute the error of the best block tensor train with b = c = ``cuts`` and s = ``rank``, (…): slices truncated.
-
-    Source:
-        Structured attention, equations 5 and 11 (S2-BTT).
+    """Compute the error of the best block tensor train, b = c = ``cuts``, s = ``rank``, (…): slices truncated (S2-BTT).
 
     Raises:
         InputError: the cuts do not divide the sides.
@@ -157,14 +147,9 @@ def levels_error(left: np.ndarray, right: np.ndarray, ranks: Sequence[int], swee
 def fit_levels(
     left: np.ndarray, right: np.ndarray, ranks: Sequence[int], sweeps: int
 ) -> tuple[list[Level | None], np.ndarray]:
-    """Fit a multi-level low-rank matrix, r_l of 2^(l-1) blocks, to a matrix, by alternating least squares.
+    """Fit a multi-level low-rank matrix, r_l of 2^(l-1) blocks, by alternating least squares (S2-MLR).
 
-    Returns:
-        The factors of each level, None where its rank is 0, and the error, (…).
-
-    Source:
-        Block coordinate descent of Parshakova et al. 2023, Factor fitting, rank allocation, and partitioning in
-        multilevel low rank matrices, for structured attention, equations 4 and 10 (S2-MLR).
+    Return the factors of each level, None where its rank is 0, and the error, (…). After Parshakova et al. 2023.
 
     Raises:
         InputError: the blocks of a level do not divide the sides, all ranks are 0, or fewer than one sweep.

@@ -91,14 +91,10 @@ def read_spectra(ds: xr.Dataset) -> list[str]:
 
 @DECLARED.figure("low_rank_training", read_training)
 def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
-    """Draw the loss of skill with attention of low rank, over its numbers and over the time of a training step.
+    """Draw the loss of skill with attention of low rank, with 95 % intervals, beside the dense arm at 0.
 
     Args:
         score: "mase", "wql" (rises in percent) or "log_perplexity" (in nats); an unknown one is an UnknownNameError.
-
-    Returns:
-        A dot per arm with 95 % intervals: upwards over seeds, at the right along the time over interleaved rounds.
-        The dense arm is at 0.
 
     Example:
         >>> figures.low_rank_skill(recipes.low_rank_record("attention")).layout.meta["title"]
@@ -140,10 +136,6 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
 def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
     """Draw the number of directions of W_Q after training, and of its change, over the rank of the vocabulary.
 
-    Returns:
-        A row per layer of the encoder, a line per ε with a dot per seed; at the left W_Q, at the right its change in
-        training; the dashed line is the rank of the vocabulary itself, the dotted ones the rank of the initial W_Q.
-
     Example:
         >>> figures.vocabulary_ranks(recipes.low_rank_record("vocabulary")).layout.meta["title"]
         'Ranks of W_Q by the rank of a fixed vocabulary'
@@ -180,10 +172,7 @@ def vocabulary_ranks(ds: xr.Dataset) -> go.Figure:
 
 @DECLARED.figure("training_spectra", read_spectra)
 def training_spectra(ds: xr.Dataset) -> go.Figure:
-    """Draw singular values of W_Q at several steps of training, a panel per layer.
-
-    Returns:
-        Lines over the index, absolute values, means over seeds; the later the step the darker.
+    """Draw singular values of W_Q at several steps of training, means over seeds, a panel per layer.
 
     Example:
         >>> figures.training_spectra(recipes.low_rank_record("spectra")).layout.meta["title"]

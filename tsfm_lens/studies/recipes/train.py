@@ -58,7 +58,6 @@ class MuonAdamW(torch.optim.Optimizer):
         return [*self.adamw.param_groups, *self.muon.param_groups]
 
     def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
-        """Take the gradients of the closure and move the weights; returns its loss."""
         with torch.enable_grad():
             loss = closure()
         self.adamw.step()
@@ -66,16 +65,13 @@ class MuonAdamW(torch.optim.Optimizer):
         return loss
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset all gradients."""
         self.adamw.zero_grad(set_to_none)
         self.muon.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of both."""
         return {"adamw": self.adamw.state_dict(), "muon": self.muon.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load the states of :meth:`state_dict`."""
         self.adamw.load_state_dict(state_dict["adamw"])
         self.muon.load_state_dict(state_dict["muon"])
 
@@ -163,7 +159,6 @@ class Trainer(Training):
         return self.task.recipe
 
     def resume(self) -> None:
-        """Go back to the last saved state, as :meth:`tsfm_lens.training.Training.resume` does."""
         # a state at a restart is still that of the phase before it
         last = int(read_state(self.out, self.task.identity, self.device)["step"]) - 1
         self.task.model = build_model(self.recipe, last).to(self.device)
@@ -171,7 +166,6 @@ class Trainer(Training):
         super().resume()
 
     def train_step(self) -> Tensor:
-        """Do one step of the optimiser of its phase; return its loss, still on the device."""
         self._begin_if_due()
         return super().train_step()
 

@@ -20,14 +20,10 @@ __all__ += ["least_squares", "make_model", "oracle_loss", "sigma_reparametrised"
 
 
 class RevIN(nn.Module):
-    """Normalisation of every channel's window by its mean and deviation, undone on the forecast.
+    """Normalisation of every channel's window by its mean and deviation, undone on the forecast (S1-REVIN).
 
-    x̃ = γ (x − μ̂) / √(σ̂² + ε) + β and ŷ = √(σ̂² + ε) (ỹ − β) / γ + μ̂, with the biased variance σ̂² of the input
-    window alone. A channel that is constant has σ̂² = 0 and becomes β. ``weight`` and ``bias`` are γ and β, (channel,),
-    1 and 0 at first.
-
-    Source:
-        SAMformer, equations 6 to 8 (S1-REVIN); Kim et al., 2021.
+    x̃ = γ (x − μ̂) / √(σ̂² + ε) + β, with the biased variance σ̂² of the window alone; ``weight`` and ``bias`` are γ and β,
+    (channel,), 1 and 0 at first.
 
     Raises:
         InputError: there is no channel, or ε is not above 0.
@@ -72,14 +68,9 @@ def spectral_norm(weight: Tensor) -> Tensor:
 
 
 class SigmaReparam(nn.Module):
-    """Ŵ = γ W / ‖W‖₂ as a parametrisation of torch, so that ‖Ŵ‖₂ = |γ|.
+    """Ŵ = γ W / ‖W‖₂ as a parametrisation of torch, so that ‖Ŵ‖₂ = |γ|, a learned ``gamma``, 1 at first (S1-SREP).
 
-    Attributes:
-        gamma: γ, a learned scalar, 1 at first.
-
-    Source:
-        SAMformer, equation 5 (S1-SREP); Zhai et al., 2023. It acts on weights, as the papers say, where the released
-        code of SAMformer normalises inputs of the attention (E1-5).
+    It acts on weights, where the released code of SAMformer normalises inputs of the attention (E1-5).
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
@@ -146,30 +137,19 @@ class ChannelBlock(nn.Module):
 
 @extensible
 class ChannelTransformer(nn.Module):
-    """f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
+    """f(X) = [X + A(X) X W_V W_O] W, between RevIN and its inverse (S1-TRF, S1-SAMF).
 
-    With ``normalise`` and trained with SAM it is SAMformer; without, the transformer of the toy problem. All matrices
-    are drawn by the uniform initialisation of Glorot and Bengio. It opens behind a lens: ``load(model)``.
+    Windows are (batch, channel, L), forecasts (batch, channel, H). With ``normalise`` and trained with SAM it is
+    SAMformer. Matrices are drawn as by Glorot and Bengio. It opens behind a lens: ``load(model)``.
 
     Args:
-        length, horizon, channels: L, H and D; None for any number of channels, which neither RevIN nor attention over
-            time can take.
-        width: d_m; 16 throughout the paper.
+        length, horizon, channels, width: L, H, D and d_m; D may be None, but for RevIN or attention over time.
         bias: whether linear maps have one; the paper's have none, its released code has (E1-2).
-        normalise: whether RevIN stands around the network.
-        affine: whether RevIN's γ and β are trained, as the paper has it, or stay 1 and 0.
+        normalise, affine: whether RevIN stands around the network, and whether its γ and β are trained.
         attention: over "channels"; "identity", where A is the identity and W_V W_O is still trained (S1-IA); or over
             "time", where the tokens are the L time steps of D numbers each (S1-TA).
         frozen: whether the attention stays as drawn, so that only W is trained, and RevIN where there is one (S1-RT).
         sigma_reparam: whether every weight matrix is reparametrised as γ W / ‖W‖₂ (S1-SREP).
-        seed: of the draw; the state of torch's random numbers is left alone.
-
-    Attributes:
-        settings: all arguments.
-        size: numbers that the stream holds per token, L or, with attention over time, D.
-
-    Source:
-        SAMformer, equations 3 and 4, algorithm 1 (S1-TRF, S1-SAMF).
 
     Raises:
         InputError: a size is below 1, or the number of channels is needed and not given.
@@ -259,15 +239,7 @@ def refuse_sizes(**sizes: int) -> None:
 
 
 class LinearForecaster(nn.Module):
-    """f(X) = X W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H).
-
-    Args:
-        length, horizon, channels: L, H and D; None for any number of channels, without RevIN.
-        bias, normalise: whether the map has a bias, and RevIN stands around it.
-        seed: of the draw.
-
-    Source:
-        SAMformer, appendix D.1 (S1-LIN).
+    """f(X) = X W, between RevIN and its inverse: windows (batch, channel, L) to (batch, channel, H) (S1-LIN).
 
     Raises:
         InputError: a size is below 1, or RevIN has no number of channels.
@@ -314,10 +286,7 @@ class LinearForecaster(nn.Module):
 
 
 def least_squares(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
-    """Compute Ŵ = argmin Σ ‖Y − XW‖² over all rows of batches (…, L), (…, H), (L, H), float64, each read once.
-
-    Source:
-        SAMformer, section 2.2: the oracle (S1-ORACLE).
+    """Compute Ŵ = argmin Σ ‖Y − XW‖² over all rows of batches (…, L), (…, H), (L, H), float64 (S1-ORACLE).
 
     Raises:
         InputError: there is no batch, or there are fewer rows than L, so that no one solution is the least.
@@ -376,18 +345,12 @@ class MixerBlock(nn.Module):
 
 
 class TSMixer(nn.Module):
-    """TSMixer as published: blocks that mix over time and over channels, a linear map to the horizon, RevIN around.
+    """TSMixer (Chen et al., 2023): blocks that mix over time and over channels, a linear map, RevIN around (S1-TSM).
 
     Args:
         length, horizon, channels: L, H and D.
         blocks, hidden, dropout: how many, width of the map over channels, and in training.
         norm: "batch" or "layer", each over channels and time together.
-        normalise: whether RevIN stands around it.
-        seed: of the draw.
-
-    Source:
-        Chen et al., 2023, sections 3 and B, figure 1; of SAMformer only for comparison (S1-TSM), which does not print
-        its sizes.
 
     Raises:
         InputError: a size is below 1, or dropout is not from 0 to below 1.
@@ -447,11 +410,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 
 
 def make_model(name: str, length: int, horizon: int, channels: int, **options: Any) -> nn.Module:
-    """Make a model with drawn weights.
-
-    Args:
-        name, options: of ``MODELS``, and those of its class, among them ``normalise`` and ``seed``.
-        length, horizon, channels: L, H and D.
+    """Make a model of ``MODELS`` with drawn weights, for windows of L = ``length`` and D channels and a horizon H.
 
     Raises:
         UnknownNameError: an unknown name.

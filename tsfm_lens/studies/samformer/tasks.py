@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,22 +31,16 @@ def stream(seed: int, *parts: int) -> torch.Generator:
 
 
 BLOCK = 500
-"""WindowPairs that are drawn together."""
+"""Pairs that are drawn together."""
 WEIGHT, PAIRS = range(2)
 
 
 @dataclass(frozen=True)
 class LinearToy:
-    """Y = X W_toy + ε with independent normal entries: windows (D, L), forecasts (D, H), one W_toy (L, H) for all.
+    """Y = X W_toy + ε with independent normal entries: windows (D, L), forecasts (D, H), one W_toy (L, H) (S1-TOY).
 
     Attributes:
-        length, horizon, channels: L, H and D.
-        training, validation: pairs.
-        noise: standard deviation of ε.
-        seed: of all draws.
-
-    Source:
-        SAMformer, equation 2 and section 2.2 (S1-TOY).
+        training, validation, noise: pairs; standard deviation of ε.
 
     Raises:
         InputError: a size is below 1, or the noise is negative.
@@ -105,12 +99,7 @@ SPLITS: dict[str, tuple[int, int, int] | None] = {
 
 @dataclass(frozen=True)
 class Windows:
-    """All windows of a part of a series, at stride 1, with the steps that follow each.
-
-    Attributes:
-        values: (channel, time), standardised.
-        length, horizon: L and H.
-    """
+    """All windows of L steps of a part (channel, time), standardised, at stride 1, with the H steps after each."""
 
     values: Tensor
     length: int
@@ -129,11 +118,7 @@ class Windows:
 class Benchmark:
     """Series in three parts; validation and test begin L steps early, so that their first forecast is new.
 
-    Attributes:
-        name: of the file, or as given.
-        channels: their names.
-        training, validation, test: windows of each.
-        mean, deviation: (channel,), of the training rows, by which all are standardised.
+    ``mean`` and ``deviation``, (channel,), are of the training rows, by which all are standardised.
     """
 
     name: str
@@ -166,15 +151,12 @@ def benchmark(
     """Read a multivariate series, split it, and standardise it by the mean and deviation of its training rows.
 
     Args:
-        source: a file that :func:`tsfm_lens.data.read_series` reads, plain or .gz, with a column per channel, in .txt
-            without names as LSTNet publishes them; or those series; or an array (channel, time).
+        source: a file that :func:`tsfm_lens.data.read_series` reads, with a column per channel; or those series; or an
+            array (channel, time).
         length, horizon: L and H.
         split: of ``SPLITS``: "ett-hourly" and "ett-15min" are 12, 4 and 4 months of 30 days, "70/10/20" shares in the
-            order training, validation, test, as in the released code; the paper prints the last two exchanged.
+            order training, validation, test, as in the released code; the paper prints the last two exchanged (E1-8).
         channels, name: names of the columns to take, and of the data in results; all, and the file's, if None.
-
-    Source:
-        SAMformer, appendices A.1 and A.2; E1-8 for the order of the parts.
 
     Raises:
         InputError: the file cannot be read, a value is missing, channels differ in length, one is constant over the
@@ -247,18 +229,8 @@ def _split(
     return Benchmark(name, channels, parts[0], parts[1], parts[2], mean, deviation)
 
 
-class WindowPairs(Protocol):
-    """Numbered windows with the steps that follow them."""
-
-    def __len__(self) -> int:
-        """Return the number of pairs."""
-
-    def take(self, which: Tensor) -> tuple[Tensor, Tensor]:
-        """Return windows (window, channel, L) and forecasts (window, channel, H) of these numbers."""
-
-
 class HeldPairs:
-    """WindowPairs in memory, as two tensors."""
+    """Windows and the steps that follow them in memory, as two tensors."""
 
     def __init__(self, x: Tensor, y: Tensor) -> None:
         self.x, self.y = x, y
@@ -271,21 +243,17 @@ class HeldPairs:
         return self.x[which], self.y[which]
 
 
+WindowPairs = Windows | HeldPairs
+
+
 class ForecastTask:
     """Task of a model that learns to forecast from pairs.
 
     Args:
-        name: title of the task.
-        model: windows (batch, channel, L) to forecasts (batch, channel, H), on the device where it is trained.
-        training, validation: pairs.
-        batch, seed: windows in a batch, 32 in the paper, and of the order.
-        as_printed: whether the loss is equation 1 as printed, which adds the steps of a forecast up, H times the mean
-            over all numbers that is reported and trained on otherwise (E1-1).
-        settings: further settings that the weights depend on, for ``identity``, such as the optimiser's.
-
-    Attributes:
-        identity: JSON of all settings, those of the model among them.
-        batches_per_epoch: steps in which every pair comes once.
+        name, model: title; windows (batch, channel, L) to forecasts (batch, channel, H).
+        training, validation, batch, seed: pairs; windows in a batch, and of the order.
+        as_printed: whether the loss adds the steps of a forecast up, as equation 1 is printed: H times the mean (E1-1).
+        settings: further settings that the weights depend on, for ``identity``, the JSON of all.
 
     Raises:
         InputError: there is no pair, or the batch is below 1.
@@ -343,10 +311,6 @@ class ForecastTask:
 def errors_of(model: nn.Module, pairs: WindowPairs, *, at_once: int = 256) -> dict[str, float]:
     """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels and steps, in evaluation mode.
 
-    Args:
-        model, pairs: windows (batch, channel, L) to forecasts (batch, channel, H), and pairs to measure the errors on.
-        at_once: windows in a forward; it changes no result beyond rounding.
-
     Example:
         >>> made = samformer.benchmark(np.sin(np.arange(300) / np.array([[3.0], [7.0]])), length=24, horizon=6)
         >>> sorted(samformer.errors_of(samformer.LinearForecaster(24, 6), made.test))
@@ -371,10 +335,6 @@ def errors_of(model: nn.Module, pairs: WindowPairs, *, at_once: int = 256) -> di
 class ToyTask(ForecastTask):
     """Task of a model on the toy problem (S1-TOY), whose pairs are made once and held.
 
-    Args:
-        model, toy: of the same sizes.
-        options: see :class:`ForecastTask`.
-
     Raises:
         InputError: the model's length, horizon or channels are not the toy's.
     """
@@ -391,10 +351,6 @@ class ToyTask(ForecastTask):
 
 class BenchmarkTask(ForecastTask):
     """Task of a model on a benchmark, split as :func:`tsfm_lens.studies.samformer.benchmark` does.
-
-    Args:
-        model, data: of the same sizes.
-        options: see :class:`ForecastTask`.
 
     Raises:
         InputError: the model's length, horizon or channels are not those of the windows.
@@ -414,10 +370,7 @@ class BenchmarkTask(ForecastTask):
 def cosine_by_epoch(
     first: float, batches_per_epoch: int, *, epochs: int = 300, floor: float = 1e-6
 ) -> Callable[[int], float]:
-    """Return the learning rate by step: a half cosine from ``first`` to ``floor``, constant within an epoch.
-
-    Source:
-        SAMformer, appendix A.1, with the released code's floor: floor + (first − floor)(1 + cos(π e / epochs)) / 2.
+    """Return the learning rate by step: floor + (first − floor)(1 + cos(π e / epochs)) / 2 of epoch e (S1-T3).
 
     Example:
         >>> rate = samformer.cosine_by_epoch(1e-3, 100)

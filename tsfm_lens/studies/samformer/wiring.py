@@ -24,11 +24,7 @@ NAME = "samformer"
 
 
 class ChannelAdapter(Adapter):
-    """Lens adapter of a ``ChannelTransformer``; its stream holds L numbers per channel, or D numbers per time step.
-
-    Attributes:
-        n_variates: channels that the model was made for; None for any number.
-    """
+    """Lens adapter of a ``ChannelTransformer``; its stream holds L numbers per channel, or D numbers per time step."""
 
     architecture = NAME
     multivariate = True
@@ -48,7 +44,6 @@ class ChannelAdapter(Adapter):
         self.wiring = Wiring(NAME, (stack,), unembed, "embed", native.horizon)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Return the last L steps of every item, (item, channel, L)."""
         length, channels = self.context_length, batch.n_variates
         if self.n_variates not in (None, channels):
             raise InputError(
@@ -89,11 +84,9 @@ class ChannelAdapter(Adapter):
         return mean - self.model.embed.bias.detach() * gain, gain
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute forecasts in data units, (series, 1, step)."""
         return self.model(inputs["x"]).flatten(0, 1).unsqueeze(1)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute forecasts in data units, (…, series, 1, step)."""
         out = self.model.forecast(normalized, self.model.statistics(encoded.inputs["x"]))
         return out.flatten(-3, -2).unsqueeze(-2)
 

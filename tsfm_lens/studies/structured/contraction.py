@@ -33,9 +33,6 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
 
     Raises:
         InputError: shapes do not fit, or an index is no permutation.
-
-    Source:
-        Structured attention, definition 3.1, equation 8.
     """
 
     alphas: Tensor
@@ -68,7 +65,6 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
         self.inner_order = _permutations(right_permutations, inner_sizes)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
         total = flat.new_zeros(len(flat), self.out_features)
         levels = zip(self.alphas, self.left, self.right, self.outer_order, self.inner_order, strict=True)
@@ -78,7 +74,6 @@ class MultiLevelBlockTensorContraction(StructuredMatrix):
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        """Compute the matrix, (out, in), by blocks and permutation matrices."""
         total = self.left[0].new_zeros(self.out_features, self.in_features)
         levels = zip(self.alphas, self.left, self.right, self.outer_order, self.inner_order, strict=True)
         for alpha, left, right, outer, inner in levels:
@@ -135,11 +130,7 @@ def as_levels(matrix: LowRankBlockDiagonal) -> MultiLevelLowRank:
 
 
 def as_contraction(matrix: StructuredMatrix) -> MultiLevelBlockTensorContraction:
-    """Write a multi-level (low-rank, block-diagonal) matrix or a block tensor train as a contraction.
-
-    Source:
-        Structured attention, appendix C: MLR has α = 1 and no permutations; BTT is one level with p' = b, p = c,
-        r' = c s, r = b s.
+    """Write a multi-level (low-rank, block-diagonal) matrix or a block tensor train as a contraction (S2-MLBTC).
 
     Raises:
         InputError: the matrix is of no such family.

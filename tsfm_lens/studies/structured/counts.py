@@ -13,30 +13,14 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.studies.structured.matrices import factors_of, level_blocks, refuse_ranks, refuse_remainder, whole
 
 __all__ = ["bilinear_level_operations", "bilinear_train_operations", "cheapest_order", "key_cache_entries"]
-__all__ += ["level_attention_operations", "standard_operations"]
-
-
-def standard_operations(tokens: int, width: int, rank: int) -> int:
-    """Compute T² r + 2 T D r: queries, keys and scores of a head of rank r.
-
-    Example:
-        >>> structured.standard_operations(tokens=4, width=8, rank=2)
-        160
-    """
-    _refuse_sizes(tokens, width)
-    return tokens**2 * whole(rank, "rank") + 2 * tokens * width * rank
+__all__ += ["level_attention_operations"]
 
 
 def bilinear_level_operations(tokens: int, width: int, ranks: Sequence[int]) -> dict[str, Fraction]:
-    """Count the multiply-adds of bilinear multi-level scores by order of contraction; the finest level divides D.
+    """Count the multiply-adds of bilinear multi-level scores by order of contraction, a to e of table 2 (S2-T2).
 
-    Returns:
-        By order, a to e of table 2: "a" forms the whole matrix, "b" every level's matrix, "c" queries and keys of each
-        level, "d" keys of full width for each level, "e" their sum. An addition without a product counts one half,
-        whence the fractions of "a".
-
-    Source:
-        Structured attention, table 2 (S2-T2), with the second term of row b inside the sum.
+    "a" forms the whole matrix, "b" every level's matrix, "c" queries and keys of each level, "d" keys of full width for
+    each level, "e" their sum. An addition without a product counts one half.
 
     Example:
         >>> {order: int(cost) for order, cost in structured.bilinear_level_operations(16, 8, (2, 1)).items()}
@@ -67,14 +51,9 @@ def bilinear_train_operations(
     out_factors: tuple[int, int] | None = None,
     in_factors: tuple[int, int] | None = None,
 ) -> dict[str, int]:
-    """Count the multiply-adds of bilinear block-tensor-train scores of rank s by order of contraction.
+    """Count the multiply-adds of bilinear block-tensor-train scores of rank s by order of contraction (S2-T3).
 
-    Returns:
-        "both" forms queries and keys of size b c s, "keys" keys of full width and no queries. The projections cost the
-        same in both, T D s (b + c).
-
-    Source:
-        Structured attention, table 3 (S2-T3), derived anew, since its body is not in the text that there is.
+    "both" forms queries and keys of size b c s, "keys" keys of full width and no queries.
 
     Example:
         >>> structured.bilinear_train_operations(tokens=4, width=16, rank=2)
@@ -98,14 +77,7 @@ def cheapest_order(operations: dict[str, Fraction] | dict[str, int]) -> str:
 
 
 def level_attention_operations(tokens: int, ranks: Sequence[int], width: int = 0) -> Fraction:
-    """Compute T² Σ r_l / 2^(l-1), and 2 T D Σ r_l for queries and keys where a width is given.
-
-    Args:
-        tokens, ranks: T, which the finest level divides, and r_l.
-        width: D; 0 for the scores alone.
-
-    Source:
-        Structured attention, section 3.4 (S2-FL).
+    """Compute T² Σ r_l / 2^(l-1), and 2 T D Σ r_l for queries and keys where a ``width`` is given (S2-FL).
 
     Example:
         >>> float(structured.level_attention_operations(256, [8] * 8) / (256**2 * 64))
@@ -119,13 +91,10 @@ def level_attention_operations(tokens: int, ranks: Sequence[int], width: int = 0
 
 
 def key_cache_entries(tokens: int, ranks: Sequence[int]) -> int:
-    """Count the numbers of keys that the last of T tokens needs, T Σ r_l / 2^(l-1), for T Σ r_l in standard attention.
+    """Count the numbers of keys that the last of T tokens needs, T Σ r_l / 2^(l-1) (S2-KV).
 
     Raises:
         InputError: the finest level does not divide the tokens.
-
-    Source:
-        Structured attention, section 3.4 (S2-KV).
 
     Example:
         >>> 1024 * 64 / structured.key_cache_entries(1024, [48, 16])

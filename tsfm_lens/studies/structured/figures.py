@@ -30,16 +30,10 @@ NULL_WORDS = {"rotated": "rotated bases", "shuffled": "shuffled features", "gaus
     "How near structured matrices of one size come to the heads' scoring forms.", variables=("error", "gain_low")
 )
 def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | None = None) -> go.Figure:
-    """Draw the error of each structure for every head, over that of the null for the same head.
+    """Draw the error of each structure for every head, hollow where it does not lie below the null's 95 % interval.
 
     Args:
-        null: "rotated", "shuffled" or "gaussian".
-        budget: one of the result's, the largest unless given.
-
-    Returns:
-        A panel per structure with the heads in order of depth: dots for the model's own basis, hollow where they do
-        not lie below the null; pale bars where one more draw of the null would lie (95 %), and a tick at the mean of
-        random weights.
+        null, budget: "rotated", "shuffled" or "gaussian"; one of the result's, the largest unless given.
 
     Example:
         >>> fig = figures.scoring_errors(results["scoring_structure"])

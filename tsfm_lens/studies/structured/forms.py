@@ -70,20 +70,14 @@ class Copies(StructuredLayer):
         super().__init__(width, heads, width)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, width), a view."""
         return flat[:, None].expand(-1, self.heads, -1)
 
 
 class LevelFactor(StructuredLayer):
-    """X ⊕_k W_{l,k} of every level, side by side: one side of a multi-level matrix for each head.
-
-    The finest level divides the width; level l has 2^(l-1) blocks of features.
+    """X ⊕_k W_{l,k} of every level, side by side: one side of a multi-level matrix for each head (S2-BMLR).
 
     Attributes:
-        factors: by level (block, width / blocks, head, rank), drawn with variance p_l / width.
-
-    Source:
-        Structured attention, equations 12 and 13.
+        factors: by level l (2^(l-1) blocks, width / blocks, head, rank), drawn with variance p_l / width.
     """
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int]) -> None:
@@ -96,7 +90,6 @@ class LevelFactor(StructuredLayer):
             self.factors.append(nn.Parameter(torch.randn(count, own, heads, rank) * own**-0.5))
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, Σ r_l p_l)."""
         levels = []
         for factor in self.factors:
             narrow = cut(flat, len(factor)) @ factor.flatten(2)
@@ -105,11 +98,7 @@ class LevelFactor(StructuredLayer):
 
 
 class LevelMap(StructuredLayer):
-    """Σ_l α_l ⊕_k L_{l,k} R_{l,k}ᵀ x for each head: keys of full width, for queries that are the tokens themselves.
-
-    ``left`` and ``right`` are the factors on the queries' and on the keys' side; levels have factors ``alphas``, all 1
-    if None.
-    """
+    """Σ_l α_l ⊕_k L_{l,k} R_{l,k}ᵀ x for each head: keys of full width, for queries that are the tokens themselves."""
 
     def __init__(self, width: int, heads: int, ranks: Sequence[int], alphas: Sequence[float] | None = None) -> None:
         super().__init__(width, heads, width)
@@ -117,7 +106,6 @@ class LevelMap(StructuredLayer):
         self.alphas = tuple(1.0 for _ in ranks) if alphas is None else tuple(alphas)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, width)."""
         total = flat.new_zeros(len(flat), self.heads, self.in_features)
         for alpha, left, right in zip(self.alphas, self.left.factors, self.right.factors, strict=True):
             blocks, heads = len(right), self.heads
@@ -129,16 +117,10 @@ class LevelMap(StructuredLayer):
 
 
 class TrainFactor(StructuredLayer):
-    """One side of a block tensor train for each head, its features in the order (b, c, s) on both sides.
-
-    The width is a · b on the queries' side, c · d on the keys'; factors are balanced if None. ``side`` is "queries" or
-    "keys".
+    """One side of a block tensor train for each head, its features in the order (b, c, s) on both sides (S2-BBTT).
 
     Attributes:
-        factor: (b, a, head, c s) of queries, drawn with variance 1 / (c s); (c, d, head, b s) of keys, 1 / d.
-
-    Source:
-        Structured attention, equations 15 and 16; the permutations P_3 and P_4 must order (s, b, c) alike.
+        factor: (b, a, head, c s) of "queries", drawn with variance 1 / (c s); (c, d, head, b s) of "keys", 1 / d.
     """
 
     def __init__(
@@ -161,7 +143,6 @@ class TrainFactor(StructuredLayer):
         self.factor = nn.Parameter(torch.randn(*shape) * fan_in**-0.5)
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, b · c · s)."""
         if self.side == "queries":
             # P_L: entry α b + β of a token belongs to block β
             parts = flat.unflatten(1, (self.a, self.b)).permute(2, 0, 1)
@@ -187,7 +168,6 @@ class TrainMap(StructuredLayer):
         self.right = TrainFactor(width, heads, rank, out_factors, in_factors, side="keys")
 
     def of_tokens(self, flat: Tensor) -> Tensor:
-        """Map (token, width) to (token, head, width)."""
         b, inner = self.left.b, self.left.c * self.left.rank
         narrow = self.right.of_tokens(flat).unflatten(2, (b, inner))
         # (b · head, token, c s) @ (b · head, c s, a)
@@ -203,9 +183,8 @@ class ScoringForm(ABC):
     """Scoring function.
 
     Attributes:
-        scale: "sqrt" divides scores by the root of the number of features, "mup" multiplies with ``constant`` over it,
-            "none" leaves them, as equation 1 prints them.
-        constant: C of "mup".
+        scale, constant: "sqrt" divides scores by the root of the number of features, "mup" multiplies with ``constant``
+            over it, "none" leaves them.
         norm: LayerNorm without parameters on queries and keys.
     """
 
@@ -259,15 +238,12 @@ class Standard(ScoringForm):
             raise InputError(f"a window of {self.window} tokens; 0 lets a token see itself, None all")
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Return dense layers."""
         return _dense(width, heads * d_head), _dense(width, heads * d_head), d_head
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
-        """Return all keys, or those of the window."""
         return Reach((features,), (max(tokens, 1),), causal, self.window)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
-        """Compute torch's own attention; in a window, tile by tile."""
         if self.window is not None:
             return super().attend(query, key, value, causal)
         return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=1.0)
@@ -290,12 +266,10 @@ class TokenLevels(ScoringForm):
     by_depth: bool = False
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Return dense layers, whose features of a head are those of the levels side by side."""
         features = sum(refuse_ranks(self.ranks, width))
         return _dense(width, heads * features), _dense(width, heads * features), features
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Apply LayerNorm over all features of a head, and the scale."""
         if not self.level_scale:
             return super().prepared(query, key, width)
         query, key = self.normed(query, key)
@@ -303,7 +277,6 @@ class TokenLevels(ScoringForm):
         return query * torch.tensor(shares, dtype=query.dtype, device=query.device), key
 
     def reach(self, features: int, tokens: int, causal: bool) -> Reach:
-        """Return the keys of nested blocks."""
         blocks = token_blocks(tokens, len(self.ranks), self.length)
         return Reach(tuple(self.ranks), blocks, causal, by_depth=self.by_depth)
 
@@ -314,8 +287,7 @@ class BilinearLevels(ScoringForm):
 
     Attributes:
         ranks: r_l; their sum is what the head size is in standard attention.
-        order: "both" forms queries and keys of Σ r_l p_l features (order c of table 2), "keys" keys of full width (e);
-            "auto" takes what costs less, and "both" with ``norm``.
+        order: "both" forms queries and keys of Σ r_l p_l features, "keys" keys of full width; "auto" the cheaper.
     """
 
     ranks: tuple[int, ...] = (4, 4)
@@ -333,7 +305,6 @@ class BilinearLevels(ScoringForm):
         return [rank * count for rank, count in zip(self.ranks, level_blocks(len(self.ranks)), strict=True)]
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Return factors of both sides, or the tokens and whole matrices."""
         if self.forms_both(width):
             query, key = (LevelFactor(width, heads, self.ranks) for _ in range(2))
             return query, key, sum(self.features)
@@ -345,7 +316,6 @@ class BilinearLevels(ScoringForm):
         return self.order == "both" or self.norm or (self.order == "auto" and sum(self.features) <= width)
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Scale and normalise level by level; whole matrices contain their factors."""
         if not self.forms_both(width):
             return query, key
         queries, keys = (self.normed(*part.split(self.features, -1)) for part in (query, key))
@@ -358,10 +328,8 @@ class BilinearTrain(ScoringForm):
     """xᵀ (P_L ⊕L P_R ⊕Rᵀ) x', of full rank (S2-BBTT).
 
     Attributes:
-        rank: s.
-        out_factors, in_factors: (a, b) and (c, d) of the width; balanced if None.
-        order: "both" forms queries and keys of b c s features, "keys" keys of full width; "auto" takes what costs less,
-            and "keys" with ``norm``, which acts on tokens and on keys of full width.
+        rank, out_factors, in_factors: s; (a, b) and (c, d) of the width, balanced if None.
+        order: "both" forms queries and keys of b c s features, "keys" keys of full width; "auto" the cheaper.
     """
 
     rank: int = 1
@@ -376,7 +344,6 @@ class BilinearTrain(ScoringForm):
             raise InputError('the norm acts on tokens and on keys of full width; choose order="keys"')
 
     def projections(self, width: int, heads: int, d_head: int) -> tuple[nn.Module, nn.Module, int]:
-        """Return factors of both sides, or the tokens and whole matrices."""
         sizes = (width, heads, self.rank, self.out_factors, self.in_factors)
         if self.forms_both(width):
             return TrainFactor(*sizes, side="queries"), TrainFactor(*sizes, side="keys"), self.inner(width)
@@ -392,17 +359,12 @@ class BilinearTrain(ScoringForm):
         return self.order == "both" or (self.order == "auto" and not self.norm and self.inner(width) <= width)
 
     def prepared(self, query: Tensor, key: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Scale by the width whatever the order, so that the scores are the same."""
         query, key = self.normed(query, key)
         return query * self.factor(width), key
 
 
 def token_blocks(tokens: int, levels: int, length: int | None = None) -> tuple[int, ...]:
-    """Return the tokens of a block of each of so many levels, halved from one level to the next.
-
-    Args:
-        length: tokens that the blocks divide; ``tokens`` if None. Where 2^(levels-1) does not divide them, blocks are
-            those of the next length that it does divide, as if the end were padded.
+    """Return the tokens of a block of each level, halved from one to the next, as if the end of ``length`` were padded.
 
     Raises:
         InputError: the sequence is longer than ``length``, or has fewer tokens than the finest level has blocks.

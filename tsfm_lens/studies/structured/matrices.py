@@ -30,8 +30,7 @@ def balanced_factors(width: int) -> tuple[int, int]:
     """Return two factors of a width, the first at most the second, as near to its square root as can be.
 
     Raises:
-        InputError: the width is below 1, or a prime above 3, of which no two factors save anything; names the nearest
-            width that can be split.
+        InputError: the width is below 1, or a prime above 3; names the nearest width that can be split.
 
     Example:
         >>> structured.balanced_factors(64), structured.balanced_factors(24)
@@ -123,20 +122,14 @@ class StructuredMatrix(nn.Module, ABC):
 
 
 class MultiLevelLowRank(StructuredMatrix):
-    """Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ: low-rank blocks on the diagonal, a finer level over each coarser one.
-
-    Args:
-        ranks: rank of each block, by level; 0 leaves a level out.
-        blocks: blocks of each level, which divide rows and columns; 1, 2, 4, … if None.
+    """Σ_l ⊕_k L_{l,k} R_{l,k}ᵀ: low-rank blocks on the diagonal, a finer level over each coarser one (S2-MLR).
 
     Attributes:
+        ranks, blocks: rank of each block, by level, 0 leaving it out; blocks of each level, 1, 2, 4, … by default.
         left, right: by level (block, out / blocks, rank) and (block, in / blocks, rank).
 
     Raises:
         InputError: sizes do not divide, a rank exceeds the width, or there is none.
-
-    Source:
-        Structured attention, equations 4 and 10 (S2-MLR). The rank printed in table 1, Σ r_l p_l, is an upper bound.
     """
 
     def __init__(
@@ -155,7 +148,6 @@ class MultiLevelLowRank(StructuredMatrix):
             self.right.append(_draw(count, columns, rank, fan_in=columns))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
         total = flat.new_zeros(len(flat), self.out_features)
         for left, right in zip(self.left, self.right, strict=True):
@@ -164,7 +156,6 @@ class MultiLevelLowRank(StructuredMatrix):
         return total.reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        """Compute the matrix, (out, in): the sum of its levels, each a block-diagonal matrix."""
         levels = zip(self.left, self.right, strict=True)
         return torch.stack([torch.block_diag(*(left @ right.transpose(1, 2))) for left, right in levels]).sum(0)
 
@@ -172,11 +163,6 @@ class MultiLevelLowRank(StructuredMatrix):
     def n_parameters(self) -> int:
         """(out + in) Σ r_l."""
         return (self.out_features + self.in_features) * sum(self.ranks)
-
-    @property
-    def rank_bound(self) -> int:
-        """Σ r_l p_l, the rank that table 1 prints."""
-        return sum(rank * count for rank, count in zip(self.ranks, self.blocks, strict=True))
 
     @property
     def generic_rank(self) -> int:
@@ -205,24 +191,16 @@ class LowRank(LowRankBlockDiagonal):
 
 
 class BlockTensorTrain(StructuredMatrix):
-    """P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ): of full rank from s = 1 on, with 2 s D^{3/2} numbers for width D.
+    """P_L (⊕_{k'≤b} L_k') P_R (⊕_{k≤c} R_kᵀ): of full rank from s = 1 on, which is Monarch (S2-BTT).
 
-    Entry (αb + β, γd + δ) is Σ_{t<s} L_β[α, γs + t] R_γ[δ, βs + t], so each slice of fixed (β, γ) is a matrix (a, d) of
-    rank s of its own. s = 1 is Monarch.
-
-    Args:
-        out_features, in_features: a · b and c · d.
-        rank: s.
-        out_factors, in_factors: (a, b) and (c, d); balanced if None.
+    Entry (αb + β, γd + δ) is Σ_{t<s} L_β[α, γs + t] R_γ[δ, βs + t]: slices of fixed (β, γ), (a, d), have rank s.
 
     Attributes:
+        rank, out_factors, in_factors: s; (a, b) and (c, d) of the sizes, balanced if None.
         left, right: (b, a, c · s) and (c, d, b · s).
 
     Raises:
         InputError: factors do not multiply to the sizes, or s exceeds min(a, d), from which on any matrix is reached.
-
-    Source:
-        Structured attention, equations 5 and 11 (S2-BTT). Table 1 prints b as the upper limit of the right sum for c.
     """
 
     def __init__(
@@ -241,7 +219,6 @@ class BlockTensorTrain(StructuredMatrix):
         self.right = _draw(self.c, self.d, self.b * rank, fan_in=self.d)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (…, in) to (…, out)."""
         flat = x.reshape(-1, self.in_features)
         inner = cut(flat, self.c) @ self.right  # (c, vector, b s)
         swapped = inner.unflatten(2, (self.b, self.rank)).permute(2, 1, 0, 3).flatten(2)  # (b, vector, c s)
@@ -249,7 +226,6 @@ class BlockTensorTrain(StructuredMatrix):
         return out.permute(1, 2, 0).reshape(*x.shape[:-1], self.out_features)
 
     def dense(self) -> Tensor:
-        """Compute the matrix, (out, in), by blocks and permutations."""
         narrow = torch.block_diag(*self.right.transpose(1, 2))[right_permutation(self.b, self.c, self.rank)]
         return (torch.block_diag(*self.left) @ narrow)[left_permutation(self.a, self.b)]
 

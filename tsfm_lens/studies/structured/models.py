@@ -23,11 +23,7 @@ __all__ += ["make_forecaster"]
 
 
 class ScoredAttention(nn.Module):
-    """Multi-head attention: queries and keys as the form makes them, dense values and output.
-
-    Args:
-        width, n_heads, form, causal: of a token; heads; the scoring function; and whether a token sees none after it.
-        d_head: features of a head's values; width / heads if None.
+    """Multi-head attention of (batch, token, width): queries and keys as the form makes them, dense values and output.
 
     Raises:
         InputError: the heads do not divide the width, or as the form says.
@@ -79,13 +75,7 @@ class ScoredAttention(nn.Module):
 
 
 class KeyCache:
-    """Keys and values of the tokens so far: of each level the keys of the present block alone.
-
-    Args:
-        reach: keys that a query scores.
-        batch, heads, length, d_value: sequences, heads of each, largest number of tokens, features of values.
-        like: a tensor of the type and device to use.
-    """
+    """Keys and values of at most ``length`` tokens so far: of each level the keys of the present block alone."""
 
     def __init__(self, reach: Reach, batch: int, heads: int, length: int, d_value: int, like: Tensor) -> None:
         self.reach, self.length, self.tokens = reach, length, 0
@@ -107,11 +97,6 @@ class KeyCache:
     def key_bytes(self) -> int:
         """Bytes of the keys, all heads and sequences together."""
         return sum(keys.untyped_storage().nbytes() for keys in self._keys)
-
-    @property
-    def value_bytes(self) -> int:
-        """Bytes of the values."""
-        return self._values.untyped_storage().nbytes()
 
     def append(self, key: Tensor, value: Tensor) -> None:
         """Store one more token's key (batch, head, 1, feature) and value; InputError if the cache is full."""
@@ -157,13 +142,7 @@ class EncoderBlock(nn.Module):
 
 
 class Encoder(nn.Module):
-    """Blocks and a last LayerNorm: of a width, a number of layers and of heads.
-
-    Args:
-        forms: the scoring function, or a pattern of several that repeats over the layers.
-        d_mlp: hidden units of the MLPs; 4 · width if None.
-        causal: whether a token sees none after it.
-    """
+    """Blocks and a last LayerNorm, with a scoring function, or a pattern of several that repeats over the layers."""
 
     def __init__(
         self,
@@ -211,14 +190,9 @@ class InContextRegressor(nn.Module):
     """Regressor that predicts y of each x from the pairs before it, at most ``points`` pairs with ``d_input`` numbers.
 
     Args:
-        encoder, width: causal, and of its stream.
-        positions: "learned" or "none".
-        tokens: "single", x_1, y_1, x_2, y_2, …, y filled up with zeros, as in the paper; or "pairs", where token i
-            holds x_i and the pair before it, so that no layer has to bring an x together with its y.
-
-    Source:
-        Structured attention, section 4 (S2-ICL): linear read-in, and a linear read-out that begins at zero, so that the
-        loss begins at the mean square of y.
+        encoder, width, positions: causal, and of its stream; "learned" or "none".
+        tokens: "single", x_1, y_1, x_2, y_2, …, y filled up with zeros, as in the paper (S2-ICL); or "pairs", where
+            token i holds x_i and the pair before it.
 
     Raises:
         InputError: the encoder is not causal.
@@ -263,10 +237,8 @@ class PatchForecaster(nn.Module):
 
     Args:
         encoder, width: of any scoring function, and of its stream.
-        patch, context_length: steps of a token, and steps read, a multiple of them; shorter series are filled with NaN
-            on the left.
-        prediction_length, levels: steps ahead, and quantile levels.
-        positions: "learned" or "none".
+        patch, context_length: steps of a token, and steps read, a multiple of them; NaN on the left where missing.
+        prediction_length, levels, positions: steps ahead; quantile levels; "learned" or "none".
     """
 
     def __init__(
@@ -320,21 +292,10 @@ class PatchForecaster(nn.Module):
 
 @extensible
 class StepForecaster(nn.Module):
-    """Forecaster from windows (batch, channel, T) to (batch, channel, T): token t forecasts step t ahead.
+    """Forecaster from windows (batch, channel, T) to (batch, channel, T): token t forecasts step t ahead (S2-ETT).
 
-    A linear map reads the channels of a time step into the stream and another reads those of a forecast out of it,
-    between RevIN and its inverse, of which the paper says nothing. It opens behind a lens: ``load(model)``.
-
-    Args:
-        encoder, width: of any scoring function, and of its stream.
-        length, channels: T, and of the series; 7 in the paper.
-        settings: further arguments that it was made by, for the identity of a run.
-
-    Attributes:
-        horizon, settings: T; sizes, and the given settings.
-
-    Source:
-        Structured attention, appendix J (S2-ETT).
+    Linear maps read the channels of a time step into the stream and those of a forecast out of it, between RevIN and
+    its inverse. It opens behind a lens: ``load(model)``.
     """
 
     def __init__(
@@ -380,7 +341,6 @@ def make_forecaster(
     Args:
         name, form: of ``REGRESSORS``, the names of scoring functions, and its arguments, such as ``ranks``.
         length, horizon, channels: of windows and forecasts; the first two are the same T.
-        width, layers, heads, d_mlp, seed: of its encoder, which sees all steps.
 
     Raises:
         UnknownNameError: an unknown name.

@@ -54,19 +54,16 @@ def scoring_structure(
 ) -> xr.Dataset:
     """Measure the distance of matrices of four structures and one size to W_Q W_Kᵀ of every head.
 
-    Biases, rotary embeddings, position biases, norms of queries and keys, and scales of the product are no part of it.
-    Each structure gets as many parameters as a low-rank matrix of rank ρ, a share of d_head, or the nearest number
-    below; all but multi-level matrices are the best approximations. Errors are compared with three nulls: a random
-    rotation of the stream ("rotated"), a random order of its features ("shuffled"), and random normal W_Q and W_K.
+    Each structure gets as many parameters as a low-rank matrix of rank ρ, or the nearest number below; all but
+    multi-level matrices are the best approximations. Nulls are a random rotation of the stream ("rotated"), a random
+    order of its features ("shuffled"), and random normal W_Q and W_K.
 
     Args:
-        budget: ρ over d_head, above 0 and up to 1, one or several; at least rank 1.
-        epsilon: of the ε-ranks.
+        budget, epsilon: ρ over d_head, above 0 and up to 1, one or several; of the ε-ranks.
         levels, sweeps: the most levels, with 1, 2, 4, … blocks, and of the multi-level fit; nulls have as many.
         draws, seed: of each null.
         fold_norm: with the gain of the norm before the branch in the matrices, which then act on normed streams.
-        stack: one stack; all if None.
-        progress: called with (done, of) after each attention.
+        stack, progress: one stack, all if None; called with (done, of) after each attention.
 
     Returns:
         Dataset of kind "scoring_structure" over ``component``, the heads, with coordinates ``stack``, ``kind``,
@@ -78,8 +75,7 @@ def scoring_structure(
         structure, component), the mean null error less the own one, judged by the interval of a further draw.
 
     Source:
-        Structured attention, section 3 and table 1 (S2-LR, S2-LRBD, S2-MLR, S2-BTT), of trained models;
-        prediction intervals after Fisher 1935.
+        Structured attention, section 3 (S2-LR, S2-LRBD, S2-MLR, S2-BTT); prediction intervals after Fisher 1935.
 
     Raises:
         UnknownNameError: no such stack.

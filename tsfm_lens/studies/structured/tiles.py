@@ -28,15 +28,12 @@ BUFFER = 2**20
 
 @dataclass(frozen=True)
 class Reach:
-    """Keys that a query scores, and the number of features for each.
+    """Keys that a query scores, and the number of features for each; ``scale`` is a factor on the scores.
 
     Attributes:
         ranks: features of each level; they lie side by side in queries and keys.
-        blocks: tokens of a block, by level: each a multiple of the next, the first at least the sequence. A pair is
-            scored by the levels in whose blocks both lie.
-        causal: no key after the query.
-        window: no key further away than this; None for any.
-        scale: factor on the scores.
+        blocks: tokens of a block, by level, each a multiple of the next; levels score the pairs within their blocks.
+        causal, window: no key after the query; none further away than this, None for any.
         by_depth: divide a score by the number of levels that it sums over.
     """
 
@@ -49,10 +46,7 @@ class Reach:
 
 
 def block_depth(tokens: int, blocks: tuple[int, ...]) -> Tensor:
-    """Return (query, key): the deepest level whose block holds both tokens, from 1 on.
-
-    Source:
-        Structured attention, section 3.4, d(j, j'), with positions counted from 0.
+    """Return (query, key): the deepest level whose block holds both tokens, from 1 on, d(j, j') (S2-MLRA).
 
     Example:
         >>> depth = structured.block_depth(16, (16, 8, 4))

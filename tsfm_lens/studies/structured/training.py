@@ -30,15 +30,11 @@ FIRST_DIMENSIONS = 4
 
 @dataclass(frozen=True)
 class Prompts:
-    """Prompts x_1, f(x_1), …, x_N of linear functions f(x) = wᵀx, w ~ N(0, I) and x ~ N(0, I / d), without noise.
+    """Prompts x_1, f(x_1), …, x_N of linear f(x) = wᵀx, w ~ N(0, I) and x ~ N(0, I / d), without noise (S2-ICL).
 
     Attributes:
         inputs, points: d, and N; 2 · d if None.
-        curriculum: steps over which dimensions rise from 4 to d, the others being zero, and points from 8 to N, as in
-            the published code, which the paper does not mention; 0 for none.
-
-    Source:
-        Structured attention, section 4 (S2-ICL).
+        curriculum: steps over which dimensions rise from 4 to d, others being zero, and points from 8 to N; 0 for none.
     """
 
     inputs: int = 16
@@ -118,13 +114,9 @@ def make_regressor(
     seed: int = 0,
     **form: Any,
 ) -> InContextRegressor:
-    """Make a regressor with drawn weights.
+    """Make a regressor with drawn weights, for prompts.
 
-    Args:
-        name, form: of ``REGRESSORS``, and arguments of the scoring function, such as ``ranks``.
-        prompts: that it is made for.
-        width, layers, heads, d_mlp, seed: of its encoder and weights.
-        positions, tokens: as in :class:`InContextRegressor`.
+    ``name`` and ``form`` are of ``REGRESSORS``, and arguments of the scoring function, such as ``ranks``.
 
     Raises:
         UnknownNameError: an unknown name.
@@ -170,13 +162,8 @@ class InContextTask:
 
     Args:
         model, prompts: from :func:`make_regressor`, and those that it is trained on.
-        batch, epoch: prompts of a step, and steps between two evaluations.
-        held_out: prompts that it is measured on, the same for every seed.
-        seed: of the prompts.
-        settings: further settings that the weights depend on, for ``identity``.
-
-    Attributes:
-        identity: JSON of all settings.
+        batch, epoch, held_out: prompts of a step; steps between two evaluations; prompts that it is measured on.
+        seed, settings: of the prompts; further settings that the weights depend on, for ``identity``, their JSON.
 
     Raises:
         InputError: a number is below 1, or the model was made for other prompts.
@@ -233,10 +220,7 @@ class InContextTask:
 
 
 def first_deviation(d_out: int, d_in: int) -> float:
-    """Compute the standard deviation of first weights, d_in^-1/2 · min(1, √(d_out / d_in)).
-
-    Source:
-        Structured attention, appendix F.1 (S2-MUP); the norm that it writes ‖·‖_* is the spectral one.
+    """Compute the standard deviation of first weights, d_in^-1/2 · min(1, √(d_out / d_in)) (S2-MUP).
 
     Example:
         >>> structured.first_deviation(d_out=16, d_in=64)
@@ -262,14 +246,9 @@ def fan_in_of(module: nn.Module, name: str) -> int | None:
 
 
 def parameter_groups(model: nn.Module, rate: float, base_width: int) -> list[dict[str, Any]]:
-    """Group parameters by the learning rate of AdamW that μP gives each, as torch's optimisers take them.
+    """Group parameters by the learning rate of AdamW that μP gives each, as torch's optimisers take them (S2-MUP).
 
-    Args:
-        model: a transformer of this package, or any module with its layers.
-        rate, base_width: tuned at D_1.
-
-    Returns:
-        One group for each rate: "params", "lr", and the "names" of its parameters.
+    ``rate`` is tuned at the width ``base_width``. Each group has "params", "lr", and the "names" of its parameters.
 
     Raises:
         InputError: a rate that is not above 0.
@@ -319,10 +298,7 @@ def redraw(model: nn.Module, seed: int) -> None:
 
 
 def rms_capped(weight: Tensor, d_out: int, d_in: int) -> Tensor:
-    """Compute W / max(1, RMS(W) / σ₀) with σ₀² = min(d_in, d_out) / d_in², of any shape.
-
-    Source:
-        Structured attention, appendix F.1: factors are RMS-normalised; the cap is that of the published code.
+    """Compute W / max(1, RMS(W) / σ₀) with σ₀² = min(d_in, d_out) / d_in², of any shape (S2-MUP).
 
     Example:
         >>> structured.rms_capped(torch.full((4, 4), 3.0), 4, 4)[0, 0].item()

@@ -10,14 +10,13 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, TokenSpans, Wiring
-from tsfm_lens.models import Lens
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.registry import method_of
 from tsfm_lens.studies.samformer.wiring import ChannelAdapter
 from tsfm_lens.studies.structured.models import EncoderBlock, PatchForecaster, StepForecaster
 
-__all__ = ["ForecasterAdapter", "StepAdapter", "as_lens"]
+__all__ = ["ForecasterAdapter", "StepAdapter"]
 
 
 class ForecasterAdapter(Adapter):
@@ -33,7 +32,6 @@ class ForecasterAdapter(Adapter):
         self.wiring = Wiring("structured", (stack_of(native),), unembed, "embed", native.prediction_length)
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        """Return the last steps of every series, filled with NaN on the left."""
         context = torch.full((len(batch), self.context_length), torch.nan, device=self.device)
         for row, series in zip(context, batch.values, strict=True):
             tail = torch.as_tensor(series[-self.context_length :].copy(), dtype=torch.float32)
@@ -44,12 +42,10 @@ class ForecasterAdapter(Adapter):
         return Encoded({"context": context}, spans, loc, scale, batch)
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        """Compute quantiles in data units, (batch, quantile, step)."""
         out: Tensor = self.model(**inputs)
         return out
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute quantiles in data units, (…, batch, quantile, step)."""
         out: Tensor = self.model.quantiles(normalized, encoded.loc.to(normalized), encoded.scale.to(normalized))
         return out
 
@@ -105,18 +101,6 @@ def _mlp() -> Mlp:
     pre, post = Site("up", layout=hidden), Site("down", "in", layout=hidden)
     inner = Projection("up", "d_mlp")
     return Mlp(Site("down"), Site("norm2", "in"), pre, post, "down", inner, norm="norm2", aside=True, act="gelu")
-
-
-def as_lens(model: PatchForecaster, name: str = "structured") -> Lens:
-    """Open a forecaster as a lens, ready for runs, probes and figures.
-
-    Example:
-        >>> encoder = structured.Encoder(16, 1, 2, structured.BilinearTrain())
-        >>> model = structured.PatchForecaster(encoder, 16, patch=4, context_length=32, prediction_length=6)
-        >>> structured.as_lens(model).wiring.architecture
-        'structured'
-    """
-    return Lens(ForecasterAdapter(model.eval()), name)
 
 
 @method_of("PatchForecaster", "StepForecaster")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -19,9 +20,7 @@ _VARIANCES = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of W_V"}
 @measure("S0-J1A")
 def by_rank(context: Context, *, width: int = 512, n_tokens: int = 4096, n_ranks: int = 40) -> MeasuredValues:
     """Measure the slope over the singular value that is cut off, and the distance from the bounds."""
-    data = rank_theory.compression_by_rank(
-        width=width, n_tokens=n_tokens, n_ranks=n_ranks, draws=context.draws(1), seed=context.seed
-    )
+    data = rank_theory.compression_by_rank(width=width, n_tokens=n_tokens, n_ranks=n_ranks, **_draws(context, 1))
     ranks = data["rank"].values
     tested = {"ranks": f"{len(ranks)} from {ranks[0]} to {ranks[-1]}", **_VARIANCES}
     result = _result(data, context, {"d": str(width), "tokens": str(n_tokens), **tested}, intervals=True)
@@ -37,9 +36,7 @@ def by_width(
     context: Context, *, widths: Sequence[int] = (32, 64, 128, 256, 512), n_tokens: int = 1024
 ) -> MeasuredValues:
     """Measure the slope over the width with its interval, and that of other weights."""
-    data = rank_theory.compression_by_width(
-        widths=widths, n_tokens=n_tokens, draws=context.draws(50), seed=context.seed
-    )
+    data = rank_theory.compression_by_width(widths=widths, n_tokens=n_tokens, **_draws(context, 50))
     sizes = {"d": ", ".join(map(str, widths)), "tokens": str(n_tokens), "rank": str(data.attrs["rank"]), **_VARIANCES}
     result = _result(data, context, sizes, intervals=True)
     for weights, name in (
@@ -56,9 +53,7 @@ def sketching(
     context: Context, *, width: int = 2048, heads: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128), decay: float = 200.0
 ) -> MeasuredValues:
     """Measure growth of the effective rank with the heads, and compare sparse sketches with dense ones."""
-    data = rank_theory.sketching_by_heads(
-        width=width, heads=heads, decay=decay, draws=context.draws(6), seed=context.seed
-    )
+    data = rank_theory.sketching_by_heads(width=width, heads=heads, decay=decay, **_draws(context, 6))
     sparse, dense = (data["distance"].sel(sketch=name) for name in ("sparse", "dense"))
     apart = np.asarray(np.abs(np.log(sparse.values / dense.values)).mean(axis=-1))
     words = f"logarithm of {COMPARABLE_WITHIN:g}, less that of their ratio"
@@ -83,9 +78,7 @@ def head_spectra(
     context: Context, *, width: int = 128, n_tokens: int = 256, heads: Sequence[int] = (1, 2, 4, 8, 16, 32)
 ) -> MeasuredValues:
     """Test that rank grows from each number of heads to the next, and measure it where softmax is even."""
-    data = rank_theory.spectra_by_heads(
-        width=width, n_tokens=n_tokens, heads=heads, draws=context.draws(8), seed=context.seed
-    )
+    data = rank_theory.spectra_by_heads(width=width, n_tokens=n_tokens, heads=heads, **_draws(context, 8))
     ranks = data["rank"].sel(input="times √L")
     increase = ranks.diff("heads").transpose("heads", "draw").values
     parts = [
@@ -138,7 +131,7 @@ def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
 @measure("S0-TH2")
 def residual_mlps(context: Context) -> MeasuredValues:
     """Check theorem 2."""
-    data = rank_theory.embedding_bounds(draws=context.draws(10), seed=context.seed)
+    data = rank_theory.embedding_bounds(**_draws(context, 10))
     result = _result(data, context, {"patch": str(data.attrs["patch"]), **_sizes(data)})
     result.add("above_theorem_2", (data["count"] > data["most"]).sum())
     result.add("residual MLPs and thresholds", data["count"].size)
@@ -148,7 +141,7 @@ def residual_mlps(context: Context) -> MeasuredValues:
 @measure("S0-TH3")
 def compression(context: Context) -> MeasuredValues:
     """Check theorems 3 and 5."""
-    data = rank_theory.compression_bounds(draws=context.draws(20), seed=context.seed)
+    data = rank_theory.compression_bounds(**_draws(context, 20))
     repetition, least = data["repeated_error"], data["least_error"]
     result = _result(data, context, {"heads": _list(data, "heads"), **_sizes(data)})
     result.add("above_theorem_3", (data["error"] > data["bound"]).sum())
@@ -188,7 +181,7 @@ def corollary(context: Context) -> MeasuredValues:
 @measure("S0-TH6")
 def sketches(context: Context) -> MeasuredValues:
     """Check theorem 6."""
-    data = rank_theory.sketch_bounds(draws=context.draws(20), seed=context.seed)
+    data = rank_theory.sketch_bounds(**_draws(context, 20))
     shared, own = data["shared_error"], data["own_error"]
     result = _result(data, context, {"sizes": "; ".join(map(str, data["size"].values))})
     result.add("shared_below", (shared < data["shared_floor"]).sum())
@@ -200,9 +193,13 @@ def sketches(context: Context) -> MeasuredValues:
 
 def _growth(context: Context) -> tuple[xr.Dataset, MeasuredValues]:
     """Compute growth and its bounds, and begin a result with their settings."""
-    data = rank_theory.growth_bounds(draws=context.draws(10), seed=context.seed)
+    data = rank_theory.growth_bounds(**_draws(context, 10))
     first = f"1, then {data.attrs['gap']:g} · exp(−(j − 2)/{data.attrs['decay']:g})"
     return data, _result(data, context, {"heads": _list(data, "heads"), "singular values": first, **_sizes(data)})
+
+
+def _draws(context: Context, default: int) -> dict[str, Any]:
+    return {"draws": context.draws(default), "seed": context.seed}
 
 
 def _list(data: xr.Dataset, name: str) -> str:

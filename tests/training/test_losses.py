@@ -1,19 +1,16 @@
-"""Losses against brute force; exporting changes nothing; changes of recipes keep the rest."""
+"""Losses of token and patch models against their definitions, and inputs that models draw themselves."""
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from chronos import BaseChronosPipeline
 from chronos.chronos import ChronosConfig
-from transformers import PreTrainedModel
+from chronos.chronos_bolt import ChronosBoltModelForForecasting
+from transformers import PreTrainedModel, T5Config, T5ForConditionalGeneration
 
-from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
-from tsfm_lens.studies.recipes.models import build_model
-from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.losses import (
     FAR,
@@ -26,6 +23,37 @@ from tsfm_lens.training.losses import (
     token_loss,
     token_step_losses,
 )
+
+SIZES = {"d_model": 16, "d_kv": 4, "d_ff": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": 2}
+IDS = {"pad_token_id": 0, "eos_token_id": 1}
+STEPS = {"context_length": 24, "prediction_length": 8}
+QUANTILES = [level / 10 for level in range(1, 10)]
+TOKENS: dict[str, Any] = {
+    "tokenizer_class": "MeanScaleUniformBins",
+    "tokenizer_kwargs": {"low_limit": -5.0, "high_limit": 5.0},
+    "n_tokens": 64,
+    "n_special_tokens": 2,
+    "use_eos_token": True,
+    "model_type": "seq2seq",
+    "num_samples": 4,
+    "temperature": 1.0,
+    "top_p": 1.0,
+    **IDS,
+    **STEPS,
+}
+
+
+def token_model(top_k: int = 64) -> PreTrainedModel:
+    """A token model of 64 ids."""
+    config = {"chronos_config": TOKENS | {"top_k": top_k}, "vocab_size": 64, "decoder_start_token_id": 0}
+    return T5ForConditionalGeneration(T5Config(**SIZES, **IDS, **config, dropout_rate=0.0)).eval()
+
+
+def patch_model() -> PreTrainedModel:
+    """A patch model of four steps a patch."""
+    chronos = {**STEPS, "input_patch_size": 4, "input_patch_stride": 4, "quantiles": QUANTILES, "use_reg_token": True}
+    config = {"chronos_config": chronos, "decoder_start_token_id": 0, "reg_token_id": 1, "vocab_size": 2}
+    return ChronosBoltModelForForecasting(T5Config(**SIZES, **IDS, **config, dropout_rate=0.0)).eval()
 
 
 def test_without_smoothing_the_loss_is_the_usual_cross_entropy() -> None:
@@ -56,12 +84,11 @@ def test_step_weights_fall_from_the_first_and_keep_the_mean() -> None:
     assert_close((weights / weights[-1])[:5], [3.0, 2.5, 2.0, 1.5, 1.0], depth=16, dtype=np.float32)
 
 
-def test_the_token_loss_is_the_native_one_where_both_are_defined(token_recipe: TrainingRecipe) -> None:
-    model = build_model(token_recipe).eval()
+def test_the_token_loss_is_the_native_one_where_both_are_defined() -> None:
+    model = token_model()
     past, future = torch.randn(3, 24), torch.randn(3, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=3, mix={})
-    pipeline_config = token_recipe.config["chronos_config"]
-    tokenizer = ChronosConfig(**pipeline_config).create_tokenizer()
+    tokenizer = ChronosConfig(**model.config.chronos_config).create_tokenizer()
     ids, mask, scale = tokenizer.context_input_transform(past)
     labels, _ = tokenizer.label_input_transform(future, scale)
     # the native loss with the end token left out of the mean, as it is never sampled
@@ -70,8 +97,8 @@ def test_the_token_loss_is_the_native_one_where_both_are_defined(token_recipe: T
     assert_close(token_loss(model, past, future, stage), native, depth=100)
 
 
-def test_the_patch_loss_is_the_mean_quantile_loss(patch_recipe: TrainingRecipe) -> None:
-    model = build_model(patch_recipe).eval()
+def test_the_patch_loss_is_the_mean_quantile_loss() -> None:
+    model = patch_model()
     past, future = torch.randn(3, 24), torch.randn(3, 8)
     future[1, 2] = 10 * FAR
     forecast = model(context=past).quantile_preds.detach().double().numpy()
@@ -79,7 +106,7 @@ def test_the_patch_loss_is_the_mean_quantile_loss(patch_recipe: TrainingRecipe) 
     for row in range(3):
         scale = past[row].double().numpy().std()
         for step in range(8):
-            for index, level in enumerate(patch_recipe.config["chronos_config"]["quantiles"]):
+            for index, level in enumerate(QUANTILES):
                 if (row, step) == (1, 2):
                     continue
                 error = (future[row, step].item() - forecast[row, index, step]) / scale
@@ -88,8 +115,8 @@ def test_the_patch_loss_is_the_mean_quantile_loss(patch_recipe: TrainingRecipe) 
     assert_close(patch_loss(model, past, future, stage).item(), total / (3 * 9 * 8), depth=1000, dtype=np.float32)
 
 
-def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss(patch_recipe: TrainingRecipe) -> None:
-    model = build_model(patch_recipe).eval()
+def test_with_a_floor_rows_count_by_the_logarithm_of_their_loss() -> None:
+    model = patch_model()
     past, future = torch.randn(5, 24), torch.randn(5, 8)
     future[1, 2:] = torch.nan
     past[3], future[4] = 1.0, torch.nan  # no spread, no future: both are left out
@@ -122,9 +149,8 @@ def encoded(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return {"states": model.get_encoder()(input_ids=ids, attention_mask=mask).last_hidden_state, "mask": mask}
 
 
-def test_a_share_of_the_rows_is_led_by_the_models_own_forecast(token_recipe: TrainingRecipe) -> None:
-    config = token_recipe.config | {"chronos_config": token_recipe.config["chronos_config"] | {"top_k": 1}}
-    model = build_model(token_recipe.model_copy(update={"config": config})).eval()
+def test_a_share_of_the_rows_is_led_by_the_models_own_forecast() -> None:
+    model = token_model(top_k=1)
     inputs = torch.cat([torch.zeros(4, 1, dtype=torch.long), torch.full((4, 7), 9)], 1)
     given = encoded(model)
     led = own_forecasts(model, inputs, given, 1.0, seed=0)
@@ -143,9 +169,8 @@ def test_a_share_of_the_rows_is_led_by_the_models_own_forecast(token_recipe: Tra
     assert torch.equal(some, torch.where(replaced[:, None], wanted, inputs))
 
 
-def test_own_forecasts_are_drawn_as_the_pipeline_draws(token_recipe: TrainingRecipe) -> None:
-    config = token_recipe.config | {"chronos_config": token_recipe.config["chronos_config"] | {"top_k": 3}}
-    model = build_model(token_recipe.model_copy(update={"config": config})).eval()
+def test_own_forecasts_are_drawn_as_the_pipeline_draws() -> None:
+    model = token_model(top_k=3)
     given, draws = {name: part[:1].expand(4000, *part.shape[1:]) for name, part in encoded(model).items()}, 4000
     inputs = torch.zeros(draws, 2, dtype=torch.long)
     first = own_forecasts(model, inputs, given, 1.0, seed=0)[:, 1]
@@ -157,8 +182,8 @@ def test_own_forecasts_are_drawn_as_the_pipeline_draws(token_recipe: TrainingRec
         assert found == pytest.approx(share, abs=5 * (share * (1 - share) / draws) ** 0.5)
 
 
-def test_what_the_model_draws_changes_its_inputs_and_not_its_labels(token_recipe: TrainingRecipe) -> None:
-    model = build_model(token_recipe).eval()
+def test_what_the_model_draws_changes_its_inputs_and_not_its_labels() -> None:
+    model = token_model()
     past, future = torch.randn(40, 24), torch.randn(40, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=40, mix={}, rollout=1.0)
     stages = stage, stage.model_copy(update={"rollout": 0})
@@ -168,8 +193,8 @@ def test_what_the_model_draws_changes_its_inputs_and_not_its_labels(token_recipe
     assert not torch.allclose(led[1:], truth[1:])
 
 
-def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: TrainingRecipe) -> None:
-    model = build_model(token_recipe)
+def test_gaps_in_the_future_cost_nothing_and_break_nothing() -> None:
+    model = token_model()
     past, future = torch.randn(3, 24), torch.randn(3, 8)
     stage = Stage(start=0, context=24, horizon=8, rows=3, mix={}, smoothing=1.0)
     future[:, 5] = torch.nan
@@ -177,23 +202,3 @@ def test_gaps_in_the_future_cost_nothing_and_break_nothing(token_recipe: Trainin
     assert losses[5].item() == 0.0
     losses.sum().backward()
     assert all(torch.isfinite(weight.grad).all() for weight in model.parameters() if weight.grad is not None)
-
-
-def test_the_native_pipeline_computes_exactly_what_was_trained(tiny: TrainingRecipe, tmp_path: Path) -> None:
-    model = build_model(tiny).eval()
-    export(model, tmp_path / "out")
-    pipeline = BaseChronosPipeline.from_pretrained(str(tmp_path / "out"))
-    past = torch.randn(2, 24)
-    if tiny.kind == "token":
-        ids, mask, _ = pipeline.tokenizer.context_input_transform(past)
-        inputs = {"input_ids": ids, "attention_mask": mask, "decoder_input_ids": torch.tensor([[0, 5], [0, 9]])}
-        expected, got = model(**inputs).logits, native_model(pipeline)(**inputs).logits
-    else:
-        expected, got = (each(context=past).quantile_preds for each in (model, native_model(pipeline)))
-    assert torch.equal(got, expected)
-    levels = [0.1, 0.5, 0.9]
-    torch.manual_seed(0)
-    here, _ = as_pipeline(model).predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
-    torch.manual_seed(0)
-    there, _ = pipeline.predict_quantiles(list(past), prediction_length=8, quantile_levels=levels)
-    assert all(torch.equal(one, two) for one, two in zip(here, there, strict=True))
