@@ -1,4 +1,4 @@
-"""Attention as an explanation: roll-out as the probe has it, flow as a linear programme has it, known graphs."""
+"""Attention as an explanation: rollout as the probe has it, flow as a linear programme has it, known graphs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_roll_out_over_one_stack_is_the_probe_s() -> None:
     run = load(architectures()["timesfm-2.5-transformers"].tiny()).run(5 + np.sin(np.arange(64) / 3), 4)
     flow = probes.attention_rollout(run)["flow"].values[-1][-1]
     parts = explain.segments(run, parts=8)
-    found = explain.attribute_inputs(run, method="attention roll-out", reference="mean", parts=parts)
+    found = explain.attribute_inputs(run, method="attention rollout", reference="mean", parts=parts)
     by_token = {(part.start, part.stop): share for part, share in zip(parts, found["share"].values, strict=True)}
     starts, stops = run.encoded.spans[""].start, run.encoded.spans[""].stop
     assert len(by_token) == len(flow)

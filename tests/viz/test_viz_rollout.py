@@ -1,4 +1,4 @@
-"""Maps of where heads look: roll-outs, flow, norms, entropy; and what becomes of them when they are long."""
+"""Maps of where heads look: rollouts, flow, norms, entropy; and what becomes of them when they are long."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
     assert fig.layout.coloraxis.cmax == pytest.approx(np.quantile(others.max(axis=-1), 0.99))
     assert fig.layout.coloraxis.cmax < np.quantile(ds["flow"].values.max(axis=-1), 0.99)
     assert fig.layout.yaxis.range[0] > fig.layout.yaxis.range[1]
-    assert "Attention flow through the encoder of chronos-nano" in fig.layout.meta["title"]
+    assert "Attention rollout through the encoder of chronos-nano" in fig.layout.meta["title"]
     assert len(viz.attention_rollout_map(ds, layers=[-1]).data) == 1
     with pytest.raises(UnknownNameError, match="no layer '9'"):
         viz.attention_rollout_map(ds, layers=[9])

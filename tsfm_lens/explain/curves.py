@@ -31,7 +31,7 @@ _ORDERS = 64
 def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
     """Take the attribution of the inputs, with attention for a rival."""
     attribution = results["input_attribution"]
-    explanations, rival = {str(attribution.attrs["method"]): attribution}, "attention roll-out"
+    explanations, rival = {str(attribution.attrs["method"]): attribution}, "attention rollout"
     if rival not in explanations:
         how = {**_reference(results), "parts": segments_in(attribution)}
         explanations[rival] = attribute_inputs(results.first, method=rival, **how)

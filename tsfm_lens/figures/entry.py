@@ -27,7 +27,7 @@ def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
 
 
 def within_pass(run: Run) -> Run:
-    """Shorten the run to at most one pass, for measurements beside a longer roll-out."""
+    """Shorten the run to at most one pass, for measurements beside a longer rollout."""
     return run.at(min(run.horizon, run.lens.adapter.longest_pass))
 
 
