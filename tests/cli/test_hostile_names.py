@@ -56,21 +56,6 @@ def test_series_keep_their_names(model: str, data: str) -> None:
     assert shown == set(NAMES)
 
 
-@pytest.mark.parametrize(
-    "args",
-    [
-        ("ablate", "-c", "decoder.0.mlp", "--horizon", "1"),
-        ("ablate", "-c", "decoder.0.mlp", "--horizon", "1", "--no-holdout"),
-        ("attribute", "--horizon", "1"),
-    ],
-)
-def test_analyses_of_hostile_names_and_a_single_step(args: tuple[str, ...], model: str, data: str) -> None:
-    command, *options = args
-    result = run(command, model, "--data", data, *options)
-    assert result.exit_code == 0, result.output
-    assert "decoder.0.mlp" in result.stdout
-
-
 @pytest.mark.parametrize("name", ["[/tmp/x]", ":smile:"])
 @pytest.mark.parametrize(
     "words",

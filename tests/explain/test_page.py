@@ -54,11 +54,6 @@ def test_every_method_gives_a_section_and_its_proof_or_says_why_not(
         assert np.isfinite(each.values).all()
 
 
-def test_a_proof_without_its_section_is_of_what_was_asked_for(few: dict[str, Any]) -> None:
-    found = explanation.explain(run_of("bolt-nano"), method="occlusion", options=few, sections=("deletion_curves",))
-    assert found["deletion_curves"]["explanation"].values[0] == "occlusion"
-
-
 def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(page: Any) -> None:
     found = page.found
     assert not page.left_out

@@ -86,16 +86,6 @@ def test_interactions_of_products_are_known() -> None:
     assert_close(np.nan_to_num(found), expected, depth=DEPTH)
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.integers(2, 9), st.integers(0, 5))
-def test_sampled_orders_are_exact_where_players_do_not_interact(players: int, seed: int) -> None:
-    weights = np.random.default_rng(seed).normal(size=(players, 3))
-    found = explain.sampled_shapley(lambda masks: masks @ weights, players, orders=8)
-    assert_close(found.attribution, weights, depth=DEPTH, magnitude=10.0)
-    assert found.settled
-    assert_close(found.error, np.zeros_like(weights), depth=DEPTH, magnitude=10.0)
-
-
 def test_standard_errors_are_those_of_the_estimate() -> None:
     players, runs = 7, 60
     values = np.random.default_rng(1).normal(size=(2**players, 1)) * 10
