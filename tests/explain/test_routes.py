@@ -12,7 +12,7 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain import Masks, Segment, input_routes, missed_by_search, segments
 from tsfm_lens.explain.masking import masked
-from tsfm_lens.explain.paired_runs import PairedRuns
+from tsfm_lens.explain.routes import PairedRuns
 from tsfm_lens.explain.values import quantiles_of
 from tsfm_lens.models import Lens, Run, architectures, load
 from tsfm_lens.probes.places import places_of

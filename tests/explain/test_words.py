@@ -14,7 +14,7 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import explain, explore
-from tsfm_lens.cli.explain import explain as command
+from tsfm_lens.cli.analyses import explain as command
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.viz.input_attribution import read_inputs

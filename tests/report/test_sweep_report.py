@@ -17,8 +17,7 @@ import planted
 from browsing import Page
 from tsfm_lens.errors import InputError
 from tsfm_lens.report import sweep as room
-from tsfm_lens.report.sweep import build_sweep_report, written
-from tsfm_lens.report.sweep_tables import latex
+from tsfm_lens.report.sweep import build_sweep_report, latex, written
 from tsfm_lens.viz.sweep_entries import methods_of
 from tsfm_lens.viz.sweep_heads import read_curves, read_heads
 from tsfm_lens.viz.sweep_layers import read_components, read_distances

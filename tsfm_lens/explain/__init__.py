@@ -9,7 +9,6 @@ from tsfm_lens.registry import export
 if TYPE_CHECKING:
     from tsfm_lens.explain.attribution import *
     from tsfm_lens.explain.covariate_use import *
-    from tsfm_lens.explain.curves import *
     from tsfm_lens.explain.faithfulness import *
     from tsfm_lens.explain.masking import *
     from tsfm_lens.explain.nulls import *

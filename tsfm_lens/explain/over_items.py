@@ -14,8 +14,7 @@ from tsfm_lens.data.evaluation import seasonal_error
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.nulls import DRAWS, Null, compared_to_null
-from tsfm_lens.explain.paired_runs import PairedRuns
-from tsfm_lens.explain.routes import all_effects, route_coords
+from tsfm_lens.explain.routes import PairedRuns, all_effects, route_coords
 from tsfm_lens.explain.segments import segment_coords, segments_in
 from tsfm_lens.explain.values import single_pass
 from tsfm_lens.hooks.component import Component

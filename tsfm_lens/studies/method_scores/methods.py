@@ -396,7 +396,7 @@ def _cross(run: Run, of: xr.DataArray) -> Scores:
 
 
 def _rollout(run: Run) -> Scores:
-    """Score by Abnar and Zuidema's attention rollout, behind the mean cross-attention if the context has its own stack."""
+    """Score by Abnar and Zuidema's attention rollout, behind the mean cross-attention if the context has a stack."""
     own, out = run.lens.wiring.stacks[0].name, run.lens.wiring.output_stack.name
     rollout = probes.attention_rollout(run, stack=own)["flow"].values[-1]
     if own == out:
