@@ -78,15 +78,6 @@ def test_ablate_reports_the_chosen_components_only(waves: str) -> None:
     assert_close(np.array(answer["data_vars"]["forecast"]["data"])[1], expected, depth=1000, dtype=np.float32)
 
 
-def test_attribute_holds_the_end_out_as_truth(waves: str) -> None:
-    result = run("attribute", BOLT, "--data", waves, "--horizon", "4", "--json")
-    assert result.exit_code == 0, result.output
-    answer = json.loads(result.stdout)
-    truth = np.array(answer["data_vars"]["truth"]["data"])
-    np.testing.assert_allclose(truth, tsfm_lens.as_series(waves).split(4)[1])
-    assert max(max(row) for row in answer["data_vars"]["completeness_error"]["data"]) >= 0
-
-
 @pytest.mark.parametrize("command", ["ablate", "attribute", "forecast"])
 def test_tables_cut_no_name_when_piped(waves: str, command: str) -> None:
     result = run(command, BOLT, "--data", waves, "--horizon", "4")
