@@ -22,7 +22,7 @@ from tsfm_lens.explain import (
     verdict,
 )
 from tsfm_lens.explain.faithfulness import matched_sets
-from tsfm_lens.explain.nulls import null_runs
+from tsfm_lens.explain.over_items import null_runs
 from tsfm_lens.models import Run, load
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import Card, plant

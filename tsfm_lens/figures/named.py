@@ -15,12 +15,65 @@ import xarray as xr
 
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
-from tsfm_lens.figures.entry import FigureFile, NamedFigure, within_pass
+from tsfm_lens.models.architecture import Architecture
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import Figure, Measurement, find, measurements
+from tsfm_lens.registry import Figure, Measurement, Needs, find, measurements
 from tsfm_lens.results import Results
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+
+
+def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
+    """Extend the run to a long horizon: the caller's choice, else the paper's as far as the series allow."""
+    adapter = run.lens.adapter
+    steps = min(paper, adapter.longest_pass) if within_pass else paper
+    if run.explicit_horizon:
+        return run
+    if run.full_batch is not None:
+        shortest = min(run.full_batch.lengths)
+        steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
+    return run.at(steps)
+
+
+def within_pass(run: Run) -> Run:
+    """Shorten the run to at most one pass, for measurements beside a longer rollout."""
+    return run.at(min(run.horizon, run.lens.adapter.longest_pass))
+
+
+@dataclass(frozen=True)
+class FigureFile:
+    """One file of a figure."""
+
+    suffix: str
+    figure: go.Figure
+    results: tuple[xr.Dataset, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class NamedFigure:
+    """One figure by name."""
+
+    name: str
+    title: str
+    computes: str
+    renderers: tuple[str, ...]
+    draw: Callable[[Run], list[FigureFile]]
+    paper: str = ""
+    compare: Callable[[Sequence[Lens]], list[FigureFile]] | None = None
+    needs: tuple[Needs, ...] = ()
+    instead: str = ""
+
+    def check(self, lens: Lens) -> None:
+        """Refuse a model that the figure's definition does not allow."""
+        for needs in self.needs:
+            needs.check(lens, f"figure {self.name}", self.instead)
+
+    def check_architecture(self, architecture: Architecture, model: str) -> None:
+        """Refuse a model that is not open yet by its architecture; see :meth:`check`."""
+        for needs in self.needs:
+            needs.check_architecture(architecture, model, f"figure {self.name}", self.instead)
+
 
 STATIC = ("svg", "pdf", "png")
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
@@ -99,7 +152,27 @@ class DrawnFigure:
 
     def caption(self, sources: Sequence[str] = ()) -> str:
         """Write title, content, all parameters and provenance; ``sources`` is where the series come from."""
-        return caption(self.entry, self.files, self.run, sources, self.others)
+        lines = [f"Figure {self.entry.name}. {self.entry.title}", ""]
+        for file in self.files:
+            lines += [_words(file, self.run.batch.ids), ""]
+        lines += ["Computed by: " + self.entry.computes + "."]
+        if self.entry.paper:
+            lines += ["In the tsfm-lens paper: " + self.entry.paper + "."]
+        results = [result for file in self.files for result in file.results]
+        lines += ["", "Parameters", *_parameters(results)]
+        recipes = [line for result in results for line in _recipes(result)]
+        if recipes:
+            lines += ["", "Ablated", *dict.fromkeys(recipes)]
+        definitions = list(
+            dict.fromkeys(str(result.attrs["source"]) for result in results if result.attrs.get("source"))
+        )
+        lines += ["", "Definitions", *(f"  {source}" for source in definitions)]
+        lines += ["", "Provenance", *(line for lens in (self.run.lens, *self.others) for line in _provenance(lens))]
+        lines += [f"  seed: {self.run.seed}."]
+        lines += ["", "Data", *_data(self.run, sources)]
+        return (
+            "\n".join(fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines) + "\n"
+        )
 
 
 def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure:
@@ -202,29 +275,6 @@ def file_word(name: str) -> str:
 _WIDTH = 100
 _PROVENANCE = ("model", "revision", "architecture", "versions")
 _OTHER_ATTRS = {"kind", "title", "source", *_PROVENANCE}
-
-
-def caption(
-    entry: NamedFigure, files: Sequence[FigureFile], run: Run, sources: Sequence[str] = (), others: Sequence[Lens] = ()
-) -> str:
-    """Write the text that stands beside a figure's files."""
-    lines = [f"Figure {entry.name}. {entry.title}", ""]
-    for file in files:
-        lines += [_words(file, run.batch.ids), ""]
-    lines += ["Computed by: " + entry.computes + "."]
-    if entry.paper:
-        lines += ["In the tsfm-lens paper: " + entry.paper + "."]
-    results = [result for file in files for result in file.results]
-    lines += ["", "Parameters", *_parameters(results)]
-    recipes = [line for result in results for line in _recipes(result)]
-    if recipes:
-        lines += ["", "Ablated", *dict.fromkeys(recipes)]
-    definitions = list(dict.fromkeys(str(result.attrs["source"]) for result in results if result.attrs.get("source")))
-    lines += ["", "Definitions", *(f"  {source}" for source in definitions)]
-    lines += ["", "Provenance", *(line for lens in (run.lens, *others) for line in _provenance(lens))]
-    lines += [f"  seed: {run.seed}."]
-    lines += ["", "Data", *_data(run, sources)]
-    return "\n".join(fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines) + "\n"
 
 
 def _words(file: FigureFile, ids: Sequence[str]) -> str:

@@ -17,7 +17,7 @@ import yaml
 from tsfm_lens import probes, viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.figures.entry import FigureFile, NamedFigure, long_run, within_pass
+from tsfm_lens.figures.named import FigureFile, NamedFigure, long_run, within_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
