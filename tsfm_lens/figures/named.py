@@ -163,16 +163,13 @@ class DrawnFigure:
         recipes = [line for result in results for line in _recipes(result)]
         if recipes:
             lines += ["", "Ablated", *dict.fromkeys(recipes)]
-        definitions = list(
-            dict.fromkeys(str(result.attrs["source"]) for result in results if result.attrs.get("source"))
-        )
-        lines += ["", "Definitions", *(f"  {source}" for source in definitions)]
+        definitions = dict.fromkeys(f"  {ds.attrs['source']}" for ds in results if ds.attrs.get("source"))
+        lines += ["", "Definitions", *definitions]
         lines += ["", "Provenance", *(line for lens in (self.run.lens, *self.others) for line in _provenance(lens))]
         lines += [f"  seed: {self.run.seed}."]
         lines += ["", "Data", *_data(self.run, sources)]
-        return (
-            "\n".join(fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines) + "\n"
-        )
+        wrapped = [fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines]
+        return "\n".join(wrapped) + "\n"
 
 
 def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure:
