@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 import pytest
 
-from browsing import PATIENCE, Plot, until
+from browsing import PATIENCE, Plot, press, until
 from tsfm_lens.data import as_series
 from tsfm_lens.models import load
 from tsfm_lens.testing import assert_close
@@ -55,7 +55,7 @@ def see_a_head_and_ablate_it(driver: Any, file: Path) -> None:
     def words(part: str) -> str:
         return str(driver.execute_script(f"return document.querySelector('.tsfm-lens-{part}').textContent"))
 
-    driver.find_element("xpath", "//*[contains(@class, 'TabBar-tabLabel') and text()='Heads']").click()
+    press(driver, driver.find_element("xpath", "//*[contains(@class, 'TabBar-tabLabel') and text()='Heads']"))
     view = "document.querySelector('.tsfm-lens-words')?.parentElement"
     plot = Plot(driver, f"{view}?.querySelector('.js-plotly-plot')", list(TRACES))
     # the figure's frame is there before its traces are
@@ -66,9 +66,7 @@ def see_a_head_and_ablate_it(driver: Any, file: Path) -> None:
     until(lambda: words("words").startswith(f"layer {layer}, head {head}:"), lambda: words("words"))
     until(lambda: plot.trace("chosen", "y")[0] == layer - 0.5, "the mark stays")
     assert plot.trace("ablated median", "visible") is False
-    button = driver.find_element("css selector", ".widget-toggle-button")
-    driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", button)
-    button.click()
+    press(driver, driver.find_element("css selector", ".widget-toggle-button"))
     until(lambda: plot.trace("ablated median", "visible"), "the forecast stays")
     until(lambda: words("effect").startswith("without 1 head"), lambda: words("effect"))
     lens, (context, _) = load("bolt-nano", check=False), as_series(file).split(8)
