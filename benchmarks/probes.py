@@ -209,7 +209,7 @@ def weight_spectra_cost() -> list[Row]:
 
 
 def rollout_memory() -> list[Row]:
-    """Peak memory of a 512 × 512 roll-out map of 144 heads, over the size of the result."""
+    """Peak memory of 512 × 512 autoregressive attention of 144 heads, over the size of the result."""
     rows: list[Row] = []
     for keys, forced_path in (("window", True), ("time", True), ("window", False)):
         extra, result = apart(_rollout_peak, keys, forced_path)
@@ -217,7 +217,7 @@ def rollout_memory() -> list[Row]:
         ratio = extra / result
         rows.append(
             (
-                f"(d) chronos base: roll-out map, keys in the {keys}, peak memory / result",
+                f"(d) chronos base: autoregressive attention, keys in the {keys}, peak memory / result",
                 f"{ratio:.2f}",
                 f"512 + 512 steps along {how}; result {result / 2**20:.0f} MiB, peak above the loaded model "
                 f"{extra / 2**20:.0f} MiB",

@@ -149,13 +149,13 @@ def _told(figure: go.Figure, caption: str, readings: list[str]) -> Drawn:
 
 def _caption(name: str, watched: _Watched, names: dict[str, Any]) -> str:
     """What ``tsfm-lens figure`` writes beside the files."""
-    from tsfm_lens.figures.captions import caption
-    from tsfm_lens.figures.entry import FigureFile
+    from tsfm_lens.figures.named import DrawnFigure, FigureFile
     from tsfm_lens.figures.named import figures as commands
 
     if "run" not in names or name not in commands():
         return ""
-    return caption(commands()[name], [FigureFile("", watched.figure, watched.results)], names["run"])
+    files = (FigureFile("", watched.figure, watched.results),)
+    return DrawnFigure(commands()[name], files, names["run"]).caption()
 
 
 @contextmanager

@@ -106,7 +106,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "How far may a token have reached?",
             "attention_rollout",
             "An upper bound by attention alone; MLPs and values are not in it.",
-            "attention roll-out",
+            "attention rollout",
             "inputs",
         ),
         Question(

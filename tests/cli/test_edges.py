@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import subprocess
 import sys
@@ -55,28 +54,17 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.usefixtures("no_model")
-def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(
-    command: str, inside: bool, tmp_path: Path
-) -> None:
+def test_a_place_that_cannot_be_written_is_told_before_a_model_is_opened(command: str, tmp_path: Path) -> None:
     file = tmp_path / "afile"
     file.touch()
     words = [word.replace("FILE", str(file)) for word in COMMANDS[command]]
-    out = [] if "--out" in words else ["--out", file / "deep" / "below" if inside else file]
+    out = [] if "--out" in words else ["--out", file / "deep" / "below"]
     result = run(*words, *out)
     assert result.exit_code == 1, result.output
     assert str(file) in result.stderr
     assert "cannot be written" in result.stderr or "exists" in result.stderr
     assert list(tmp_path.iterdir()) == [file]
-
-
-@pytest.mark.skipif(not Path("/proc/self").exists(), reason="there is no /proc")
-@pytest.mark.usefixtures("no_model")
-def test_a_folder_in_which_nothing_can_be_made_is_refused() -> None:
-    result = run(*COMMANDS["report"], "--out", "/proc/report")
-    assert result.exit_code == 1
-    assert "'/proc/report' cannot be written" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["report", "ablate"])
@@ -151,9 +139,11 @@ def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(tmp_path: 
         shown.drop(columns="truth"), pd.read_csv(io.StringIO(ahead.stdout), float_precision="round_trip")
     )
     assert shown["truth"].tolist() == [*frame["load"][-6:], *frame["heat"][-6:]]
-    asked = ["--target", "load", "--known", "heat", "--horizon", "6", "--holdout", "--json"]
+    asked = ["--target", "load", "--known", "heat", "--horizon", "6", "--holdout", "--csv"]
     driven = run("forecast", "chronos2-nano", "--data", tmp_path / "whole.csv", *asked)
-    assert json.loads(driven.stdout)["data_vars"]["truth"]["data"] == [frame["load"][-6:].tolist()]
+    # the target alone is listed
+    listed = pd.read_csv(io.StringIO(driven.stdout), float_precision="round_trip")
+    assert listed["truth"].tolist() == frame["load"][-6:].tolist()
 
 
 FULL = pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no device that is always full")

@@ -59,23 +59,6 @@ def test_a_sweep_its_status_and_its_report(config: Path, tmp_path: Path) -> None
     assert {path.suffix for path in (tmp_path / "report" / "tables").iterdir()} == {".csv", ".tex"}
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["none.yaml"], "there is no file"),
-        (["report", "none.yaml"], "there is no file"),
-        (["report", "."], "no store of a sweep"),
-    ],
-)
-def test_what_is_not_there_is_said(arguments: list[str], words: str, tmp_path: Path) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path)
-        result = run(*arguments)
-    assert result.exit_code == 1
-    assert words in result.stderr
-    assert "Traceback" not in result.output
-
-
 def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(config: Path, tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.yaml"
     wrong.write_text(yaml.safe_dump({**CONTENT, "variants": {"layer": {}}}))

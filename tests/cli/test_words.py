@@ -47,6 +47,48 @@ EARLY = [
 ]
 
 
+LATE = [
+    (("forecast", "bolt-nano", "--data", "bundled:c02"), "co2"),
+    (("forecast", "bolt-nano", "--data", "nowhere.csv"), "nowhere.csv"),
+    (("forecast", "bolt-nano", "--data", "bundled:"), "names no series"),
+    (("forecast", "./[no-such]folder", *CO2), "[no-such]folder"),
+    (("ablate", "bolt-nano", *CO2, "-c", "decoder.77.mlp"), "decoder.77.mlp"),
+    (("hooks", "bolt-nano", "--filter", "hook_nothing"), "hook_nothing"),
+    (("figure", "stable_rank", "bolt-nano", *CO2), "stable_rank_map"),
+    (("figure", "22", "bolt-nano", *CO2, "--format", "jpg"), "no format 'jpg'"),
+    (("figure", "22", "bolt-nano", "--data", "bundled:nile", "--horizon", "200"), "hold out"),
+    (("figure", "22", *["bolt-nano"] * 3, *CO2), "can show two models side by side, and 3 are named"),
+    (("figure", "model_rank_dots", *["bolt-nano"] * 2, *CO2), "two models are called"),
+    (("sweep", "report", "none.yaml"), "there is no file"),
+    (("sweep", "report", "."), "no store of a sweep"),
+]
+
+
+@pytest.mark.parametrize(("command", "said"), LATE, ids=[" ".join(command[:3]) for command, _ in LATE])
+def test_an_error_is_a_message_and_writes_nothing(
+    command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = RUNNER.invoke(app, command)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert said in result.stderr
+    assert "error:" in result.stderr
+    assert "Traceback" not in result.output
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *(("forecast",), ("forecast", "x"), ("nothing",), ("forecast", "x", *CO2, "--horizon", "0")),
+        *(("forecast", "x", *CO2, "--csv", "--json"), ("figure",), ("figure", "22"), ("figure", "22", "x")),
+        *(("figure", "22", "x", *CO2, flag, word) for flag, word in (("--column", "triple"), ("--format", ","))),
+    ],
+)
+def test_wrong_usage_is_exit_code_2(command: tuple[str, ...]) -> None:
+    assert RUNNER.invoke(app, command).exit_code == 2
+
+
 @pytest.mark.parametrize(("command", "said"), EARLY, ids=[" ".join(command[:3]) for command, _ in EARLY])
 def test_refused_in_its_own_words_before_a_model_is_opened(
     command: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

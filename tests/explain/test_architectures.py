@@ -73,7 +73,7 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("method", ["attention roll-out", "attention flow"])
+@pytest.mark.parametrize("method", ["attention rollout", "attention flow"])
 def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:
     run = run_of(name)
     found = explain.attribute_inputs(run, method=method, reference="mean", parts=3)

@@ -1,11 +1,11 @@
-"""Attention as an explanation: roll-out as the probe has it, flow as a linear programme has it, known graphs."""
+"""Attention as an explanation: rollout as the probe has it, flow as networkx has it, known graphs."""
 
 from __future__ import annotations
 
+import networkx as nx
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import linprog
 
 from tsfm_lens import explain, probes
 from tsfm_lens.explain.attention import Graph, graph_of, largest_flows, rollout_shares
@@ -19,7 +19,7 @@ def test_roll_out_over_one_stack_is_the_probe_s() -> None:
     run = load(architectures()["timesfm-2.5-transformers"].tiny()).run(5 + np.sin(np.arange(64) / 3), 4)
     flow = probes.attention_rollout(run)["flow"].values[-1][-1]
     parts = explain.segments(run, parts=8)
-    found = explain.attribute_inputs(run, method="attention roll-out", reference="mean", parts=parts)
+    found = explain.attribute_inputs(run, method="attention rollout", reference="mean", parts=parts)
     by_token = {(part.start, part.stop): share for part, share in zip(parts, found["share"].values, strict=True)}
     starts, stops = run.encoded.spans[""].start, run.encoded.spans[""].stop
     assert len(by_token) == len(flow)
@@ -42,31 +42,21 @@ def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -
     assert_close(shares[:, 0], answer, depth=DEPTH, magnitude=1.0, dtype=torch.float32)
 
 
-def by_programme(graph: Graph, covered: np.ndarray) -> float:
-    """The largest flow, by a linear programme over all connections."""
-    edges, count = [], graph.tokens
-    last = len(graph.updates) * count
+def by_networkx(graph: Graph, covered: np.ndarray) -> float:
+    """The largest flow, by another library over all connections."""
+    count, layers = graph.tokens, len(graph.updates)
+    capacity = np.zeros(((layers + 1) * count + 2,) * 2)
     for layer, attention in enumerate(graph.updates):
+        block = capacity[layer * count : (layer + 1) * count, (layer + 1) * count : (layer + 2) * count]
         own = np.ones(count)
         for writes, reads, pattern in attention:
             own[writes] = 0.5
-            edges += [
-                (layer * count + b, (layer + 1) * count + a, 0.5 * pattern[i, j])
-                for i, a in enumerate(writes)
-                for j, b in enumerate(reads)
-            ]
-        edges += [(layer * count + token, (layer + 1) * count + token, own[token]) for token in range(count)]
-    inner = last + count
-    edges += [(inner, token, share) for token, share in enumerate(covered) if share]
-    edges += [(last + token, inner + 1, 1.0) for token in np.flatnonzero(graph.readout.sum(0))]
-    balance = np.zeros((inner, len(edges)))
-    for column, (begin, end, _) in enumerate(edges):
-        for node, sign in ((begin, 1.0), (end, -1.0)):
-            if node < inner:
-                balance[node, column] = sign
-    objective = [-1.0 if begin == inner else 0.0 for begin, _, _ in edges]
-    done = linprog(objective, A_eq=balance, b_eq=np.zeros(inner), bounds=[(0, most) for _, _, most in edges])
-    return float(-done.fun)
+            block[np.ix_(reads, writes)] += 0.5 * pattern.T
+        block += np.diag(own)
+    capacity[-2, :count] = covered
+    capacity[layers * count : -2, -1] = graph.readout.sum(0) > 0
+    network = nx.from_numpy_array(capacity, create_using=nx.DiGraph)
+    return float(nx.maximum_flow_value(network, len(capacity) - 2, len(capacity) - 1, capacity="weight"))
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -77,7 +67,7 @@ def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
     # the last token is shown, and the forecast is read from it: what it keeps of itself counts
     inputs, asking = np.array([[0, 0, 0, 1.0], [1, 0.5, 0, 0]]), np.array([[0, 0, 0, 1.0]])
     graph = Graph(updates, tokens, inputs, asking)
-    expected = [by_programme(graph, covered) for covered in inputs]
+    expected = [by_networkx(graph, covered) for covered in inputs]
     # capacities are rounded to millionths, a few units of single precision, over some forty connections
     assert_close(largest_flows(graph), np.array(expected), depth=400, magnitude=1.0, dtype=torch.float32)
     assert expected[0] < 1

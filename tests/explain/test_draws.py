@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-import tsfm_lens
 from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
@@ -72,21 +71,11 @@ def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(chronos: 
     assert "3 seeds" in " ".join(read_inputs(found))
 
 
-def test_curves_of_a_rollout_stand_on_its_own_noise(chronos: Run) -> None:
-    scores, how = {"newest first": [0, 1]}, {"parts": {"parts": 2, "season": 1}, "orders": 2}
-    with pytest.raises(InputError, match="no more than its noise"):
-        # a model that learned nothing
-        explain.deletion_curves(chronos, scores, **how)
-    series = as_series(10 + 5 * np.sin(np.arange(64) / 4) + np.arange(64))
-    trained = tsfm_lens.load("chronos-nano").run(series, 4, rollout=True, num_samples=8)
-    curves = explain.deletion_curves(trained, scores, **how)
-    # everything shown is the forecast itself, under the same draws
-    assert float(curves["deletion"].values[0, 0]) == float(curves["insertion"].values[0, -1]) == 0.0
-
-
 def test_what_draws_cannot_give_is_refused(chronos: Run) -> None:
     with pytest.raises(InputError, match="repeats is 0"):
         explain.attribute_inputs(chronos, parts=2, repeats=0)
-    rollout = run_of("moirai-1.1")
     with pytest.raises(InputError, match="sample paths, which have no gradient"):
-        explain.attribute_inputs(rollout, method="gradient × input", parts=2)
+        explain.attribute_inputs(run_of("moirai-1.1"), method="gradient × input", parts=2)
+    # the curves of a model that learned nothing
+    with pytest.raises(InputError, match="no more than its noise"):
+        explain.deletion_curves(chronos, {"newest first": [0, 1]}, parts={"parts": 2, "season": 1}, orders=2)

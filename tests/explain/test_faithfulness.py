@@ -22,7 +22,7 @@ from tsfm_lens.explain import (
     verdict,
 )
 from tsfm_lens.explain.faithfulness import matched_sets
-from tsfm_lens.explain.nulls import null_runs
+from tsfm_lens.explain.over_items import null_runs
 from tsfm_lens.models import Run, load
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import Card, plant
@@ -47,8 +47,7 @@ def routes_of_planted() -> xr.Dataset:
 
 @cache
 def _parts() -> tuple[Any, ...]:
-    run, _ = planted_run()
-    return segments(run, parts=6)
+    return segments(planted_run()[0], parts=6)
 
 
 def true_segments() -> np.ndarray:
@@ -75,8 +74,6 @@ def test_the_curves_are_distances_of_masked_forecasts(bolt_run: Run) -> None:
             away = np.abs(lens.forecast(batch, bolt_run.horizon).median[0] - whole).mean()
             found = float(curves[name].values[0, count])
             assert_close(found, away, depth=400, magnitude=float(np.abs(whole).max()), dtype="float32", what=name)
-    area = (curves["deletion"] - curves["insertion"]).mean("masked") / curves["everything_masked"]
-    np.testing.assert_allclose(curves["area"].values, area.values)
 
 
 def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
@@ -134,11 +131,6 @@ def test_controls_are_matched_and_other_components_where_possible(bolt_run: Run)
         assert not set(each) & set(components)
         kinds = [(one.stack, one.kind, one.head is None) for one in each]
         assert sorted(map(str, kinds)) == sorted(str((one.stack, one.kind, one.head is None)) for one in components)
-    every = lens.components("encoder.*.mlp")
-    assert all(
-        sorted(map(str, each)) == sorted(map(str, every))
-        for each in matched_sets(lens, every, 2, np.random.default_rng(0))
-    )
 
 
 def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not() -> None:
@@ -158,13 +150,9 @@ def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(
     assert all(word(twin) != "holds" for twin in null_runs(run, "untrained", 1, 0))
 
 
-@pytest.fixture(scope="module")
-def tried(bolt_run: Run) -> Any:
+def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:
     scores = {"newest first": [0.0, 1.0, 2.0], "oldest first": [2.0, 1.0, 0.0]}
-    return explain.deletion_curves(bolt_run, scores, parts={"parts": 3, "season": 1}, orders=19, seed=5)
-
-
-def test_areas_bands_and_chances_are_those_of_the_curves(tried: Any) -> None:
+    tried = deletion_curves(bolt_run, scores, parts={"parts": 3, "season": 1}, orders=19, seed=5)
     whole = float(tried["deletion"].values[0, -1])
     assert float(tried["everything_masked"]) == whole
     for curves, areas in (("", "area"), ("random_", "random_area")):
@@ -178,8 +166,6 @@ def test_areas_bands_and_chances_are_those_of_the_curves(tried: Any) -> None:
     assert min(as_good) > 0
     np.testing.assert_array_equal(tried["p"].values, (1 + np.array(as_good)) / 20)
     np.testing.assert_array_equal(tried["order"].values, [[2, 1, 0], [0, 1, 2]])
-    # the reverse of an order
-    assert_close(tried["area"].values[0], -tried["area"].values[1], depth=4)
 
 
 REFUSALS: list[tuple[Any, dict[str, Any], str]] = [

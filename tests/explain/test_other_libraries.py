@@ -1,4 +1,4 @@
-"""The same function explained by shap and captum, where they are installed (pip install shap captum)."""
+"""The same function explained by captum, where it is installed (pip install captum)."""
 
 from __future__ import annotations
 
@@ -42,21 +42,6 @@ def given(run: Run) -> tuple[tuple[explain.Segment, ...], Tensor, Tensor, Tensor
 def ours(run: Run, method: str, parts: tuple[explain.Segment, ...], **how: Any) -> np.ndarray:
     found = explain.attribute_inputs(run, method=method, reference="seasonal naive", parts=parts, **how)
     return found["attribution"].sel(quantile=0.5).values
-
-
-def test_shap_gives_the_same_values(bolt_run: Run) -> None:
-    shap = pytest.importorskip("shap")
-    parts, own, away, number = given(bolt_run)
-    model = Middle(bolt_run)
-
-    def value(shown: np.ndarray) -> np.ndarray:
-        kept = torch.tensor(shown > 0.5)[:, number[0]]
-        with torch.no_grad():
-            return model(torch.where(kept, own, away)).double().numpy()
-
-    nothing, everything = np.zeros((1, len(parts))), np.ones((1, len(parts)))
-    found = shap.explainers.Exact(value, shap.maskers.Independent(nothing))(everything)
-    assert_close(ours(bolt_run, "shapley", parts), found.values[0], depth=DEPTH, magnitude=12.0, dtype=torch.float32)
 
 
 def test_captum_gives_the_same_values(bolt_run: Run) -> None:

@@ -14,7 +14,7 @@ from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.explain import NULLS, compared_to_null, input_effects, route_effects, untrained_twin
-from tsfm_lens.explain.nulls import null_runs
+from tsfm_lens.explain.over_items import null_runs
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import ablation_effects
 from tsfm_lens.testing import assert_close
@@ -64,7 +64,7 @@ def test_a_segment_is_held_against_itself_in_every_draw(bolt_run: Run, monkeypat
     def probe(run: Run) -> xr.Dataset:
         return run.dataset().assign(size=(("segment", "series"), np.array([next(sizes)]).T))
 
-    monkeypatch.setattr("tsfm_lens.explain.nulls.null_runs", lambda run, null, draws, seed: [run] * draws)
+    monkeypatch.setattr("tsfm_lens.explain.over_items.null_runs", lambda run, null, draws, seed: [run] * draws)
     found = compared_to_null(probe, bolt_run, "untrained", name="size", draws=2)
     np.testing.assert_array_equal(found["size_share"].values[:, 0], [0.6, 0.4])
     np.testing.assert_array_equal(found["size_share_floor"].values[:, 0], [0.3, 0.9])

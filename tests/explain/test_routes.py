@@ -10,10 +10,9 @@ import torch
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.explain import Masks, Segment, input_routes, missed_by_search, segments
+from tsfm_lens.explain import Segment, input_routes, missed_by_search, segments
 from tsfm_lens.explain.masking import masked
-from tsfm_lens.explain.paired_runs import PairedRuns
-from tsfm_lens.explain.values import quantiles_of
+from tsfm_lens.explain.routes import PairedRuns
 from tsfm_lens.models import Lens, Run, architectures, load
 from tsfm_lens.probes.places import places_of
 from tsfm_lens.testing import assert_close
@@ -175,17 +174,3 @@ def test_what_is_no_component_is_refused(bolt_run: Run) -> None:
     found = input_routes(bolt_run, parts=2, reference="mean", components=["decoder.0.mlp"])
     with pytest.raises(InputError, match="full search"):
         missed_by_search(found.drop_vars("estimate"), 1)
-
-
-def test_a_reference_for_each_role_is_that_of_the_masks(covariate_run: Run) -> None:
-    """Totals are what the library's forecast of the masked series loses."""
-    by_role = {"target": "mean", "past": "zero", "known": "missing"}
-    components = ["2.group_attn.0"]
-    routes = input_routes(covariate_run, 0, parts=1, reference=by_role, components=components)
-    masks = Masks(covariate_run, segments(covariate_run, 0, parts=1), by_role)
-    players = routes.sizes["segment"]
-    found = masks(np.concatenate([np.ones((1, players), bool), ~np.eye(players, dtype=bool)]))
-    middle = int(np.argmin(np.abs(np.array(quantiles_of(masks.run)) - 0.5)))
-    expected = found[0, middle] - found[1:, middle]
-    assert_close(routes["total"].values, expected, depth=400, magnitude=float(np.abs(found).max()), dtype="float32")
-    assert routes.attrs["reference"] == "mean (target), zero (past), missing (known)"

@@ -54,28 +54,6 @@ def test_exact_values_are_the_mean_over_all_orders(game: tuple[int, Game]) -> No
     assert_close(explain.exact_shapley(values, players), by_orders(values, players), depth=DEPTH, magnitude=100.0)
 
 
-@settings(max_examples=60, deadline=None)
-@given(games(), games(), st.floats(-3, 3), st.data())
-def test_axioms(first: tuple[int, Game], second: tuple[int, Game], factor: float, data: st.DataObject) -> None:
-    players, values = first
-    found = explain.exact_shapley(values, players)
-    assert_close(found.sum(0), values[-1] - values[0], depth=DEPTH, magnitude=100.0, what="efficiency")
-    if second[0] == players:
-        both = explain.exact_shapley(values + factor * second[1], players)
-        parts = found + factor * explain.exact_shapley(second[1], players)
-        assert_close(both, parts, depth=DEPTH, magnitude=400.0, what="linearity")
-    player = data.draw(st.integers(0, players - 1))
-    number = np.arange(2**players)
-    dummy = values[number & ~(1 << player)]
-    assert_close(explain.exact_shapley(dummy, players)[player], np.zeros(2), depth=DEPTH, magnitude=100.0, what="dummy")
-    other = data.draw(st.integers(0, players - 1))
-    order = list(range(players))
-    order[player], order[other] = other, player
-    swapped = sum(((number >> order[i]) & 1) << i for i in range(players))
-    alike = explain.exact_shapley(values + values[swapped], players)
-    assert_close(alike[player], alike[other], depth=DEPTH, magnitude=200.0, what="symmetry")
-
-
 def test_interactions_of_products_are_known() -> None:
     masks = explain.all_masks(4)
     values = 3.0 * masks[:, 0] + 5.0 * masks[:, 1] * masks[:, 2] + 6.0 * masks[:, 0] * masks[:, 1] * masks[:, 3]
@@ -84,16 +62,6 @@ def test_interactions_of_products_are_known() -> None:
     expected = np.array([[0, 3, 0, 3], [3, 0, 5, 3], [0, 5, 0, 0], [3, 3, 0, 0]], dtype=float)
     assert np.isnan(np.diag(found)).all()
     assert_close(np.nan_to_num(found), expected, depth=DEPTH)
-
-
-@settings(max_examples=15, deadline=None)
-@given(st.integers(2, 9), st.integers(0, 5))
-def test_sampled_orders_are_exact_where_players_do_not_interact(players: int, seed: int) -> None:
-    weights = np.random.default_rng(seed).normal(size=(players, 3))
-    found = explain.sampled_shapley(lambda masks: masks @ weights, players, orders=8)
-    assert_close(found.attribution, weights, depth=DEPTH, magnitude=10.0)
-    assert found.settled
-    assert_close(found.error, np.zeros_like(weights), depth=DEPTH, magnitude=10.0)
 
 
 def test_standard_errors_are_those_of_the_estimate() -> None:

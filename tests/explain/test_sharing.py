@@ -25,21 +25,13 @@ def run_of(lens: Lens, horizon: int, steps: int = 96) -> Run:
     return lens.run(5 + np.sin(np.arange(steps) / 4) + 0.3 * rng.normal(size=steps), horizon)
 
 
-class Counted:
-    """Rows times patches that a module was shown."""
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self.patches = 0
-        self._handle = module.register_forward_pre_hook(self._count)
-
-    def _count(self, _module: torch.nn.Module, args: tuple[torch.Tensor, ...]) -> None:
-        self.patches += args[0].shape[0] * args[0].shape[1]
-
-    def __enter__(self) -> Counted:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._handle.remove()
+def patches(layer: torch.nn.Module, masks: explain.Masks, keep: np.ndarray) -> int:
+    """Rows times patches that a layer is shown while masks are forecast."""
+    shapes: list[torch.Size] = []
+    handle = layer.register_forward_pre_hook(lambda _module, args: shapes.append(args[0].shape))
+    masks(keep)
+    handle.remove()
+    return sum(shape[0] * shape[1] for shape in shapes)
 
 
 def apart(masks: explain.Masks) -> explain.Masks:
@@ -75,15 +67,8 @@ def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
     shared, alone = explain.Masks(run, parts, "mean"), apart(explain.Masks(run, parts, "mean"))
     for masks in (shared, alone):
         _ = masks.stands, masks.run.spans
-    with Counted(layer) as few:
-        shared(keep)
-    with Counted(layer) as all_of_them:
-        alone(keep)
-    each = PATCHES // PARTS
-    assert all_of_them.patches == len(keep) * PATCHES
-    assert few.patches == each * sum(2**k for k in range(1, PARTS + 1))
-    # what the docstring states of n equal segments
-    assert few.patches == all_of_them.patches * 2 * (1 - 2.0**-PARTS) / PARTS
+    assert patches(layer, alone, keep) == len(keep) * PATCHES
+    assert patches(layer, shared, keep) == PATCHES // PARTS * sum(2**k for k in range(1, PARTS + 1))
 
 
 def test_nothing_is_shared_where_it_would_not_be_exact(lens: Lens, bolt_run: Run) -> None:

@@ -14,10 +14,9 @@ import pytest
 import xarray as xr
 
 from tsfm_lens import explain, explore
-from tsfm_lens.cli.explain import explain as command
+from tsfm_lens.cli.analyses import explain as command
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.viz import deletion_lines
 from tsfm_lens.viz.input_attribution import read_inputs
 from tsfm_lens.viz.input_routes import past_attention, read_routes
 from tsfm_lens.viz.theme import true_minus
@@ -69,13 +68,6 @@ def test_no_hyphen_stands_for_a_minus_sign_on_a_page(page: Any) -> None:
     drawn = "".join(panel.figure.to_json() for panel in page.panels)
     assert [name for name in names if true_minus(name) != name and name in drawn] == []
     assert any("attention" in text for text in read_routes(found["input_routes"]))
-
-
-def test_numbers_in_figures_are_written_as_in_sentences(page: Any) -> None:
-    curves = page.found["deletion_curves"].copy(deep=True)
-    curves["area"][:] = -0.21
-    assert "−0.21" in deletion_lines(curves).layout.title.text
-    assert not HYPHEN.search(deletion_lines(curves).layout.title.text)
 
 
 def test_a_mean_over_steps_does_not_hide_what_moves_single_steps(page: Any) -> None:

@@ -10,7 +10,7 @@ from plotly.serializers import _py_to_js
 import tsfm_lens
 from tsfm_lens import explore
 from tsfm_lens.data import as_series, bundled
-from tsfm_lens.explore.brushing import WITHOUT, Brush
+from tsfm_lens.explore.widget import WITHOUT, Brush
 from tsfm_lens.models import Lens
 
 STEPS, H = 64, 8

@@ -105,18 +105,6 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
     assert_close(ds["attention"].sel(layer=str(layer)), expected, depth=16, magnitude=1.0, dtype=np.float32)
 
 
-def test_scores_of_one_head_by_hand(lens: Lens, ds: xr.Dataset) -> None:
-    layer, kind = int(ds["layer"].values[0]), str(ds.attrs["attention"])
-    weights = lens.weights.heads(layer, kind, lens.wiring.output_stack.name)
-    product = (weights.W_V[2] @ weights.W_O[2]).detach().double().numpy()
-    values = np.linalg.svd(product, compute_uv=False)[: ds.sizes["mode"]]
-    found = ds.sel(layer=str(layer), head=2, product="OV")
-    assert_close(found["singular_value"], values, depth=1000, dtype=np.float32)
-    assert_close(float(found["stable_rank"]), (values**2).sum() / values[0] ** 2, depth=1000, dtype=np.float32)
-    assert float(ds["normalised_entropy"].min()) == 0
-    assert float(ds["normalised_entropy"].max()) == 1
-
-
 def test_one_step_has_no_rank_correlation() -> None:
     lens = load(architectures()["chronos-bolt"].tiny(), check=False)
     calls: list[tuple[int, int]] = []

@@ -1,4 +1,4 @@
-"""Roll-out maps, attention flow and norm-weighted attention against known answers."""
+"""Autoregressive attention, attention rollout and norm-weighted attention against known answers."""
 
 from __future__ import annotations
 

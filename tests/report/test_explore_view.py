@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from browsing import Plot, until, until_drawn
+from browsing import Plot, press, until, until_drawn
 from tsfm_lens.registry import find
 from tsfm_lens.testing import last_digit
 from tsfm_lens.viz.head_states import TRACES, read_explore
@@ -40,14 +40,14 @@ def test_a_click_shows_another_head_and_the_toggle_its_ablation(plot, results):
     band = plot.trace("attention", "z")[0]
     assert band.index(75) == len(band) - 2
     assert plot.trace("ablated median", "visible") is False
-    toggle.click()
+    press(plot.driver, toggle)
     assert plot.trace("ablated median", "y") == [v + 1 for v in ds["truth"].values[0]]
     assert plot.trace("median", "y") == list(ds["truth"].values[0])
     # the toggle stays as the next head is chosen
     plot.click(1, 0)
     until_said(plot, "layer 1, head 0:")
     assert plot.trace("ablated median", "y") == [v + 10 for v in ds["truth"].values[0]]
-    toggle.click()
+    press(plot.driver, toggle)
     assert plot.trace("ablated median", "visible") is False
     # the menus do the same by keyboard
     score, head = plot.driver.find_elements("css selector", ".controls select")
@@ -67,6 +67,7 @@ def test_the_reading_names_the_planted_head(results):
     assert "It also writes most" in reading
 
 
+@pytest.mark.parametrize(("steps", "per"), [(1, ""), (4, " per step")])
 def test_attention_spread_over_a_token_is_labelled_per_step(results, steps, per):
     ds = results["explore"]
     ds["attention"].attrs["token_steps"] = steps

@@ -176,15 +176,6 @@ def test_a_reading_states_the_planted_truth(
     assert [phrase for phrase in phrases if phrase not in words] == []
 
 
-@pytest.mark.parametrize("name", ["patching", "attribution_patching", "paths", "edges", "effects", "circuit"])
-def test_every_panel_has_a_title_rows_and_sentences(name, truths):
-    for panel in measurement_of(truths[name], name).draw_panels(truths[name]):
-        assert panel.figure.layout.meta["title"]
-        assert len(panel.table)
-        assert panel.sentences
-        assert all(words.endswith(".") and "nan" not in words.lower() for words in panel.sentences)
-
-
 def test_a_share_of_the_noise_is_not_called_one_of_the_forecast(results):
     steady = results["gain"]
     steady["gain"][0, 1] = [-21.0, -20.0, -19.0]

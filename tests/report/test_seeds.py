@@ -9,22 +9,20 @@ import pytest
 
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
-from tsfm_lens.registry import measurements
 from tsfm_lens.report.build import measurement_of
-from tsfm_lens.report.pipeline import SECTIONS, analyse
+from tsfm_lens.report.pipeline import analyse
 
 SEEDS = range(5)
 # a sentence that names a part of the model, or ranks parts
 NAMED = re.compile(r"\b(encoder|decoder|embed|layer|head|heads|MLP|MLPs|component|components)\b")
-NUMBER = re.compile(r"\d+(\.\d+)?(e[-+]\d+)?")
 
 
-def sentences(name: str, seed: int, sections: Sequence[str] = SECTIONS) -> list[str]:
+def sentences(name: str, seed: int) -> list[str]:
     lens = load(name, check=False)
     options = {"num_samples": 3} if lens.adapter.readout == "token" else {}
     run = lens.run(bundled("co2", "pedestrians").tail(120), 12, holdout=True, seed=seed, **options)
     found = []
-    for step, result in analyse(run, sections=sections).items():
+    for step, result in analyse(run).items():
         for panel in measurement_of(result, step).draw_panels(result):
             found += [f"{step}: {sentence}" for sentence in panel.sentences if NAMED.search(sentence)]
     return found
@@ -36,18 +34,5 @@ def test_no_sentence_on_a_component_changes_between_seeds(name: str, seeds: Sequ
     first, *others = (sentences(name, seed) for seed in seeds)
     assert len(first) > 10
     assert any("decoder." in sentence for sentence in first)
-    for other in others:
-        assert other == first
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
-def test_no_sentence_of_any_section_changes_between_seeds(name: str) -> None:
-    """But for digits of what is drawn, as sample paths and sequences are."""
-    lens = load(name, check=False)
-    kinds = [
-        kind for kind, each in measurements().items() if each.of_run and (each.needs is None or each.needs.met(lens))
-    ]
-    first, *others = ([NUMBER.sub("#", words) for words in sentences(name, seed, kinds)] for seed in SEEDS)
     for other in others:
         assert other == first

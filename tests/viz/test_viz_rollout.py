@@ -1,4 +1,4 @@
-"""Maps of where heads look: roll-outs, flow, norms, entropy; and what becomes of them when they are long."""
+"""Maps of where heads look: rollouts, flow, norms, entropy; and what becomes of them when they are long."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_flow_has_a_panel_a_layer_and_keeps_the_rest_visible() -> None:
     # the colours end where the others' shares do, not the diagonal's
     assert fig.layout.coloraxis.cmax == pytest.approx(0.7)
     assert fig.layout.yaxis.range[0] > fig.layout.yaxis.range[1]
-    assert "Attention flow through the encoder of toy" in fig.layout.meta["title"]
+    assert "Attention rollout through the encoder of toy" in fig.layout.meta["title"]
     assert len(viz.attention_rollout_map(ds, layers=[-1]).data) == 1
     with pytest.raises(UnknownNameError, match="no layer '9'"):
         viz.attention_rollout_map(ds, layers=[9])

@@ -1,11 +1,11 @@
 """Command line: data to stdout, messages and progress to stderr; exit code 0 ok, 1 a LensError, 2 usage."""
 
-from tsfm_lens.cli import analyses, compress, explain, figure, listings, serve, sweep
+from tsfm_lens.cli import analyses, compress, figure, listings, sweep
 from tsfm_lens.cli.common import app
 from tsfm_lens.console import standard_streams
 from tsfm_lens.registry import COMMANDS, load_extensions
 
-__all__ = ["analyses", "app", "compress", "explain", "figure", "listings", "main", "serve", "sweep"]
+__all__ = ["analyses", "app", "compress", "figure", "listings", "main", "sweep"]
 
 # the commands of packages above
 load_extensions(COMMANDS)

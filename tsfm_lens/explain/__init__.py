@@ -9,10 +9,8 @@ from tsfm_lens.registry import export
 if TYPE_CHECKING:
     from tsfm_lens.explain.attribution import *
     from tsfm_lens.explain.covariate_use import *
-    from tsfm_lens.explain.curves import *
     from tsfm_lens.explain.faithfulness import *
     from tsfm_lens.explain.masking import *
-    from tsfm_lens.explain.nulls import *
     from tsfm_lens.explain.over_items import *
     from tsfm_lens.explain.routes import *
     from tsfm_lens.explain.segments import *

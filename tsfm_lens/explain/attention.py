@@ -1,4 +1,4 @@
-"""Attention as an explanation: roll-out and flow from input segments to the forecast's tokens."""
+"""Attention as an explanation: rollout and flow from input segments to the forecast's tokens."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Graph:
 
 
 def rollout_shares(masks: Masks) -> Array:
-    """Compute Abnar and Zuidema's attention roll-out over all stacks, as shares of the forecast: (segment, step)."""
+    """Compute Abnar and Zuidema's attention rollout over all stacks, as shares of the forecast: (segment, step)."""
     graph = graph_of(masks)
     mix = np.eye(graph.tokens)
     for attention in graph.updates:

@@ -88,7 +88,7 @@ METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
         lambda masks: MethodResult(slopes(masks, np.ones(1), np.ones(1))),
         "Shrikumar et al. 2017, arXiv:1605.01713",
     ),
-    "attention roll-out": (partial(_share_of_change, shares_of=rollout_shares), _ATTENTION),
+    "attention rollout": (partial(_share_of_change, shares_of=rollout_shares), _ATTENTION),
     "attention flow": (partial(_share_of_change, shares_of=flow_shares), _ATTENTION),
 }
 """Methods by name, each with its source."""
@@ -119,7 +119,7 @@ def attribute_inputs(
     - "inclusion": the forecast of the segment alone less the reference forecast.
     - "integrated gradients", "gradient × input": the slope towards the segment, integrated from a reference of numbers,
       or at the input alone; the same from a constant reference in models that normalise each series.
-    - "attention roll-out", "attention flow": the share of attention on a segment, times the forecast less the reference
+    - "attention rollout", "attention flow": the share of attention on a segment, times the forecast less the reference
       forecast, for comparison: it measures no effect.
 
     Args:

@@ -11,8 +11,7 @@ from tsfm_lens.probes.head_states import head_states
 
 if TYPE_CHECKING:
     from tsfm_lens.explain.masking import Reference
-    from tsfm_lens.explore.brushing import Brush
-    from tsfm_lens.explore.widget import Explorer
+    from tsfm_lens.explore.widget import Brush, Explorer
 
 _LIBRARIES = ("ipywidgets", "anywidget", "IPython")
 
@@ -61,7 +60,7 @@ def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Br
         >>> explore.brush(run)  # doctest: +SKIP
     """
     need("brush", instead="explain.forecasts makes the same forecasts")
-    from tsfm_lens.explore.brushing import Brush
+    from tsfm_lens.explore.widget import Brush
 
     return Brush(run, item, reference)
 

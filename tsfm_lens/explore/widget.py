@@ -1,4 +1,4 @@
-"""Widget of the linked view: a plotly figure that answers clicks, and the controls beside it."""
+"""Widgets of the notebook views: plotly figures that answer clicks and brushes, and the controls beside them."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from typing import Any
 
 import ipywidgets as widgets
 import numpy as np
+import plotly.graph_objects as go
 import xarray as xr
 from IPython import get_ipython
 from IPython.display import display
 
-from tsfm_lens.ablation.metrics import spearman_distance
-from tsfm_lens.errors import LensError
-from tsfm_lens.explore.figures import WIDE, change_words, figure_widget
+from tsfm_lens.ablation.metrics import mae, spearman_distance
+from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.explain import Masks, Segment, item_of
+from tsfm_lens.explain.masking import Reference
 from tsfm_lens.models.run import Run
+from tsfm_lens.viz import forecast_fan
 from tsfm_lens.viz.head_states import (
     TRACES,
     Update,
@@ -30,8 +33,41 @@ from tsfm_lens.viz.head_states import (
     scores,
     start,
 )
+from tsfm_lens.viz.panels import as_text, scene
+from tsfm_lens.viz.saving import BROWSER_CONFIG
 from tsfm_lens.viz.select import median_position, position, unit_of
-from tsfm_lens.viz.theme import number
+from tsfm_lens.viz.theme import VERMILION, number, untitled
+
+WIDTH = 920  # pixels
+WIDE: dict[str, Any] = {"style": {"description_width": "initial"}}
+"""Style of a control whose description is never cut."""
+_COORDINATES = ("x", "y", "base")
+
+
+def figure_widget(figure: go.Figure) -> go.FigureWidget:
+    """Turn a figure into a widget, with all traces that it will have; its title is left to the page around it."""
+    bare = untitled(figure).update_layout(width=WIDTH)
+    # before the widget is made: a browser gets its first state, whatever changes its traces see later
+    for trace in bare.data:
+        for name in _COORDINATES:
+            values = getattr(trace, name, None)
+            # a widget sends dates of nanoseconds as whole numbers
+            if isinstance(values, np.ndarray) and values.dtype.kind == "M":
+                trace[name] = as_text(values)
+    widget = go.FigureWidget(bare)
+    widget._config = {**widget._config, **BROWSER_CONFIG}
+    return widget
+
+
+def change_words(plain: np.ndarray, other: np.ndarray, truth: np.ndarray | None, unit: str, detail: str) -> str:
+    """Describe by how much a median (step,) moves, with a detail, and its error before and after."""
+    unit = unit or "data units"
+    words = f"the median moves by {number(float(np.abs(other - plain).mean()))} {unit} on average{detail}"
+    if truth is not None and np.isfinite(truth).any():
+        before, after = (number(float(mae(median, truth))) for median in (plain, other))
+        words += f"; mean absolute error {before} → {after} {unit}"
+    return words
+
 
 Head = tuple[int, int]
 """Position of a layer and a head in the result."""
@@ -183,3 +219,100 @@ def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
         yield advance
     finally:
         bar.close()
+
+
+WITHOUT = "median without what is brushed"
+
+
+class Brush(widgets.VBox):
+    """Forecast without a brushed stretch ``marked``; see :func:`tsfm_lens.explore.brush`. Medians are (step,)."""
+
+    def __init__(self, run: Run, item: int | str, reference: Reference) -> None:
+        self.run, self.reference = item_of(run, item), reference
+        self.series = 0
+        self.marked: tuple[int, int] | None = None
+        self._cache: dict[tuple[int, int, int], np.ndarray] = {}
+        self.median: np.ndarray = self.run.forecast.median[0]
+        self.without = self.median
+        self._length = min(self.run.batch.lengths[0], self.run.lens.context_length)
+        data = self.run.forecast.to_dataset(self.run.truth)
+        view = scene(data, 0, self._length)
+        # a date of numpy's is no corner that plotly draws
+        self._past = [str(at) if isinstance(at, np.datetime64) else at for at in view.time.at(view.past)]
+        figure = forecast_fan(data, series=0, context_steps=self._length)
+        self._add_brush(figure)
+        self.figure = figure_widget(figure)
+        self._points, self._line = self.figure.data[-2:]
+        self._points.on_selection(self._on_selection)
+        names = [(name or "series", row) for row, name in enumerate(self.run.batch.variates)]
+        self.which = widgets.Dropdown(options=names, description="brush", **WIDE)
+        self.steps = widgets.IntRangeSlider(
+            value=(0, 0), min=-self._length, max=0, description="steps", layout=widgets.Layout(width="600px"), **WIDE
+        )
+        self.words = widgets.HTML()
+        self.words.add_class("tsfm-lens-words")
+        self.which.observe(lambda change: self.mark(*(self.marked or (0, 0)), series=change["new"]), "value")
+        self.steps.observe(lambda change: self.mark(*change["new"]), "value")
+        heading = f"<b>{escape(str(figure.layout.meta['title']))}: drag over the past to leave a stretch out</b>"
+        super().__init__([widgets.HTML(heading), widgets.HBox([self.which, self.steps]), self.figure, self.words])
+        self._describe()
+
+    def _add_brush(self, figure: go.Figure) -> None:
+        """Add invisible points to select, and the line of the forecast without the selection."""
+        forecast = next(trace for trace in figure.data if str(trace.name).startswith("median"))
+        values = self.run.batch.values[0][-self._length :]
+        points = {"x": self._past, "y": values, "mode": "markers", "marker": {"opacity": 0, "size": 8}}
+        line = {"color": VERMILION, "width": 2, "dash": "dash"}
+        figure.add_trace(go.Scatter(**points, showlegend=False, hoverinfo="skip"))
+        figure.add_trace(go.Scatter(x=forecast.x, y=self.median, mode="lines", line=line, name=WITHOUT))
+        figure.update_layout(dragmode="select", selectdirection="h")
+
+    def _on_selection(self, _trace: Any, points: Any, _selector: Any) -> None:
+        places = list(points.point_inds)
+        if places:
+            self.mark(min(places) - self._length, max(places) + 1 - self._length)
+
+    def mark(self, start: int, stop: int, *, series: int | None = None) -> None:
+        """Leave out steps ``[start, stop)`` of a series, from the forecast start; refusals stand under the figure."""
+        row = self.series if series is None else series
+        try:
+            without = self._forecast(row, start, stop) if stop > start else self.median
+        except LensError as error:
+            self._describe(str(error))
+            return
+        self.series, self.marked, self.without = row, (start, stop) if stop > start else None, without
+        with self.figure.batch_update():
+            self._line.y = without
+            shapes = [shape for shape in self.figure.layout.shapes if shape.name != "brushed"]
+            if self.marked is not None:
+                ends = (self._past[start + self._length], self._past[stop - 1 + self._length])
+                band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 0}, "name": "brushed"}
+                shapes.append(go.layout.Shape(x0=ends[0], x1=ends[1], fillcolor=VERMILION, opacity=0.12, **band))
+            self.figure.layout.shapes = shapes
+        self.which.value, self.steps.value = row, (start, stop) if self.marked else (0, 0)
+        self._describe()
+
+    def _forecast(self, row: int, start: int, stop: int) -> np.ndarray:
+        """Compute the median without a stretch, (step,); once for each."""
+        if not 0 <= row < len(self.run.batch) or not -self._length <= start < stop <= 0:
+            raise InputError(
+                f"steps {start} to {stop} of series {row}: expected steps from {-self._length} to 0 of one of "
+                f"{len(self.run.batch)} series"
+            )
+        key = (row, start, stop)
+        if key not in self._cache:
+            masks = Masks(self.run, (Segment("brushed", row, start, stop, "past"),), self.reference)
+            quantiles = masks(np.zeros((1, 1), dtype=bool))[0]
+            self._cache[key] = quantiles[len(quantiles) // 2]
+        return self._cache[key]
+
+    def _describe(self, error: str = "") -> None:
+        if error or self.marked is None:
+            self.words.value = escape(error or "nothing is left out")
+            return
+        name = self.run.batch.variates[self.series] or self.run.batch.ids[self.series]
+        start, stop = self.marked
+        largest = f", by {number(float(np.max(np.abs(self.without - self.median))))} at most"
+        truth = None if self.run.truth is None else self.run.truth[0]
+        change = change_words(self.median, self.without, truth, self.run.batch.units[0], largest)
+        self.words.value = escape(f"without steps {start} to {stop - 1} of {name} {change}")

@@ -6,19 +6,74 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
+import xarray as xr
 
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
-from tsfm_lens.figures.captions import caption
-from tsfm_lens.figures.entry import FigureFile, NamedFigure, within_pass
+from tsfm_lens.models.architecture import Architecture
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.registry import Figure, Measurement, find, measurements
+from tsfm_lens.registry import Figure, Measurement, Needs, find, measurements
 from tsfm_lens.results import Results
 from tsfm_lens.viz.saving import FORMATS, rendered, write_together
+
+
+def long_run(run: Run, paper: int, *, within_pass: bool = False) -> Run:
+    """Extend the run to a long horizon: the caller's choice, else the paper's as far as the series allow."""
+    adapter = run.lens.adapter
+    steps = min(paper, adapter.longest_pass) if within_pass else paper
+    if run.explicit_horizon:
+        return run
+    if run.full_batch is not None:
+        shortest = min(run.full_batch.lengths)
+        steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
+    return run.at(steps)
+
+
+def within_pass(run: Run) -> Run:
+    """Shorten the run to at most one pass, for measurements beside a longer rollout."""
+    return run.at(min(run.horizon, run.lens.adapter.longest_pass))
+
+
+@dataclass(frozen=True)
+class FigureFile:
+    """One file of a figure."""
+
+    suffix: str
+    figure: go.Figure
+    results: tuple[xr.Dataset, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class NamedFigure:
+    """One figure by name."""
+
+    name: str
+    title: str
+    computes: str
+    renderers: tuple[str, ...]
+    draw: Callable[[Run], list[FigureFile]]
+    paper: str = ""
+    compare: Callable[[Sequence[Lens]], list[FigureFile]] | None = None
+    needs: tuple[Needs, ...] = ()
+    instead: str = ""
+
+    def check(self, lens: Lens) -> None:
+        """Refuse a model that the figure's definition does not allow."""
+        for needs in self.needs:
+            needs.check(lens, f"figure {self.name}", self.instead)
+
+    def check_architecture(self, architecture: Architecture, model: str) -> None:
+        """Refuse a model that is not open yet by its architecture; see :meth:`check`."""
+        for needs in self.needs:
+            needs.check_architecture(architecture, model, f"figure {self.name}", self.instead)
+
 
 STATIC = ("svg", "pdf", "png")
 DOTS = 6.25  # dots per pixel of a png for print: 600 per inch
@@ -97,7 +152,24 @@ class DrawnFigure:
 
     def caption(self, sources: Sequence[str] = ()) -> str:
         """Write title, content, all parameters and provenance; ``sources`` is where the series come from."""
-        return caption(self.entry, self.files, self.run, sources, self.others)
+        lines = [f"Figure {self.entry.name}. {self.entry.title}", ""]
+        for file in self.files:
+            lines += [_words(file, self.run.batch.ids), ""]
+        lines += ["Computed by: " + self.entry.computes + "."]
+        if self.entry.paper:
+            lines += ["In the tsfm-lens paper: " + self.entry.paper + "."]
+        results = [result for file in self.files for result in file.results]
+        lines += ["", "Parameters", *_parameters(results)]
+        recipes = [line for result in results for line in _recipes(result)]
+        if recipes:
+            lines += ["", "Ablated", *dict.fromkeys(recipes)]
+        definitions = dict.fromkeys(f"  {ds.attrs['source']}" for ds in results if ds.attrs.get("source"))
+        lines += ["", "Definitions", *definitions]
+        lines += ["", "Provenance", *(line for lens in (self.run.lens, *self.others) for line in _provenance(lens))]
+        lines += [f"  seed: {self.run.seed}."]
+        lines += ["", "Data", *_data(self.run, sources)]
+        wrapped = [fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines]
+        return "\n".join(wrapped) + "\n"
 
 
 def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure:
@@ -195,3 +267,70 @@ def file_word(name: str) -> str:
     # a hub id keeps its owner, a folder only its own name
     short = "-".join(last[-2:]) if len(last) == 2 and not name.startswith((".", "~")) else last[-1]
     return re.sub(r"[^\w.+-]+", "-", short).strip("-.") or "model"
+
+
+_WIDTH = 100
+_PROVENANCE = ("model", "revision", "architecture", "versions")
+_OTHER_ATTRS = {"kind", "title", "source", *_PROVENANCE}
+
+
+def _words(file: FigureFile, ids: Sequence[str]) -> str:
+    meta = file.figure.layout.meta or {}
+    parts = [str(meta.get("title", "")).rstrip("."), str(meta.get("subtitle", "")).rstrip("."), file.note.rstrip(".")]
+    # the name of a series keeps its letters
+    sentences = [part if part.startswith(tuple(ids)) else part[:1].upper() + part[1:] for part in parts if part]
+    text = ". ".join(sentences) + "."
+    return f"({file.suffix}) {text}" if file.suffix else text
+
+
+def _parameters(results: Sequence[xr.Dataset]) -> list[str]:
+    """Write one line per result: its kind, its sizes and the parameters of its probe."""
+    lines = []
+    for result in results:
+        parameters = {
+            key: value for key, value in result.attrs.items() if key not in _OTHER_ATTRS and value not in ("", None)
+        }
+        text = ", ".join(f"{key} = {_plain(value)}" for key, value in parameters.items())
+        sizes = ", ".join(f"{count} {name}" for name, count in result.sizes.items())
+        lines.append(f"  {result.attrs.get('kind', 'result')}: {text}; dimensions: {sizes}.")
+    return list(dict.fromkeys(lines))
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list | tuple | np.ndarray):
+        return " ".join(str(item) for item in value)
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def _recipes(result: xr.Dataset) -> list[str]:
+    if "components" not in result or "recipe" not in result.dims:
+        return []
+    rows = zip(result["recipe"].values, result["components"].values, result["heads_share"].values, strict=True)
+    return [f"  {name} ({100 * share:.3g} % of heads): {what}." for name, what, share in rows if str(what)]
+
+
+def _provenance(lens: Lens) -> list[str]:
+    facts = lens.provenance()
+    return [f"  {key}: {facts[key]}." for key in _PROVENANCE if facts.get(key)]
+
+
+def _data(run: Run, sources: Sequence[str]) -> list[str]:
+    """Describe the series, with source and licence of the bundled ones."""
+    from tsfm_lens.data import bundled_info, bundled_names
+
+    batch = run.batch if run.full_batch is None else run.full_batch
+    lines = [f"  from: {'; '.join(sources)}."] if sources else []
+    bundled = set(bundled_names()) if any(source.startswith("bundled:") for source in sources) else set()
+    for name, unit, freq, length in zip(batch.ids, batch.units, batch.freqs, batch.lengths, strict=True):
+        description = ", ".join(part for part in (f"{length} steps", freq or "", unit) if part)
+        origin = ""
+        if name in bundled:
+            info = bundled_info(name)
+            origin = f"; {info.title} ({info.source}; {info.licence})"
+        lines.append(f"  {name}: {description}{origin}.")
+    end = (
+        "the last steps of each series are held out as the truth"
+        if run.full_batch is not None
+        else "no step is held out"
+    )
+    return [*lines, f"  {end}; models see at most {run.lens.adapter.context_length} steps before them."]

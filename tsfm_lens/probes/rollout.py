@@ -1,4 +1,4 @@
-"""Attention along a forecast: roll-out maps, Abnar and Zuidema's rollout, norm-weighted, as kernel regression."""
+"""Attention along a forecast: autoregressive, attention rollout, norm-weighted, as kernel regression."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def autoregressive_attention(
         ('layer', 'head', 'key', 'query')
     """
     refuse_variates(run.batch)
-    refuse_several(run, "roll-out maps are drawn")
+    refuse_several(run, "autoregressive attention is drawn")
     refuse_word("keys", keys, ("time", "window"))
     row, attention_kind, layers = pick_attention(run.lens, stack, kind)
     passes = _passes(run)
@@ -113,7 +113,7 @@ def autoregressive_attention(
     data = data.assign_coords(span_coords(key=key_axis, query=query_axis))
     pass_start = np.repeat([start for start, _ in passes], [len(tokens) for tokens in columns])
     data = data.assign_coords(pass_start=("query", pass_start))
-    title, source = "Roll-out maps", "tsfm-lens paper, D.2 (S3-ROLL)"
+    title, source = "Autoregressive attention", "tsfm-lens paper, D.2 (S3-ROLL)"
     data.attrs = describe_attention(
         run, "autoregressive_attention", title, source, row, attention_kind, keys=keys, passes=len(passes)
     )
@@ -211,7 +211,7 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
         ('layer', 'query', 'key')
     """
     lens = run.lens
-    refuse_several(run, "attention flow is computed")
+    refuse_several(run, "attention rollout is computed")
     kinds = {row.name: _own_kind(row) for row in lens.wiring.stacks}
     usable = [name for name, kind in kinds.items() if kind]
     if not usable or stack not in (None, *usable):
@@ -226,7 +226,7 @@ def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     coords = pattern_coords(run, column, kinds[column.name], layers)
     data = xr.Dataset({"flow": (("layer", "query", "key"), flows)}, coords=coords).drop_vars("head")
     facts = {"stack": column.name, "series": run.batch.ids[0]}
-    data.attrs = run.describe("attention_rollout", "Attention flow", "Abnar and Zuidema 2020, equation 1", **facts)
+    data.attrs = run.describe("attention_rollout", "Attention rollout", "Abnar and Zuidema 2020, equation 1", **facts)
     return data
 
 

@@ -66,7 +66,7 @@ def analyse(
     refusal: InputError | None = None
     for name, measurement, own in _results(run.lens, sections):
         arguments = {**own, **(options or {}).get(measurement.kind, {})}
-        notify = partial(progress or _ignore_progress, name)
+        notify = partial(progress or (lambda *_: None), name)
         notify(0, 1)
         cache.progress = notify
         try:
@@ -104,10 +104,6 @@ def defined_for(lens: Lens, sections: Sequence[str], left_out: dict[str, str]) -
     if not allowed:
         raise InputError("; ".join(left_out.values()))
     return allowed
-
-
-def _ignore_progress(name: str, count: int, total: int) -> None:
-    """Ignore progress, for a caller that wants no report of it."""
 
 
 def _results(lens: Lens, sections: Sequence[str]) -> list[tuple[str, Measurement, Mapping[str, Any]]]:
@@ -181,7 +177,7 @@ def write_page(
     missing: Mapping[str, str],
 ) -> Path:
     """Write the results of a run as one HTML file; missing sections are listed with the provenance."""
-    notify = progress or _ignore_progress
+    notify = progress or (lambda *_: None)
     notify("report", 0, 1)
     facts = provenance(run, sources)
     if missing:

@@ -134,7 +134,7 @@ def _token(axis: TokenAxis, token: int) -> str:
 def autoregressive_attention_map(
     ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None, zmax: float | None = None
 ) -> go.Figure:
-    """Draw the roll-out maps of the sharpest or the most diffuse heads, each head a panel.
+    """Draw the autoregressive attention of the sharpest or the most diffuse heads, each head a panel.
 
     Args:
         heads: "sharp" for the lowest entropies, "diffuse" for the highest.
@@ -196,7 +196,7 @@ def attention_rollout_map(
     marks = ", ".join(keys.axis.aside_labels())
     stack = f"the {ds.attrs['stack']} of " if ds.attrs.get("stack") else ""
     return grid.dress(
-        f"Attention flow through {stack}{model_of(ds)}",
+        f"Attention rollout through {stack}{model_of(ds)}",
         single_series(ds),
         "mean over heads and half a residual stream, multiplied layer by layer",
         f"darkest: {number(limit)} and more",

@@ -396,7 +396,7 @@ def _cross(run: Run, of: xr.DataArray) -> Scores:
 
 
 def _rollout(run: Run) -> Scores:
-    """Score by Abnar and Zuidema's roll-out, behind the mean cross-attention if the context has its own stack."""
+    """Score by Abnar and Zuidema's attention rollout, behind the mean cross-attention if the context has a stack."""
     own, out = run.lens.wiring.stacks[0].name, run.lens.wiring.output_stack.name
     rollout = probes.attention_rollout(run, stack=own)["flow"].values[-1]
     if own == out:
@@ -410,7 +410,7 @@ method("attention, mean over heads", INPUTS)(
 method("norm-weighted attention", INPUTS)(
     lambda case: _each(case, lambda run: _cross(run, probes.norm_weighted_attention(run)["norm"]))
 )
-method("attention roll-out", INPUTS)(lambda case: _each(case, _rollout))
+method("attention rollout", INPUTS)(lambda case: _each(case, _rollout))
 
 
 def _shift(case: EvaluationCase, probe: Callable[..., xr.Dataset], name: str, **options: Any) -> Ranking:

@@ -17,7 +17,7 @@ import yaml
 from tsfm_lens import probes, viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.figures.entry import FigureFile, NamedFigure, long_run, within_pass
+from tsfm_lens.figures.named import FigureFile, NamedFigure, long_run, within_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
@@ -33,7 +33,7 @@ MOST_SERIES = 4
 HORIZON, TAIL = 512, 512  # steps of the paper's forecasts and of the drawn context
 PATCH_ROWS = 128  # forecast tokens of the matrices in figure 21
 SHARE_SHARP, SHARE_DIFFUSE = 6 / 144, 0.25  # of all heads, in figure 20D
-_ROLLED_OUT = ("tokens", "refeed")  # kinds of roll-out along which maps go on beyond one pass
+_ROLLED_OUT = ("tokens", "refeed")  # kinds of rollout along which maps go on beyond one pass
 INFORMED, RANDOM = "by stable rank", "at random"
 _FILE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8"))
 _ENTRIES: list[NamedFigure] = []
