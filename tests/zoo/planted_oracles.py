@@ -169,8 +169,9 @@ def assert_parts_matter_as_stated(planted: Planted) -> None:
             assert effect <= of.rest, f"{card.name} needs {part}: {effect:.3g}"
     for part in card.parts:
         if part.stands_in_for:
-            both = (part.stands_in_for, part.component)
-            assert effects(both)[both] - alone[part.stands_in_for,] > of.effect / 2
+            silent, backup = Component.parse(part.stands_in_for), Component.parse(part.component)
+            one, both = point_forecasts(run, [Variant.zero(silent), Variant.zero(silent, backup)])
+            assert (np.abs(both - one) / bounds).max() > of.effect, f"{card.name}: nothing takes over"
 
 
 def assert_edges_are_those_stated(planted: Planted) -> None:
@@ -263,12 +264,22 @@ def assert_saved_is_the_same(planted: Planted, folder: Path) -> None:
 def assert_same_in_any_basis(planted: Planted, plain: Planted) -> None:
     """Turned, the weights are others and the forecast, the parts and the rule are the same."""
     card = planted.card
-    run, other = (lens_of(each).run(series_of(card), card.horizon) for each in (planted, plain))
-    for one, *points in zip(run.batch.values, run.point, other.point, strict=True):
-        assert np.abs(points[0] - points[1]).max() <= format_of(card).turn * format_of(card).bound(one)
+    series, of = series_of(card), format_of(card)
+    for one, *values in zip(series, *(forecast_of(each, series) for each in (planted, plain)), strict=True):
+        assert np.abs(values[0] - values[1]).max() <= of.turn * of.bound(one)
     assert card.rotated
     assert card.model_copy(update={"rotated": False, "error": plain.card.error}) == plain.card
     assert share_of_zeros(plain.model) > share_of_zeros(planted.model)
+    if card.architecture == chronos.NAME:
+        assert share_of_zeros(planted.model.shared) < 0.01 < 0.5 < share_of_zeros(plain.model.shared)
+
+
+def forecast_of(planted: Planted, series: Any) -> Array:
+    """Every quantile of a model that draws none; the point forecast of one that does."""
+    lens, horizon = lens_of(planted), planted.card.horizon
+    if planted.card.architecture == chronos.NAME:
+        return lens.run(series, horizon).point
+    return lens.forecast(series, horizon).quantiles
 
 
 def share_of_zeros(model: torch.nn.Module) -> float:
