@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ import transformers
 from chronos import BaseChronosPipeline
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForSeq2SeqLM
 
 from tsfm_lens import compress
@@ -27,6 +29,7 @@ from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import read_checkpoint
+from tsfm_lens.models.timing import LiveBytes
 from tsfm_lens.testing import ORACLES, assert_close, example_case, oracles, oracles_attention, oracles_weights
 
 ARCHITECTURES = sorted(architectures())
@@ -48,6 +51,19 @@ def compressed(lens: Lens, share: float = 0.3, **options: object) -> tuple[Lens,
 def forward(lens: Lens) -> Tensor:
     with torch.no_grad():
         return lens.forward(example_case(lens).encoded)
+
+
+class Made(LiveBytes):
+    """Also notes the shapes of all that takes memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: set[tuple[int, ...]] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = super().__torch_dispatch__(func, types, args, kwargs)
+        self.shapes |= {tuple(x.shape) for x in tree_leaves(output) if isinstance(x, Tensor) and not x.is_meta}
+        return output
 
 
 def small(lens: Lens) -> Lens:
@@ -72,7 +88,11 @@ def test_a_compressed_model_is_written_and_opens_with_every_hook_point(
         record = json.loads((folder / "compression.json").read_text())
         assert record["ranks"] == ranks
         assert record["ratio"]["ranks"] == pytest.approx(0.3, abs=1 / 8)
-        again = load(folder, check=False)
+        with Made() as made:
+            again = load(folder, check=False)
+        # neither products nor what a library first puts into a matrix takes memory
+        whole = {matrix.shape for key, matrix in compress.matrices(lens, mlps=True).items() if is_held(again, matrix)}
+        assert not made.shapes & (whole - {tuple(held.shape) for held in again.adapter.model.state_dict().values()})
         assert torch.equal(forward(again), forward(smaller))
         permissions = {file.name: oct(file.stat().st_mode & 0o777) for file in (folder, *folder.iterdir())}
         assert permissions == {file: oct((0o777 if file == folder.name else 0o666) & ~umask) for file in permissions}

@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from tsfm_lens.compress.layers import Compressed, Factors, LowRankLinear, PartialLinear, replace_layer
 from tsfm_lens.compress.matrices import matrices
@@ -259,9 +260,13 @@ class CompressedCheckpoint(Checkpoint):
 
         @functools.wraps(plain)
         def init(model: nn.Module, *args: Any, **kwargs: Any) -> None:
-            plain(model, *args, **kwargs)
-            if type(model) is kind and threading.get_ident() == thread:
-                self.fit(model, renamed)
+            if type(model) is not kind or threading.get_ident() != thread:
+                plain(model, *args, **kwargs)
+                return
+            with _MetaMatrices(self.shapes.values()):
+                plain(model, *args, **kwargs)
+            self.fit(model, renamed)
+            _make_room(model)
 
         kind.__init__ = init  # type: ignore[method-assign, assignment]
         try:
@@ -283,6 +288,33 @@ class CompressedCheckpoint(Checkpoint):
                 )
             if isinstance(child, PartialLinear) and isinstance(spec, PartRecord):
                 child.places = spec.places.to(child.rest.device)
+
+
+class _MetaMatrices(TorchFunctionMode):
+    """Mode in which matrices of some shapes take no memory; what a library first puts into them is lost."""
+
+    def __init__(self, shapes: Iterable[tuple[int, int]]) -> None:
+        super().__init__()
+        self._shapes = set(shapes)
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty and kwargs.get("device") is None:
+            size = args[0] if len(args) == 1 and not isinstance(args[0], int) else args
+            if tuple(size) in self._shapes:
+                kwargs = {**kwargs, "device": "meta"}
+        return func(*args, **kwargs)
+
+
+def _make_room(model: nn.Module) -> None:
+    """Allocate matrices that have a shape of some layer of the files, but are whole; the files fill them."""
+    device = torch.get_default_device()
+    buffers: dict[int, nn.Parameter] = {}
+    for module in model.modules():
+        for name, weight in module.named_parameters(recurse=False):
+            if weight.is_meta and device.type != "meta":
+                room = buffers.setdefault(id(weight), nn.Parameter(torch.empty_like(weight, device=device)))
+                setattr(module, name, room)
 
 
 def folded(files: Checkpoint) -> CompressedCheckpoint:
