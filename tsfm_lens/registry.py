@@ -9,7 +9,7 @@ from functools import cache, wraps
 from importlib import import_module
 from importlib.metadata import entry_points
 from importlib.util import find_spec
-from inspect import cleandoc, signature
+from inspect import cleandoc, ismodule, signature
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -441,3 +441,8 @@ def export(package: str) -> list[str]:
     names = {name: getattr(module, name) for module in modules for name in getattr(module, "__all__", ())}
     namespace.update(names)
     return sorted(names)
+
+
+def public_names(namespace: Mapping[str, Any]) -> list[str]:
+    """List the names of a package's namespace that are neither modules nor private."""
+    return sorted(name for name, each in namespace.items() if name[0] != "_" and not ismodule(each))

@@ -1,8 +1,7 @@
 """Small trainable models and controlled experiments of the literature, a package each; runs, and grids of runs."""
 
 # ruff: noqa: F403
-import inspect
-
+from tsfm_lens.registry import public_names as _public_names
 from tsfm_lens.studies import samformer, structured
 from tsfm_lens.studies.experiments.config import *
 from tsfm_lens.studies.experiments.grid import *
@@ -12,5 +11,5 @@ from tsfm_lens.studies.experiments.running import *
 __all__ = [
     "samformer",
     "structured",
-    *sorted(name for name, each in dict(globals()).items() if name[0] != "_" and not inspect.ismodule(each)),
+    *_public_names(globals()),
 ]

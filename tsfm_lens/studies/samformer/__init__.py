@@ -5,10 +5,9 @@ Sharpness-Aware Minimization and Channel-Wise Attention". The optimiser is :clas
 """
 
 # ruff: noqa: F403
-import inspect
-
+from tsfm_lens.registry import public_names as _public_names
 from tsfm_lens.studies.samformer.models import *
 from tsfm_lens.studies.samformer.tasks import *
 from tsfm_lens.studies.samformer.wiring import *
 
-__all__ = sorted(name for name, each in dict(globals()).items() if name[0] != "_" and not inspect.ismodule(each))
+__all__ = _public_names(globals())

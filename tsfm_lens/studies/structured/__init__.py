@@ -4,8 +4,7 @@ Kuang et al. (2025), "Customizing the Inductive Biases of Softmax Attention usin
 """
 
 # ruff: noqa: F403
-import inspect
-
+from tsfm_lens.registry import public_names as _public_names
 from tsfm_lens.studies.structured.contraction import *
 from tsfm_lens.studies.structured.counts import *
 from tsfm_lens.studies.structured.forms import *
@@ -16,4 +15,4 @@ from tsfm_lens.studies.structured.tiles import *
 from tsfm_lens.studies.structured.training import *
 from tsfm_lens.studies.structured.wiring import *
 
-__all__ = sorted(name for name, each in dict(globals()).items() if name[0] != "_" and not inspect.ismodule(each))
+__all__ = _public_names(globals())
