@@ -210,8 +210,8 @@ def _regions(panel: Panel, x: np.ndarray, y: np.ndarray) -> None:
     if low < -0.1 * high:
         # on the side where no dot lies below
         crowded = bool(((y < 0) & (x < 0.4 * right)).any())
-        x, side = (0.98, "right") if crowded else (0.02, "left")
-        panel.note("more than undone", x, 0.01, yanchor="bottom", **look | {"xanchor": side})
+        place, side = (0.98, "right") if crowded else (0.02, "left")
+        panel.note("more than undone", place, 0.01, yanchor="bottom", **look | {"xanchor": side})
 
 
 def _dots(

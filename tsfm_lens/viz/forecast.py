@@ -338,8 +338,8 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     panel.y("rise of MASE (%)")
     count = int(ds.attrs.get("n_series", 0))
     over = f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals"
-    ring = "ring: the choice" if choice else "no point is known to be harmless"
-    return canvas.dress(f"Size and error of {model_of(ds)}, compressed", over, ring)
+    remark = "ring: the choice" if choice else "no point is known to be harmless"
+    return canvas.dress(f"Size and error of {model_of(ds)}, compressed", over, remark)
 
 
 @COMPRESSION_QUALITY.figure()

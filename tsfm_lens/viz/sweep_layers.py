@@ -260,8 +260,8 @@ def range_curves(table: pd.DataFrame) -> go.Figure:
     cut = fit(grid, lines, ends, reach=0.25)
     title_axes(grid, "layers in the range", "MASE")
     sweep.whole_ticks(grid, float(rows["size"].max()))
-    lines = f"{sweep.MASE_WORDS}; dashed: unablated; bands: {sweep.intervals_of(table)} of the change"
-    return grid.dress("Error as a growing range of layers is ablated", lines, cut, sweep.STANDS, remark)
+    words = f"{sweep.MASE_WORDS}; dashed: unablated; bands: {sweep.intervals_of(table)} of the change"
+    return grid.dress("Error as a growing range of layers is ablated", words, cut, sweep.STANDS, remark)
 
 
 def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> None:

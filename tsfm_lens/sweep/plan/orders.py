@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import cache, partial
 from typing import Any
 
@@ -210,7 +210,7 @@ def _spreads(batch: SeriesBatch) -> np.ndarray:
     return np.where(deviations > 0, deviations, 1.0)
 
 
-def _array(values: np.ndarray, layers: Sequence[int]) -> xr.DataArray:
+def _array(values: np.ndarray, layers: Iterable[int]) -> xr.DataArray:
     coords = {"layer": list(map(str, layers)), "head": range(values.shape[1])}
     return xr.DataArray(values, dims=("layer", "head"), coords=coords)
 

@@ -145,7 +145,7 @@ def _comparisons(frame: pd.DataFrame, metric: str, *, together: bool = False) ->
             continue
         wide = rows.drop(columns="model").set_index(["dataset", "item", "variant"]).unstack("variant", fill_value=0)
         wide = wide[wide["n_rows", PLAIN] > 0]
-        base = {name: wide[name, PLAIN].to_numpy() for name in wide.columns.levels[0]}
+        base = {name: wide[name, PLAIN].to_numpy() for name in wide.columns.unique(0)}
         # (variant, series), 0 where there is no row
         of = {name: np.ascontiguousarray(wide[name][ids].to_numpy().T) for name in base}
         valid = np.all([of[c] == base[c] for c in same], axis=0) & (of[count] > 0) & (base[count] > 0)
