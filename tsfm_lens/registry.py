@@ -268,7 +268,9 @@ def measurement(kind: str, **facts: Any) -> Measurement:
     """
     module = sys._getframe(1).f_globals
     home = str(module.get("__name__", ""))
-    facts = {**declarations(Path(module.get("__file__", "")).with_name("measurements.yaml")).get(kind, {}), **facts}
+    # a cell of a notebook has no file
+    if "__file__" in module:
+        facts = {**declarations(Path(module["__file__"]).with_name("measurements.yaml")).get(kind, {}), **facts}
     if not home.startswith("tsfm_lens."):
         load_extensions(FIGURES)
     if kind in _MEASUREMENTS and _MEASUREMENTS[kind].home != home:

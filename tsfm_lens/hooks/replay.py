@@ -174,7 +174,9 @@ def map_tensors(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return function(value)
     if isinstance(value, tuple | list):
-        return type(value)(map_tensors(item, function) for item in value)
+        items = [map_tensors(item, function) for item in value]
+        # fields of a named tuple are arguments of their own
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if hasattr(value, "items"):
         return type(value)(**{key: map_tensors(item, function) for key, item in value.items()})
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
