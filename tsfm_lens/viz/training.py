@@ -160,7 +160,7 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
         panel.note(words, 1, level, xref="domain", xanchor="right", yanchor="bottom", size=10, colour=GREY)
 
 
-@TRAINING_WATCH.figure()
+@TRAINING_WATCH.figure(variables=("pattern",))
 def attention_film(
     ds: xr.Dataset, *, layer: str | int | None = None, head: int | None = None, row: int = 0
 ) -> go.Figure:
@@ -200,7 +200,7 @@ def attention_film(
     return fig
 
 
-@TRAINING_WATCH.figure()
+@TRAINING_WATCH.figure(variables=("pattern",))
 def attention_snapshots(
     ds: xr.Dataset,
     *,
