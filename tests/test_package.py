@@ -87,7 +87,19 @@ def test_every_public_name_is_there() -> None:
 
 
 def test_every_package_is_found_from_the_top() -> None:
-    modules = {"__init__", "__main__", "cli", "console", "doctor", "embedded", "places", "registry", "verbs", "verdict"}
+    modules = {
+        "__init__",
+        "__main__",
+        "cli",
+        "console",
+        "doctor",
+        "embedded",
+        "extensions",
+        "places",
+        "registry",
+        "verbs",
+        "verdict",
+    }
     packages = sorted({package_of(file) for file in MODULES} - modules)
     assert set(packages) <= set(dir(tsfm_lens))
     # in a fresh process, where nothing else has imported them

@@ -19,6 +19,7 @@ PACKAGE = "tsfm_lens"
 
 LAYERS = (
     ("errors",),
+    ("extensions",),
     ("registry", "ranks", "stats", "console", "places", "embedded"),
     ("verdict",),
     ("data",),
@@ -44,7 +45,7 @@ LAYERS = (
 )
 """Packages from the bottom up; each imports from those below it and from itself alone."""
 LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in layer}
-BELOW_FIGURES = {"errors", "registry", "ranks", "stats", "places", "embedded", "verdict", "viz"}
+BELOW_FIGURES = {"errors", "extensions", "registry", "ranks", "stats", "places", "embedded", "verdict", "viz"}
 """Figures are drawn of datasets: viz imports nothing that knows a model."""
 
 PARTICIPLES = frozenset(

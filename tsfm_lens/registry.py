@@ -6,17 +6,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, wraps
-from importlib import import_module
-from importlib.metadata import entry_points
-from importlib.util import find_spec
-from inspect import cleandoc, ismodule, signature
+from inspect import cleandoc, signature
 from pathlib import Path
-from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import yaml
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.extensions import FIGURES, PROBES, load_extensions
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -25,17 +22,13 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0"
 THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
-PROBES, FIGURES, COMMANDS = "tsfm_lens.probes", "tsfm_lens.figures", "tsfm_lens.commands"
-"""Groups of entry points: modules that register probes, measurements with their figures, commands."""
 
 P = ParamSpec("P")
-C = TypeVar("C", bound=type)
 F = TypeVar("F", bound=Callable[..., Any])
 Draw = Callable[P, "go.Figure"]
+Table = Callable[[Any], "pd.DataFrame"]
 Takes = str | tuple[str, ...] | Callable[[Any], tuple[Any, ...]]
 
-_CLASSES: dict[str, type] = {}
-_METHODS: dict[str, list[Callable[..., Any]]] = {}
 _MEASUREMENTS: dict[str, Measurement] = {}
 _PROBES: dict[str, Probe] = {}
 _INPUT_WORDS = {
@@ -105,7 +98,8 @@ class Probe:
         takes: its positional arguments: "run", the "first" item's run, the "lens", a "pair" of runs (the first series,
             and the same with its season half a period later), "lenses" of several models, kinds of other results, or
             a function that makes them of the results of a run.
-        words: what is computed on what. options: of the function, of the results of a run.
+        words: what is computed on what.
+        options: of the function, of the results of a run.
         each: options by name of the results that a report shows; one result without options if None.
     """
 
@@ -126,9 +120,11 @@ class Figure:
     """One way to draw a measurement; :meth:`Measurement.figure` declares it.
 
     Attributes:
-        title: content, as a sentence. options: of the function where the figure is drawn by its name alone.
+        title: content, as a sentence.
+        options: of the function where the figure is drawn by its name alone.
         beside: kinds of further results that the function takes.
-        needs: requirement on a model beyond that of the measurement; instead: figure for models that do not meet it.
+        needs: requirement on a model beyond that of the measurement.
+        instead: figure for models that do not meet it.
         table, sentences: of the result, for the panel of a report.
     """
 
@@ -138,7 +134,7 @@ class Figure:
     beside: tuple[str, ...] = ()
     needs: Needs | None = None
     instead: str = ""
-    table: Callable[[Any], pd.DataFrame] | None = None
+    table: Table | None = None
     sentences: Callable[[Any], list[str]] | None = None
 
     @property
@@ -166,10 +162,15 @@ class Measurement:
     """One kind of result: how it is drawn, tabulated and told; :func:`measurement` declares it.
 
     Attributes:
-        kind: of its result, ``result.attrs["kind"]``. theme: one of :data:`THEMES`.
-        title: heading of its section. summary: what is measured, in one line. description: in one or two sentences.
-        source: of the definition. paper: ids of reported values that it measures, as ``tsfm-lens reproduce`` has them.
-        needs: requirement on a model; None for every model. maker: origin of a result that no probe of a run gives.
+        kind: of its result, ``result.attrs["kind"]``.
+        theme: one of :data:`THEMES`.
+        title: heading of its section.
+        summary: what is measured, in one line.
+        description: what a reader of the section must know, in one or two sentences.
+        source: of the definition.
+        paper: ids of reported values that it measures, as ``tsfm-lens reproduce`` has them.
+        needs: requirement on a model; None for every model.
+        maker: origin of a result that no probe of a run gives.
         subject: words for what a section is about; the result's model and series if None.
         titles: of figures, by the names of their functions.
         panels_of: makes the panels of a report; one for each figure with a table if None.
@@ -214,9 +215,12 @@ class Measurement:
         title: str = "",
         *,
         variables: Sequence[str] = (),
-        table: Sequence[str] | Callable[[Any], pd.DataFrame] | None = None,
+        table: Sequence[str] | Table | None = None,
         sentences: Callable[[Any], list[str]] | None = None,
-        **facts: Any,
+        options: Mapping[str, Any] | None = None,
+        beside: tuple[str, ...] = (),
+        needs: Needs | None = None,
+        instead: str = "",
     ) -> Callable[[Draw[P]], Draw[P]]:
         """Register a function that draws the result, which then refuses results of other kinds; see :class:`Figure`.
 
@@ -225,12 +229,21 @@ class Measurement:
             variables: that the result must have.
             table: of the report's panel: variables that share their dimensions, or a function of the result.
             sentences: of the report's panel.
+            options, beside, needs, instead: see :class:`Figure`.
+
+        Raises:
+            InputError: neither the decorator nor the file gives a title.
         """
 
         def register(function: Draw[P]) -> Draw[P]:
-            draw, words = _checked(function, self.kind, tuple(variables)), title or self.titles[function.__name__]
-            columns = table if callable(table) or table is None else _table_of(table)
-            self.figures.append(Figure(draw, words, table=columns, sentences=sentences, **facts))
+            words = title or self.titles.get(function.__name__, "")
+            if not words:
+                raise InputError(
+                    f"figure {function.__name__!r} of {self.kind!r} has no title; give it to the decorator"
+                )
+            draw, columns = _checked(function, self.kind, tuple(variables)), _table_of(table)
+            figure = Figure(draw, words, options or {}, beside, needs, instead, columns, sentences)
+            self.figures.append(figure)
             return draw
 
         return register
@@ -256,36 +269,64 @@ class Measurement:
             self.needs.check(lens, f"{self.kind!r}")
 
 
-def measurement(kind: str, **facts: Any) -> Measurement:
-    """Declare a measurement; see :class:`Measurement`.
+def measurement(
+    kind: str,
+    *,
+    theme: str = "",
+    title: str = "",
+    summary: str = "",
+    description: str = "",
+    source: str = "",
+    paper: Sequence[str] = (),
+    needs: Needs | None = None,
+    maker: str = "",
+    subject: Callable[[Any], str] | None = None,
+) -> Measurement:
+    """Declare a measurement; what is left out is that of its kind in ``measurements.yaml`` beside the module.
 
     Args:
-        kind: of its result.
-        facts: those that the entry of this kind in a file ``measurements.yaml`` beside the module does not give.
+        kind: of its result; see :class:`Measurement`, for the other arguments as well.
 
     Raises:
         InputError: another module has taken the kind, or the theme is not one of :data:`THEMES`.
     """
     module = sys._getframe(1).f_globals
-    home = str(module.get("__name__", ""))
+    home, file = str(module.get("__name__", "")), module.get("__file__")
     # a cell of a notebook has no file
-    if "__file__" in module:
-        facts = {**declarations(Path(module["__file__"]).with_name("measurements.yaml")).get(kind, {}), **facts}
+    texts = declarations(Path(file).with_name("measurements.yaml")).get(kind, {}) if file else {}
     if not home.startswith("tsfm_lens."):
         load_extensions(FIGURES)
     if kind in _MEASUREMENTS and _MEASUREMENTS[kind].home != home:
         raise InputError(f"kind {kind!r} is taken by {_MEASUREMENTS[kind].home}; choose another")
-    if (theme := facts.get("theme")) not in THEMES:
+    theme = theme or texts.get("theme", "")
+    if theme not in THEMES:
         raise InputError(f"theme={theme!r} is not known, choose one of {', '.join(THEMES)}")
-    facts |= {"paper": tuple(facts.get("paper", ())), "titles": facts.pop("figures", {})}
-    entry = _MEASUREMENTS[kind] = Measurement(kind, home=home, **facts)
+    entry = _MEASUREMENTS[kind] = Measurement(
+        kind,
+        theme,
+        title or texts.get("title", ""),
+        summary or texts.get("summary", ""),
+        description or texts.get("description", ""),
+        source or texts.get("source", ""),
+        tuple(paper or texts.get("paper", ())),
+        needs,
+        maker or texts.get("maker", ""),
+        subject,
+        texts.get("figures", {}),
+        home=home,
+    )
     return entry
 
 
 @cache
 def declarations(file: Path) -> dict[str, dict[str, Any]]:
-    """Read the texts that a YAML file declares for measurements, by kind; none where there is no file."""
-    texts: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    """Read a YAML file of declarations, such as texts of measurements by kind; none where there is no file."""
+    if not file.is_file():
+        return {}
+    # the loader in C takes a tenth of the time
+    texts: dict[str, dict[str, Any]] = yaml.load(
+        file.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
     return texts
 
 
@@ -390,8 +431,10 @@ def _documentation(function: Callable[..., Any], kind: str, parameters: list[str
     return f"{head}\n\nArgs:\n{''.join(shared)}{own}".rstrip() + _RAISES
 
 
-def _table_of(variables: Sequence[str]) -> Callable[[xr.Dataset], pd.DataFrame]:
-    return lambda ds: frame(ds, *variables)
+def _table_of(table: Sequence[str] | Table | None) -> Table | None:
+    if table is None or callable(table):
+        return table
+    return lambda ds: frame(ds, *table)
 
 
 def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
@@ -402,49 +445,3 @@ def frame(ds: xr.Dataset, *variables: str) -> pd.DataFrame:
 def _name_of(function: Callable[..., Any]) -> str:
     package = function.__module__.rpartition(".")[0].removeprefix("tsfm_lens").removeprefix(".probes")
     return f"{package}.{function.__name__}".lstrip(".")
-
-
-def extensible(owner: C) -> C:
-    """Let packages above add methods to a class; see :func:`method_of`."""
-    _CLASSES[owner.__name__] = owner
-    for method in _METHODS.get(owner.__name__, ()):
-        setattr(owner, method.__name__, method)
-    return owner
-
-
-def method_of(*owners: str) -> Callable[[F], F]:
-    """Make a function a method of :func:`extensible` classes, given by name, whether or not they are imported yet."""
-
-    def attach(method: F) -> F:
-        for owner in owners:
-            _METHODS.setdefault(owner, []).append(method)
-            if owner in _CLASSES:
-                setattr(_CLASSES[owner], method.__name__, method)
-        return method
-
-    return attach
-
-
-@cache
-def load_extensions(group: str) -> None:
-    """Import every module that an entry point of any distribution names in a group; importing one registers it."""
-    for point in entry_points(group=group):
-        parent = point.module.rpartition(".")[0]
-        # an installation outlives a package that was taken out of it
-        if not parent or find_spec(parent) is not None:
-            point.load()
-
-
-def export(package: str) -> list[str]:
-    """Import the modules of a package, bind in it what each lists in ``__all__``, and return these names."""
-    namespace = vars(sys.modules[package])
-    modules = [import_module(f"{package}.{each.name}") for each in iter_modules(namespace["__path__"])]
-    # a function may have the name of its module, and stands for it in the package
-    names = {name: getattr(module, name) for module in modules for name in getattr(module, "__all__", ())}
-    namespace.update(names)
-    return sorted(names)
-
-
-def public_names(namespace: Mapping[str, Any]) -> list[str]:
-    """List the names of a package's namespace that are neither modules nor private."""
-    return sorted(name for name, each in namespace.items() if name[0] != "_" and not ismodule(each))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsfm_lens.registry import method_of
+from tsfm_lens.extensions import method_of
 
 if TYPE_CHECKING:
     import xarray as xr

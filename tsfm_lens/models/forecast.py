@@ -16,8 +16,8 @@ from torch.distributions import Distribution
 from tsfm_lens.data import SeriesBatch, by_variate
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
+from tsfm_lens.extensions import extensible
 from tsfm_lens.models.architecture import Encoded, Prediction
-from tsfm_lens.registry import extensible
 
 MOST = 100_000
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
+from tsfm_lens.extensions import extensible
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
@@ -21,7 +22,6 @@ from tsfm_lens.models.base import HookList, LensBase, refuse_unknown
 from tsfm_lens.models.batching import forecast_in_parts, request_of
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.recording import Capture, names_of, refuse_run
-from tsfm_lens.registry import extensible
 
 
 @extensible

@@ -18,6 +18,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import held_out
 from tsfm_lens.errors import InputError
+from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.hooks.spans import TokenSpans
@@ -27,7 +28,6 @@ from tsfm_lens.models.batching import limit_of
 from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, over_steps
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import Capture, names_of
-from tsfm_lens.registry import extensible, method_of
 
 # of the memory that a run may take, the share for its recordings
 _RECORD_SHARE = 0.25

@@ -12,11 +12,11 @@ import xarray as xr
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
+from tsfm_lens.extensions import method_of
 from tsfm_lens.models.forecast import Forecast
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.places import replacing, writing_to
-from tsfm_lens.registry import method_of
 
 _KIND = "run"
 

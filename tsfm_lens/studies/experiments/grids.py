@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import xarray as xr
-import yaml
 
 from tsfm_lens.errors import unknown_name
+from tsfm_lens.registry import declarations
 from tsfm_lens.studies.experiments.config import InContextData, ModelFields, TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, gathered
 from tsfm_lens.studies.structured.matrices import BlockTensorTrain, LowRank, MultiLevelLowRank, StructuredMatrix
@@ -23,7 +23,7 @@ __all__ += ["transfer_arms", "transfer_results"]
 Fields = Mapping[str, Mapping[str, Any]]
 """By name of a configuration: ``model``, its ``options``, and what differs of the ``optimizer``."""
 
-_FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("grids.yaml").read_text(encoding="utf-8"))
+_FILE: dict[str, Any] = declarations(Path(__file__).with_name("grids.yaml"))
 TOY_ARMS, TOY_OPTIMIZERS, ENCODER_ARMS, IN_CONTEXT_ARMS, WIDTH_ARMS, TRANSFER_ARMS = (
     _FILE[name] for name in ("toy", "toy optimizers", "encoders", "in context", "widths", "transfer")
 )

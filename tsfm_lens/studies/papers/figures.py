@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-import yaml
 
 from tsfm_lens import probes, viz
 from tsfm_lens.data import SeriesBatch
@@ -21,6 +20,7 @@ from tsfm_lens.figures.named import FigureFile, NamedFigure, long_run, within_pa
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.registry import declarations
 from tsfm_lens.results import first_item
 from tsfm_lens.studies.papers.items import ITEMS
 from tsfm_lens.sweep.plan.orders import order_words
@@ -35,7 +35,7 @@ PATCH_ROWS = 128  # forecast tokens of the matrices in figure 21
 SHARE_SHARP, SHARE_DIFFUSE = 6 / 144, 0.25  # of all heads, in figure 20D
 _ROLLED_OUT = ("tokens", "refeed")  # kinds of rollout along which maps go on beyond one pass
 INFORMED, RANDOM = "by stable rank", "at random"
-_FILE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8"))
+_FILE: dict[str, dict[str, Any]] = declarations(Path(__file__).with_name("figures.yaml"))
 _ENTRIES: list[NamedFigure] = []
 Files = list[FigureFile]
 Drawing = Callable[..., Files]

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tsfm_lens.errors import unknown_name
+from tsfm_lens.registry import declarations
 from tsfm_lens.training.losses import Stage, trapezoid_rate
 
 
@@ -121,7 +121,7 @@ class TrainingRecipe(BaseModel):
         return self.model_copy(update=changes)
 
 
-_FILE: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("recipes.yaml").read_text(encoding="utf-8"))
+_FILE: dict[str, Any] = declarations(Path(__file__).with_name("recipes.yaml"))
 MIXES: Mapping[str, dict[str, float]] = _FILE["mixes"]
 """Families of series in the proportions that recipes draw them in, by name; ``recipes.yaml`` says what each is for."""
 RECIPES: Mapping[str, TrainingRecipe] = {

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import extensible
+from tsfm_lens.extensions import extensible
 
 __all__ = ["ATTENTIONS", "ChannelTransformer", "LinearForecaster", "MODELS", "RevIN", "SigmaReparam", "TSMixer"]
 __all__ += ["least_squares", "make_model", "oracle_loss", "sigma_reparametrised", "spectral_norm"]

@@ -12,7 +12,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import extensible
+from tsfm_lens.extensions import extensible
 from tsfm_lens.studies.samformer.models import RevIN
 from tsfm_lens.studies.structured.forms import ScoringForm, TokenLevels, form_of_name, mixed
 from tsfm_lens.studies.structured.matrices import refuse_remainder, whole

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.extensions import method_of
 from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, TokenSpans, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.registry import method_of
 from tsfm_lens.studies.samformer.wiring import ChannelAdapter
 from tsfm_lens.studies.structured.models import EncoderBlock, PatchForecaster, StepForecaster
 
