@@ -175,16 +175,16 @@ def sequential(of: int, looks: Looks, tolerance: float = TOLERANCE, *, alpha: fl
 
     def steps(search: Search) -> Steps:
         tests = [_Test(looks, bounds, limit) for _ in range(of)]
-        count, kept = 0, 0
-        while kept < of and not tests[kept].passes:
-            look = tests[kept].look
-            answers = yield [(kept, look)]
+        count, heads = 0, 0
+        while heads < of and not tests[heads].passes:
+            look = tests[heads].look
+            answers = yield [(heads, look)]
             count += len(looks.added[look])
-            tests[kept].see(answers[kept, look])
-            kept += tests[kept].passes is False
+            tests[heads].see(answers[heads, look])
+            heads += tests[heads].passes is False
         changes = {k: float(np.expm1(test.estimate)) for k, test in enumerate(tests) if test.look}
-        full = all(test.look == len(looks.added) for test in tests[: kept + 1])
-        return search.found(kept, changes, count / looks.total, exact=full, monotone=True, alpha=alpha)
+        full = all(test.look == len(looks.added) for test in tests[: heads + 1])
+        return search.found(heads, changes, count / looks.total, exact=full, monotone=True, alpha=alpha)
 
     return Search(of, tolerance, "sequential", steps)
 

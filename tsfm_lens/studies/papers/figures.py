@@ -142,8 +142,8 @@ def _rollouts(run: Run) -> Files:
     forecasts = probes.ablation_recipes(long_run(wide, attention_run.horizon).rolled_out(), recipes)
     files = []
     for kind, end, part in (("sharp", "lowest", "A"), ("diffuse", "highest", "B")):
-        drawn = viz.autoregressive_attention_map(maps, heads=kind)
-        files.append(_file(drawn, maps, f"The heads of {end} attention entropy.", part))
+        panels = viz.autoregressive_attention_map(maps, heads=kind)
+        files.append(_file(panels, maps, f"The heads of {end} attention entropy.", part))
     return [*files, _file(viz.recipe_forecasts(forecasts), forecasts, "Diffuse heads as in panel B.", "CD")]
 
 
