@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import yaml
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.extensions import FIGURES, PROBES, load_extensions
 
 if TYPE_CHECKING:
@@ -415,12 +416,25 @@ def _checked(function: Draw[P], kind: str, variables: tuple[str, ...]) -> Draw[P
         bound = call.bind(*args, **kwargs)
         first = next(iter(bound.arguments))
         bound.arguments[first] = as_dataset(bound.arguments[first])
-        check(bound.arguments[first], kinds, *variables)
-        return function(*bound.args, **bound.kwargs)
+        check(ds := bound.arguments[first], kinds, *variables)
+        try:
+            return function(*bound.args, **bound.kwargs)
+        except KeyError as error:
+            # a variable that the result lacks, in the words of xarray; anything else is a defect
+            if isinstance(error, LensError) or (name := _missing_name(error)) in ds:
+                raise
+            check(ds, kinds, name)
+            raise
 
     draw.kinds = kinds  # type: ignore[attr-defined]
     draw.__doc__ = _documentation(function, kind, list(call.parameters))
     return draw
+
+
+def _missing_name(error: KeyError) -> str:
+    text = str(error.args[0]) if error.args else ""
+    named = re.match(r"No variable named '([^']+)'", text)
+    return named[1] if named else text
 
 
 def _documentation(function: Callable[..., Any], kind: str, parameters: list[str]) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 
 import planted
+from tsfm_lens.errors import LensError
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.registry import find
 from tsfm_lens.results import Results
@@ -48,3 +51,12 @@ def test_planted_judgements_are_those_of_the_probes() -> None:
     again = judge(ds, "spearman_distance", floor=0.9, groups="kind")
     assert not again["spearman_distance_stands_out"].any()
     np.testing.assert_array_equal(again["spearman_distance_estimate"], ds["spearman_distance"].mean("series"))
+
+
+@pytest.mark.parametrize("name", [name for name, made in EVERY.items() if hasattr(made, "data_vars")])
+def test_a_result_without_a_variable_is_drawn_or_refused_in_words(name: str) -> None:
+    ds = EVERY[name]
+    for figure in (each for each in find(ds.attrs["kind"]).figures if not each.beside):
+        for variable in ds.variables:
+            with suppress(LensError):
+                figure.draw(ds.drop_vars(variable))

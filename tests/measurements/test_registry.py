@@ -222,3 +222,11 @@ def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     np.testing.assert_array_equal(alone["parroting"]["best_lag"].values, alone["head_parroting"]["lag"].values)
     np.testing.assert_array_equal(alone["attention"]["native_median"].values, work.first.forecast.median)
     np.testing.assert_array_equal(alone["parroting"]["forecast"].values, work.first.forecast.median)
+
+
+@pytest.mark.parametrize("kind", measurements())
+def test_a_kind_is_computed_and_drawn_in_files_of_one_name(kind: str) -> None:
+    entry = find(kind)
+    home, name = entry.home.rpartition(".")[::2]
+    if entry.probe is not None and entry.probe.function.__module__.startswith("tsfm_lens.probes."):
+        assert (home, name) == ("tsfm_lens.viz", entry.probe.function.__module__.rpartition(".")[2])

@@ -20,7 +20,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import ablation, causal_effects, component_writes, minimal_circuit
-from tsfm_lens.probes.ablation import self_repair
+from tsfm_lens.probes.effects import self_repair
 from tsfm_lens.testing import assert_close
 
 NAMES = sorted(architectures())

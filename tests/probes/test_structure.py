@@ -14,7 +14,7 @@ from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, kernel_regression, layer_similarity
-from tsfm_lens.probes.rollout import concentration_bound, equal_norm_weights, spectral_kernel
+from tsfm_lens.probes.kernel_regression import concentration_bound, equal_norm_weights, spectral_kernel
 from tsfm_lens.probes.similarity import head_entropy_of_writes, linear_cka
 from tsfm_lens.probes.weights import stable_rank
 from tsfm_lens.testing import assert_close

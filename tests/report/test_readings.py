@@ -20,22 +20,16 @@ from tsfm_lens.viz.attribution import (
     read_attribution_steps,
 )
 from tsfm_lens.viz.circuits import read_circuit, read_circuit_forecasts, read_curve
-from tsfm_lens.viz.effects import read_effects, read_paths, read_self_repair
+from tsfm_lens.viz.effects import read_effects, read_self_repair
 from tsfm_lens.viz.forecast import read_forecast
+from tsfm_lens.viz.kernel_regression import read_bandwidths, read_bound, read_tilt
 from tsfm_lens.viz.logit_lens import read_entropy, read_gain, read_lens_forecast, read_logit_map
 from tsfm_lens.viz.parroting import read_lag, read_parroting, read_seasons
 from tsfm_lens.viz.patching import read_attribution_patching, read_estimate, read_patched_forecasts, read_patching
+from tsfm_lens.viz.path_patching import read_paths
 from tsfm_lens.viz.rollout import read_flow, read_norm_weighted, read_rollout
-from tsfm_lens.viz.spectra import (
-    read_bandwidths,
-    read_bound,
-    read_entropic_rank,
-    read_head_similarity,
-    read_layer_similarity,
-    read_spectra,
-    read_stable_rank,
-    read_tilt,
-)
+from tsfm_lens.viz.similarity import read_entropic_rank, read_head_similarity, read_layer_similarity
+from tsfm_lens.viz.weights import read_spectra, read_stable_rank
 from tsfm_lens.viz.words import is_head, nats_of
 from tsfm_lens.viz.zero_ablation import read_ablation, read_ablation_forecasts
 

@@ -16,8 +16,8 @@ from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.registry import measurements
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.kernel_regression import LEAST
 from tsfm_lens.viz.noise import NOT_ABOVE
-from tsfm_lens.viz.spectra import LEAST
 
 PARTS = {"whole model": "model", "circuit alone": "circuit", "all but the circuit": "complement"}
 Case = tuple[str, dict[str, Any], Callable[[xr.Dataset], Any]]

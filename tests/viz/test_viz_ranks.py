@@ -9,14 +9,14 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.registry import find
-from tsfm_lens.viz.flow_of_ranks import (
+from tsfm_lens.viz.stream_ranks import (
     read_bound,
     read_embedding_ranks,
     read_flow_map,
     read_rank_rise,
     read_token_angles,
 )
-from tsfm_lens.viz.weight_ranks import read_histograms, read_weight_ranks
+from tsfm_lens.viz.weights import read_histograms, read_weight_ranks
 
 KINDS = ("weight_ranks", "row_angles", "embedding_ranks", "flow_of_ranks")
 

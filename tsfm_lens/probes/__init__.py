@@ -7,11 +7,14 @@ from tsfm_lens.probes.given import refuse_others as _refuse_others
 
 # exports are found at run time; these lines are for type checkers and editors alone
 if TYPE_CHECKING:
-    from tsfm_lens.probes.ablation import *
     from tsfm_lens.probes.attention import *
     from tsfm_lens.probes.attribution import *
+    from tsfm_lens.probes.circuits import *
+    from tsfm_lens.probes.effects import *
     from tsfm_lens.probes.head_states import *
     from tsfm_lens.probes.induction import *
+    from tsfm_lens.probes.kernel_regression import *
+    from tsfm_lens.probes.lens_logits import *
     from tsfm_lens.probes.lines_of_thought import *
     from tsfm_lens.probes.logit_lens import *
     from tsfm_lens.probes.parroting import *
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.similarity import *
     from tsfm_lens.probes.stream_ranks import *
     from tsfm_lens.probes.weights import *
+    from tsfm_lens.probes.zero_ablation import *
 
 __all__ = export(__name__)
 

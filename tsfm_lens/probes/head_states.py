@@ -13,7 +13,6 @@ from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.ablation import ablation_effects
 from tsfm_lens.probes.attention import (
     attention_patterns,
     forecast_queries,
@@ -23,6 +22,7 @@ from tsfm_lens.probes.attention import (
 )
 from tsfm_lens.probes.attribution import attribute, of_median
 from tsfm_lens.probes.weights import head_spectra
+from tsfm_lens.probes.zero_ablation import ablation_effects
 from tsfm_lens.registry import probe
 
 __all__ = ["head_states"]

@@ -1,4 +1,4 @@
-"""Logit lens: the forecast that each layer's residual stream already holds."""
+"""Logit lens: the forecast read after every layer, and the gain of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import of_kind
 from tsfm_lens.registry import probe
 
-__all__ = ["bin_quantiles", "count_peaks", "layer_gain", "lens_logits", "logit_lens"]
+__all__ = ["bin_quantiles", "count_peaks", "layer_gain", "logit_lens"]
 
 
 PEAK_HEIGHT = 0.02
@@ -148,44 +148,6 @@ def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[
         first = np.argmax(cumulative >= level - 1e-12, axis=-1)
         out[:, index] = np.take_along_axis(values, first, axis=-1)
     return out
-
-
-@probe("lens_logits", "first")
-def lens_logits(run: Run) -> xr.Dataset:
-    """Compute the logits themselves, where :func:`logit_lens` gives probabilities.
-
-    Args:
-        run: the forecast to explain, of a model that forecasts by tokens.
-
-    Returns:
-        Dataset of kind "lens_logits": ``logit`` (layer, series, step, bin); ``value`` (series, bin) in data units.
-
-    Source:
-        tsfm-lens paper, section 2 and figure 1C (S3-DLA).
-
-    Raises:
-        InputError: the model has no vocabulary, or a horizon longer than one pass.
-
-    Example:
-        >>> probes.lens_logits(run)["logit"].dims
-        ('layer', 'series', 'step', 'bin')
-    """
-    lens = run.lens
-    if lens.emits != "token":
-        raise InputError(
-            f"{lens.model_id} emits {lens.emits}s, not tokens of a vocabulary, so that there are no logits; "
-            "logit_lens gives the forecast that each of its layers holds"
-        )
-    names, streams = layer_streams(run)
-    first = lens.first_value_token
-    with torch.no_grad():
-        logits = [lens.readout(stream, run.encoded)[..., first:].float().cpu().numpy() for stream in streams]
-    data = run.dataset().assign_coords(layer=names)
-    data["logit"] = (("layer", "series", "step", "bin"), np.stack(logits))
-    data["value"] = (("series", "bin"), lens.bin_values(run.encoded).double().cpu().numpy())
-    source = "tsfm-lens paper, section 2 and figure 1C (S3-DLA)"
-    data.attrs = run.describe("lens_logits", "Lens logits", source)
-    return data
 
 
 METRICS = ("sMAPE", "MAE", "RMSE")

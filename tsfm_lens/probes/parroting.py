@@ -15,10 +15,10 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.noise import noise_floor, relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.ablation import ablations_of, points_without
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.rollout import autoregressive_attention
+from tsfm_lens.probes.zero_ablation import ablations_of, points_without
 from tsfm_lens.registry import probe
 
 __all__ = ["context_parroting", "head_parroting", "lag_attention", "seasonality_bias"]

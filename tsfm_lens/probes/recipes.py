@@ -20,11 +20,11 @@ from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import Measure, noise_floor, told_apart
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.ablation import rank_distance, seasonal_scales, size_of
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import called, refuse_word
 from tsfm_lens.probes.weights import head_spectra
+from tsfm_lens.probes.zero_ablation import rank_distance, seasonal_scales, size_of
 from tsfm_lens.registry import probe
 
 __all__ = [

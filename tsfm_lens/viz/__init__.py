@@ -10,28 +10,33 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.attribution import *
     from tsfm_lens.viz.beside import *
     from tsfm_lens.viz.circuits import *
+    from tsfm_lens.viz.compression import *
     from tsfm_lens.viz.covariate_use import *
     from tsfm_lens.viz.effects import *
-    from tsfm_lens.viz.flow_of_ranks import *
     from tsfm_lens.viz.forecast import *
     from tsfm_lens.viz.head_states import *
     from tsfm_lens.viz.induction import *
     from tsfm_lens.viz.input_attribution import *
     from tsfm_lens.viz.input_routes import *
+    from tsfm_lens.viz.kernel_regression import *
     from tsfm_lens.viz.lens_logits import *
+    from tsfm_lens.viz.lines_of_thought import *
     from tsfm_lens.viz.logit_lens import *
     from tsfm_lens.viz.parroting import *
     from tsfm_lens.viz.patching import *
+    from tsfm_lens.viz.path_patching import *
     from tsfm_lens.viz.printing import *
+    from tsfm_lens.viz.recipes import *
+    from tsfm_lens.viz.repeated_motif import *
     from tsfm_lens.viz.rollout import *
     from tsfm_lens.viz.saving import *
-    from tsfm_lens.viz.spectra import *
+    from tsfm_lens.viz.similarity import *
+    from tsfm_lens.viz.stream_ranks import *
     from tsfm_lens.viz.sweep_heads import *
     from tsfm_lens.viz.sweep_layers import *
     from tsfm_lens.viz.sweep_recipes import *
     from tsfm_lens.viz.training import *
-    from tsfm_lens.viz.training_history import *
-    from tsfm_lens.viz.weight_ranks import *
+    from tsfm_lens.viz.weights import *
     from tsfm_lens.viz.zero_ablation import *
 
 __all__ = export(__name__)

@@ -12,9 +12,10 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, check, frame, measurement
-from tsfm_lens.viz.effects import ablation_word, path_values
+from tsfm_lens.viz.effects import ablation_word
 from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.panels import fit, scene
+from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, places_in
 from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank

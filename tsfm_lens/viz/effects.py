@@ -1,4 +1,4 @@
-"""Direct, total and path effects of components."""
+"""Direct and total effects of components, and self-repair."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.registry import frame, measurement
-from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import GRADIENTS
+from tsfm_lens.errors import InputError
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.noise import WORTH_A_WORD, Finding, finding, judged
 from tsfm_lens.viz.panels import fitted_range, means
-from tsfm_lens.viz.patching import way
-from tsfm_lens.viz.places import OUTPUT, Places, places_in, places_named
-from tsfm_lens.viz.select import array, kind_word, model_of, names, series_position, series_rows, unit_of
+from tsfm_lens.viz.places import Places, places_in
+from tsfm_lens.viz.select import array, kind_word, model_of, names, series_rows, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, percent, plain
-from tsfm_lens.viz.words import capital, listed, over_series, signed, verb
+from tsfm_lens.viz.words import capital, listed, over_series, verb
 
-__all__ = ["effects_scatter", "path_map", "self_repair_bars"]
+__all__ = ["effects_scatter", "self_repair_bars"]
+
 
 _MAX_LABELS = 6
 _LETTER, _LINE = 0.0125, 0.04  # of a label, in shares of the axes
 _WIDTH = 84 + round(6.6 / _LETTER)  # pixels at which letters have that share
 _MAX_NAMES = 3  # components in a sentence
-_NEEDS = ("direct", "direct_share", "self_repair")
 
 EFFECTS = measurement("effects")
 
@@ -272,99 +269,3 @@ def _sides(
             _, placement[i], place = min(free, key=lambda one: one[0])
             boxes.append(place)
     return placement
-
-
-KINDS = {"paths": "Path patching", "edges": "Edge attribution"}
-WORDS = {"recovered": "share recovered", "effect": "mean change", "score": "estimated share recovered"}
-_CROWD = 0.99  # where the colours end if the largest values are far above the rest
-
-PATHS = measurement("paths")
-
-
-def read_paths(ds: xr.Dataset) -> list[str]:
-    """Describe the strongest direct paths to the output, and the strongest between components."""
-    paths = judged(ds, "score" if ds.attrs["kind"] == "edges" else "recovered", "sender", "receiver")
-    senders, receivers = names(ds, "sender"), names(ds, "receiver")
-    direct = np.array([name == OUTPUT for name in receivers])
-    out = []
-    for columns, words in ((direct, "straight to the output"), (~direct, "through another component")):
-        parts = []
-        for flat in paths.named(_MAX_NAMES, np.broadcast_to(columns, paths.estimate.shape)):
-            sender, receiver = divmod(flat, len(receivers))
-            end = "" if direct[receiver] else f" to {receivers[receiver]}"
-            parts.append(f"{senders[sender]}{end} ({signed(paths.estimate.flat[flat])})")
-        if parts:
-            out.append(f"{capital(words)}, the strongest paths are those of {listed(parts)}, as shares of the way.")
-    return out or ["No path changes the forecast by more than the noise."]
-
-
-@PATHS.figure(table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True), sentences=read_paths)
-def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | None = None) -> go.Figure:
-    """Draw the sender × receiver matrix of what travels straight from one component to another, and on to the forecast.
-
-    Args:
-        value: "recovered" or "effect" of paths, "score" of edges; the first if None.
-    """
-    kind = str(ds.attrs["kind"])
-    available = [name for name in WORDS if name in ds and (name == "score") == (kind == "edges")]
-    variable = available[0] if value is None and available else value
-    if variable is None or variable not in available:
-        raise unknown_name("value", str(variable), available)
-    senders, receivers = places_in(ds, "sender"), places_named(names(ds, "receiver"))
-    cells = np.ix_(senders.order, receivers.order)
-    z = path_values(ds, variable, series)[cells]
-    rows = series_rows(ds, series)
-    unit = unit_of(ds, rows[0] if len(rows) == 1 else None)
-    noise = finding(ds, variable, "sender", "receiver", unit=unit if variable == "effect" else "")
-    limit, beyond = _limit(z)
-    height = int(np.clip(17 * len(senders.names), 220, 620))
-    options: Look = {"below": 50 + 6 * max(len(label) for label in receivers.ticks()["ticktext"])}
-    sheet = blank(height, min_width=140 + max(height, 10 * len(receivers.names)), **options)
-    panel, gap = sheet.panel(), 1 if max(z.shape) <= 60 else 0
-    words = [[f"{plain(a)} → {plain(b)}" for b in receivers.names] for a in senders.names]
-    x, y, hover = np.arange(z.shape[1]), np.arange(z.shape[0]), f"%{{text}}<br>{WORDS[variable]} %{{z:.3g}}"
-    panel.cells(z, x, y, hover, noise=noise and noise.at(cells), text=words, xgap=gap, ygap=gap)
-    panel.partings(senders.breaks)
-    panel.partings(receivers.breaks, across=False)
-    panel.x("receiver", tickangle=-90, showline=False, **receivers.ticks())
-    panel.y("sender", autorange="reversed", showline=False, **senders.ticks())
-    title = f"{WORDS[variable]} ({unit or 'data units'})" if variable == "effect" else WORDS[variable]
-    sheet.colours(colour_scale(title, low=0.0, high=limit, diverging=variable != "effect", nticks=7))
-    sheet.fig.update_layout(plot_bgcolor=PALE)
-    base, source = way(ds)
-    via = str(ds.attrs.get("via", "all"))
-    return sheet.dress(
-        f"{KINDS[kind]} of {model_of(ds)}: what each component passes on to later ones",
-        f"{over_series(ds, rows)}, {source} activations in the {base} run",
-        f"via the receiver's {via}" if via != "all" else "",
-        f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else "",
-        f"grey: no path{', or no effect' if kind == 'edges' else ''}",
-        beyond,
-    )
-
-
-def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> np.ndarray:
-    """Return (sender, receiver) of one series, or the mean over all; NaN where there is no path."""
-    values = array(ds, value, "sender", "receiver", "series")
-    if ds.attrs.get("kind") == "edges":
-        values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
-    if series is not None:
-        return np.asarray(values[..., series_position(ds, series)])
-    return means(values)
-
-
-def _limit(z: np.ndarray) -> tuple[float, str]:
-    """Return where the colours end, and what the subtitle says where single values lie beyond."""
-    sizes = np.abs(z[np.isfinite(z)])
-    if not len(sizes) or not sizes.max():
-        return 1.0, ""
-    largest, most = float(sizes.max()), float(np.quantile(sizes, _CROWD))
-    if largest <= 2 * most or not most:
-        return largest, ""
-    count = int((sizes > most).sum())
-    return most, f"{count} {'value reaches' if count == 1 else 'values reach'} beyond the colours, to {largest:.2g}"
-
-
-EDGES = measurement("edges", needs=GRADIENTS)
-
-EDGES.figure(table=lambda ds: frame(ds, "score").query("score != 0"), sentences=read_paths)(path_map)

@@ -41,7 +41,6 @@ Update = dict[str, dict[str, Any]]
 _MAX_NUMBERED = 60  # cells with room for their number
 _MIN_VISIBLE = 1e-4  # percent; attention below it is drawn as none
 _WIDTH, _MAP = 884, 230  # pixels: under which the five panels cannot be read, and of the map at that
-_NEEDS = ("attention", "write", "singular_value", "quantile_forecast", "ablated_forecast")
 _CELLS = 1024  # of the attention drawn; longer contexts are drawn in cells of several steps
 _ROW, _WIDTHS, _GAP = 195, (0.34, 0.24, 0.42), 0.13  # pixels of a row of panels; shares of the columns and between them
 _LEAST = 1e-12  # of the largest singular value: what rounding leaves of one that is 0
@@ -124,7 +123,7 @@ def read_explore(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@EXPLORE.figure()
+@EXPLORE.figure(variables=("context",))
 def explore_figure(
     ds: xr.Dataset,
     *,

@@ -1,4 +1,4 @@
-"""Induction heads, their overlap with sharp heads, and repeated motifs."""
+"""Induction heads, and their overlap with sharp ones."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ import xarray as xr
 from tsfm_lens.registry import measurement
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.needs import SEQUENCES
-from tsfm_lens.viz.noise import finding, judged
+from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.panels import fitted_range
-from tsfm_lens.viz.select import array, kind_word, model_of, names, position
+from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLACK, BLUE, GREY, INK, PALE, VERMILION, number, percent, plain
 from tsfm_lens.viz.words import head_at, listed, num
 
-__all__ = ["induction_corner", "induction_maps", "overlap_thresholds", "repeated_motif_map"]
+__all__ = ["induction_corner", "induction_maps", "overlap_thresholds"]
+
 
 _DIMS = ("layer", "head")
 _THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from"}
@@ -201,54 +202,3 @@ def _histogram(panel: Panel, values: np.ndarray, word: str) -> None:
     middles, hover = (edges[:-1] + edges[1:]) / 2, f"{word} near %{{x:.3g}}: %{{y}} heads"
     outline: Look = {"marker_line": {"color": GREY, "width": 0.5}, "width": np.diff(edges)}
     panel.bars(middles, count, word, hover, colour=PALE, legend=False, **outline)
-
-
-_TARGETS = {
-    "after_last": "what followed the last match",
-    "last": "the last match itself",
-    "after_any": "what followed any match",
-}
-
-REPEATED_MOTIF = measurement("repeated_motif")
-
-
-def read_motif(ds: xr.Dataset) -> list[str]:
-    """Count the heads that look at the motif's last instance more than at the same steps of a series without one."""
-    advantage = judged(ds, "advantage", "layer", "head", target=0)
-    heads = advantage.stands & (advantage.estimate > 0)
-    first = advantage.leader(heads)
-    most = f", most of all {head_at(ds, first)} ({advantage.told(first, percent)})" if first is not None else ""
-    return [
-        f"{int(heads.sum())} of {heads.size} heads give more of their attention there than in the control, which "
-        f"has no motif that comes again{most}."
-    ]
-
-
-@REPEATED_MOTIF.figure(table=("prefix_matching", "control", "advantage"), sentences=read_motif)
-def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
-    """Draw which heads look at what followed a match, beyond what they look at anyway.
-
-    Args:
-        target: "after_last", "last" or "after_any".
-    """
-    at = position(ds, "target", target)
-    plain, control, advantage = (
-        array(ds, name, "layer", "head", target=at) for name in ("prefix_matching", "control", "advantage")
-    )
-    noise = finding(ds, "advantage", "layer", "head", target=at)
-    top = float(max(plain.max(), control.max()))
-    low, high = ds.attrs.get("motif", ("?", "?"))
-    kind = kind_word(str(ds.attrs.get("attention", "attention")))
-    error = float(np.median(ds["relative_copy_error"].values)) if "relative_copy_error" in ds else None
-    return head_maps(
-        ds,
-        [
-            HeadMap(plain, "repeated motifs", "attention", low=0.0, high=top),
-            HeadMap(control, "nothing repeated", "attention", low=0.0, high=top),
-            HeadMap(advantage, "difference", "difference of attention", diverging=True, noise=noise),
-        ],
-        f"Attention of {model_of(ds)} to {_TARGETS.get(target, target)}",
-        f"{kind}; {ds.sizes['series']} random motifs of {low} to {high} tokens, shown {ds.attrs.get('repeats', '?')} "
-        f"times or more; even spread: {number(float(ds['chance'].values[at]))}",
-        "" if error is None else f"forecast error {number(error)} of the mean's",
-    )

@@ -109,7 +109,7 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
     return table
 
 
-@INPUT_ATTRIBUTION.figure(table=_table, sentences=read_inputs)
+@INPUT_ATTRIBUTION.figure(variables=("context",), table=_table, sentences=read_inputs)
 def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None) -> go.Figure:
     """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast."""
     view = _Part(ds, step, quantile)

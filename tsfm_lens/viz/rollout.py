@@ -324,7 +324,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | 
     )
 
 
-@PATCH_ATTENTION.figure()
+@PATCH_ATTENTION.figure(variables=("context",))
 def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = None) -> go.Figure:
     """Draw the forecast over its context, and a dashed line at the patch that a head reads most.
 

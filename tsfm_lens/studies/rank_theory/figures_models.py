@@ -19,7 +19,7 @@ from tsfm_lens.viz.needs import SERIES, VOCABULARY
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, PALE, SKY, mixed, percent, plain
-from tsfm_lens.viz.weight_ranks import level_position, names_of, relative
+from tsfm_lens.viz.weights import level_position, names_of, relative
 from tsfm_lens.viz.words import listed, num
 
 __all__ = ["model_rank_dots", "patch_spectra", "vocabulary_dots"]

@@ -16,7 +16,7 @@ from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, VERMILION, mixed, plain
-from tsfm_lens.viz.weight_ranks import angle_map, depth_lines, level_position, relative
+from tsfm_lens.viz.weights import angle_map, depth_lines, level_position, relative
 from tsfm_lens.viz.words import layer_names, layers, listed, num, signed
 
 __all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "rank_rise", "token_angle_map"]

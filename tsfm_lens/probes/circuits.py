@@ -1,243 +1,30 @@
-"""Ablation effects, direct and total, and minimal circuits: what a forecast loses without parts of a model."""
+"""Minimal circuits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
 from tsfm_lens.ablation.points import Progress, point_forecasts
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.activations import Activations
-from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
-from tsfm_lens.models.ablating import ablated_variants
-from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.models.noise import Measure, noise_floor, ranges, rounding, share_floor, told_apart
+from tsfm_lens.models.noise import noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.path_patching import edge_attribution
-from tsfm_lens.probes.places import Place, component_coords, head_or_kind, later_branches, listed, nodes_of, place_of
+from tsfm_lens.probes.places import Place, component_coords, nodes_of
+from tsfm_lens.probes.zero_ablation import ablations_of
 from tsfm_lens.registry import probe
 
-__all__ = ["ablation_effects", "causal_effects", "minimal_circuit"]
-
-
-@probe("ablation")
-def ablation_effects(
-    run: Run,
-    *,
-    components: Sequence[str | Component] | None = None,
-    how: str = "zero",
-    reference: Any = None,
-    progress: Progress | None = None,
-) -> xr.Dataset:
-    """Ablate components one at a time and compare the forecasts.
-
-    In single forwards a token model's decoder follows the run's path whatever is ablated; in rollouts every ablated
-    model goes its own way, under the same draws. A part with a backup ranks low; see ``self_repair`` of
-    :func:`tsfm_lens.probes.causal_effects`.
-
-    Args:
-        run: the forecast to explain; with a truth for the errors.
-        components: names or globs; if None every head, MLP and whole layer of the stack that is read out.
-        how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
-        reference: for mean and resample; draws take the run's seed.
-        progress: called with (done, of) after each component.
-
-    Returns:
-        Dataset of kind "ablation" over ``component`` and ``series``: ``spearman_distance`` to the plain forecast; with
-        a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
-        ``mean_shift``, the mean distance from the plain forecast in data units; for each what
-        :func:`tsfm_lens.probes.findings.judge` adds. A token model's first step, whose decoder reads no value, is left
-        out of all, and has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
-
-    Source:
-        tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
-
-    Raises:
-        UnknownNameError: a component does not exist.
-
-    Example:
-        >>> data = probes.ablation_effects(run, components="decoder.*.mlp")
-        >>> data["component"].values.tolist()
-        ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
-    """
-    lens, stack = run.lens, run.lens.wiring.output_stack
-    if components is None:
-        targets = [*writers(lens.wiring), *(Component(stack.name, layer) for layer in range(stack.n_layers))]
-        targets.sort(key=lambda c: (c.layer, c.kind is None, c.kind or "", c.head is None, c.head or 0))
-    else:
-        targets = lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(targets))
-    ablations = ablations_of(run, targets, how, reference)
-    plain, forecasts = run.point, points_without(run, ablations, how, progress)
-    where, later = ("component", "series"), slice(run.first_step, None)
-    data = data.assign(forecast=((*where, "step"), forecasts), baseline_forecast=(("series", "step"), plain))
-    source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
-    facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
-    data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
-    if later.start:
-        data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
-    measures: dict[str, Measure] = {"spearman_distance": rank_distance} if run.horizon > 1 else {}
-    measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
-    if run.truth is not None:
-        truth, scale = run.truth[..., later], seasonal_scales(run.batch)
-        error, baseline = mae(forecasts[..., later], truth), mae(plain[..., later], truth)
-        data = data.assign(mae=(where, error), mase=(where, error / scale))
-        data = data.assign(mae_baseline=("series", baseline), mase_baseline=("series", baseline / scale))
-        change: Measure = lambda other, plain: relative_change(mae(other, truth), mae(plain, truth))  # noqa: E731
-        measures |= {"mae_change": change, "mase_change": change}
-    for name, measure in measures.items():
-        effect = measure(forecasts[..., later], plain[..., later])
-        # the scale is the same before and after, so MASE changes as MAE does wherever it is defined
-        data[name] = (where, np.where(np.isfinite(scale), effect, np.nan) if name == "mase_change" else effect)
-        floor = noise_floor(run, size_of(measure, later))
-        data = judge(data, name, floor=floor, signed=name.endswith("change"), groups=head_or_kind(data))
-    return data
-
-
-def rank_distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-    """Compute Spearman's distance of forecasts (…, step) from plain ones, (…)."""
-    return spearman_distance(other, np.broadcast_to(plain, other.shape))
-
-
-def size_of(measure: Measure, steps: slice = slice(None)) -> Measure:
-    """Return the absolute value of a measure, over some of the steps."""
-    return lambda other, plain: np.abs(measure(other[..., steps], plain[..., steps]))
-
-
-def points_without(
-    run: Run,
-    ablations: Mapping[Component, tuple[Intervention, ...]],
-    how: str,
-    progress: Progress | None = None,
-    *,
-    beside: Sequence[Variant] = (),
-) -> np.ndarray:
-    """Forecast without each component, and behind them with further variants, (variant, series, step)."""
-    # the caller's own hooks may change before the next call
-    shares = how == "zero" and not run.lens.registry.in_use
-    cache: dict[Component, np.ndarray] = run.cache.setdefault("ablated", {}) if shares else {}
-    missing = {component: parts for component, parts in ablations.items() if component not in cache}
-    variants = [Variant(str(component), parts) for component, parts in missing.items()]
-    new = [*variants, *beside]
-    forecasts = point_forecasts(run, new, progress) if new else np.empty((0, len(run.batch), run.horizon))
-    cache |= dict(zip(missing, forecasts, strict=False))
-    return np.array([*(cache[component] for component in ablations), *forecasts[len(missing) :]])
-
-
-def ablations_of(
-    run: Run, components: Sequence[Component], how: str, reference: Any
-) -> dict[Component, tuple[Intervention, ...]]:
-    """Return the interventions that ablate each component, with the run's seed."""
-    ready = reference is None or isinstance(reference, Activations | Encoded)
-    if not ready and how == "resample" and run.tokens_read and not run.rollout:
-        reference = run.lens.run(reference, run.horizon, rollout=False).encoded
-    interventions = ablated_variants(run.lens, components, how, reference, horizon=run.horizon, seed=run.seed)
-    return dict(zip(components, interventions, strict=True))
-
-
-def seasonal_scales(batch: SeriesBatch) -> np.ndarray:
-    """Return the scale of MASE of each series, (series,)."""
-    return np.array([seasonal_scale(*each) for each in zip(batch.values, batch.seasonalities, strict=True)])
-
-
-_OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
-
-
-@probe("effects")
-def causal_effects(
-    run: Run,
-    *,
-    components: Sequence[str | Component] | None = None,
-    how: str = "zero",
-    reference: Any = None,
-    smallest: float = SMALLEST_SHARE,
-    progress: Progress | None = None,
-) -> xr.Dataset:
-    """Ablate each component twice: with all later branches free to respond, and with them held at what they wrote.
-
-    The total effect is the change of the forecast with everything free, the direct effect that with every later branch
-    of the stack held, the indirect effect their difference. Sharp logits saturate and hide direct effects.
-
-    Args:
-        run: the forecast to explain; in rollouts, a held branch writes what it wrote in the same plain pass.
-        components: heads, branches or layers, by name or glob; heads and MLPs of the stack that is read out if None.
-        how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
-        smallest: self-repair is undefined for direct effects whose mean size is up to this share of the series' range.
-        progress: called with (done, of).
-
-    Returns:
-        Dataset of kind "effects" over (component, series, step), in data units: ``total``, ``direct``, ``indirect``;
-        over (component, series) ``total_share`` and ``direct_share``, their mean sizes over the range of context and
-        forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the direct effect is no larger
-        than the noise floor or ``smallest``; for each what :func:`tsfm_lens.probes.findings.judge` adds, without a
-        token model's first step (attribute ``first_step``). ``plain_forecast`` (series, step).
-
-    Source:
-        Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
-
-    Raises:
-        InputError: ``smallest`` is no share.
-        UnknownNameError: no such component.
-
-    Example:
-        >>> data = probes.causal_effects(run, components="decoder.*.mlp")
-        >>> sorted(name for name in data if "_" not in str(name))
-        ['context', 'direct', 'indirect', 'total', 'truth']
-    """
-    refuse_no_share(smallest, "smallest")
-    lens = run.lens
-    targets = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(targets))
-    behind = {c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack] for c in targets}
-    branches = sorted({place_of(lens.wiring, branch).point for each in behind.values() for branch in each})
-    acts = run.record(branches or ["unembed.hook_out"])
-    free = ablations_of(run, targets, how, reference)
-    variants = [
-        Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in behind[component])))
-        for component, ablations in free.items()
-    ]
-    forecasts, plain = points_without(run, free, how, progress, beside=variants), run.point
-    total, direct = forecasts[: len(targets)] - plain, forecasts[len(targets) :] - plain
-    axes = ("component", "series", "step")
-    parts = {"total": (axes, total), "direct": (axes, direct.copy()), "indirect": (axes, total - direct)}
-    data = data.assign(parts | {"plain_forecast": (axes[1:], plain)})
-    facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
-    facts |= {"smallest": smallest, "first_step": run.first_step}
-    data.attrs = run.describe("effects", "Direct and total effects", _OF_EFFECTS, **facts)
-    later, wide, heads = slice(run.first_step, None), ranges(run, plain), head_or_kind(data)
-
-    def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        size = np.abs(other - plain)[..., later].mean(-1)
-        return np.divide(size, wide, out=np.zeros_like(size), where=wide > 0)
-
-    floor = noise_floor(run, share)
-    for name, part in (("total_share", total), ("direct_share", direct)):
-        data[name] = (axes[:2], share(part, np.zeros(run.horizon)))
-        data = judge(data, name, floor=floor, groups=heads)
-    none = data["direct_share"].values <= np.fmax(floor, smallest)
-    data["self_repair"] = (axes[:2], self_repair(total[..., later], direct[..., later], none))
-    direct[..., : later.start] = 0.0
-    floors = xr.DataArray(share_floor(run, direct), dims=axes[:2])
-    return judge(data, "self_repair", floor=floors, signed=True, groups=heads)
-
-
-def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
-    """Compute the share of a direct effect that later components undo."""
-    size = np.square(direct).sum(-1)
-    valid = ~none & (size > 0)
-    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=valid)
-    return 1.0 - share
+__all__ = ["minimal_circuit"]
 
 
 _OF_CIRCUITS = "Wang et al. 2022, arXiv:2211.00593; Conmy et al. 2023; Syed et al. 2023; Marks et al. 2024"

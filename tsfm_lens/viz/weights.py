@@ -1,4 +1,4 @@
-"""Ranks of the weights' matrices, and angles between rows of query matrices."""
+"""Ranks, spectra and angles of the weights."""
 
 from __future__ import annotations
 
@@ -12,15 +12,26 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, frame, measurement
+from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.logit_lens import layer_axis
-from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
+from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position, positions
-from tsfm_lens.viz.sheet import Panel, blank, text_width
+from tsfm_lens.viz.sheet import Panel, Sheet, blank, text_width
 from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import layer_names, layers, listed, num
+from tsfm_lens.viz.words import extremes, head_at, layer_names, layers, listed, num
 
-__all__ = ["head_closeness", "rank_histograms", "row_angle_map", "weight_rank_map", "weight_spectra"]
+__all__ = [
+    "head_closeness",
+    "rank_histograms",
+    "row_angle_map",
+    "spectrum_lines",
+    "stable_rank_map",
+    "weight_rank_map",
+    "weight_spectra",
+]
+
 
 _PALEST = 0.25  # colour of the first layer's line, the last one has 1
 _LOWEST = 1e-9  # of the largest: smaller singular values are not drawn
@@ -162,7 +173,7 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
     return grid.dress(f"Spectra of the weights of {model_of(ds)}", *remarks)
 
 
-@WEIGHT_RANKS.figure()
+@WEIGHT_RANKS.figure(variables=("decade",))
 def rank_histograms(ds: xr.Dataset, *, part: str = "W_Q", stack: str | None = None) -> go.Figure:
     """Draw how many relative singular values of a matrix lie in each power of ten, a panel per layer.
 
@@ -335,3 +346,97 @@ def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None
 def _where(ds: xr.Dataset) -> str:
     stack = str(ds.attrs.get("stack", ""))
     return f"{kind_word(str(ds.attrs.get('attention', 'attn')))}{f' of the {stack}' if stack else ''}"
+
+
+_PRODUCTS = {"QK": ("query–key", "W_Q W_Kᵀ"), "OV": ("value–output", "W_V W_O")}
+
+SPECTRA = measurement("spectra")
+
+
+def read_stable_rank(ds: xr.Dataset, product: str) -> list[str]:
+    """Describe which heads act along few directions, and how the layers differ."""
+    ranks = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
+    if not np.isfinite(ranks).any():
+        return ["All these products are zero."]
+    low, high = extremes(ranks)
+    out = [
+        f"The stable rank goes from {num(ranks.flat[low])} ({head_at(ds, low)}) to {num(ranks.flat[high])} "
+        f"({head_at(ds, high)}); the largest possible is {ds.sizes['mode']}."
+    ]
+    means = np.nanmean(ranks, axis=1)
+    if len(means) > 1:
+        words = layers(ds)
+        out.append(
+            f"On average over heads it is lowest in {words[int(np.nanargmin(means))]} ({num(np.nanmin(means))}) and "
+            f"highest in {words[int(np.nanargmax(means))]} ({num(np.nanmax(means))})."
+        )
+    return out
+
+
+def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
+    """State in how many directions most of a head's strength lies."""
+    values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))
+    energy = np.square(values).reshape(-1, values.shape[-1])
+    energy = energy[energy.sum(axis=1) > 0]
+    if not len(energy):
+        return ["All these products are zero."]
+    shares = np.cumsum(energy, axis=1) / energy.sum(axis=1, keepdims=True)
+    few = (shares < 0.9 - 1e-12).sum(axis=1) + 1
+    return [
+        f"Nine tenths of the sum of squared singular values lie in {int(np.median(few))} of {values.shape[-1]} "
+        f"directions for the median head, {int(few.min())} to {int(few.max())} over all heads."
+    ]
+
+
+@SPECTRA.figure()
+def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
+    """Draw the layer × head map of the stable rank: dark heads spread their spectrum, light ones use few directions."""
+    values = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
+    return head_maps(
+        ds,
+        [HeadMap(values, "", "stable rank", write="{:.3g}".format)],
+        f"Stable rank of the {_PRODUCTS[product][0]} products of {model_of(ds)}",
+        _in_full(ds, product),
+        f"1 is one direction, {ds.sizes['mode']} all of the head's",
+    )
+
+
+@SPECTRA.figure()
+def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str | int] | None = None) -> go.Figure:
+    """Draw singular values of every head, a panel per layer, each spectrum relative to its largest value."""
+    rows = positions(ds, "layer", layers)
+    values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))[rows]
+    top = values[..., :1]
+    shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
+    # what rounding leaves of a zero is no singular value
+    shares[shares < 1e-12] = np.nan
+    grid = head_lines(ds, rows, shares, "%{y:.3g} of the largest")
+    title_axes(grid, "mode", "singular value / largest")
+    remarks = [_in_full(ds, product), "each spectrum relative to its largest value"]
+    return grid.dress(f"Spectra of the {_PRODUCTS[product][0]} products of {model_of(ds)}", *remarks)
+
+
+def head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str) -> Sheet:
+    """Draw ``values`` (layer, head, mode), a panel per layer: a thin line per head, and the median over heads."""
+    grid = panel_grid([(label,) for label in layer_names(ds, layers)], row_height=150)
+    modes, several, tail = np.arange(1, values.shape[-1] + 1), "median over heads", f", mode %{{x}}<br>{measure}"
+    for panel, lines in zip(grid, values, strict=True):
+        for head, line in zip(names(ds, "head"), lines, strict=True):
+            panel.line(modes, line, "one head", f"head {plain(head)}{tail}", colour=mixed(GREY, 0.55), width=1)
+        panel.line(modes, medians(lines.T), several, several + tail, colour=BLUE, width=2)
+    grid.y(**log_axis(values))
+    return grid
+
+
+def _in_full(ds: xr.Dataset, product: str) -> str:
+    return " product ".join(_PRODUCTS[product]) + (f" of {attention_kind(ds)}" if "attention" in ds.attrs else "")
+
+
+@SPECTRA.panels
+def _spectra(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    for each in names(ds, "product"):
+        one = ds.sel(product=each)
+        yield ReportPanel(
+            stable_rank_map(ds, product=each), frame(one, "stable_rank", "order"), read_stable_rank(ds, each)
+        )
+        yield ReportPanel(spectrum_lines(ds, product=each), frame(one, "singular_value"), read_spectra(ds, each))

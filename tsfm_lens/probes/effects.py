@@ -1,0 +1,111 @@
+"""Direct, indirect and total effects of components."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.interventions import PatchFrom
+from tsfm_lens.models.noise import noise_floor, ranges, share_floor
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
+from tsfm_lens.probes.places import component_coords, head_or_kind, later_branches, listed, place_of
+from tsfm_lens.probes.zero_ablation import ablations_of, points_without
+from tsfm_lens.registry import probe
+
+__all__ = ["causal_effects"]
+
+
+_OF_EFFECTS = "Pearl 2001 (direct and indirect effects); McGrath et al. 2023, arXiv:2307.15771; Rushing and Nanda 2024"
+
+
+@probe("effects")
+def causal_effects(
+    run: Run,
+    *,
+    components: Sequence[str | Component] | None = None,
+    how: str = "zero",
+    reference: Any = None,
+    smallest: float = SMALLEST_SHARE,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Ablate each component twice: with all later branches free to respond, and with them held at what they wrote.
+
+    The total effect is the change of the forecast with everything free, the direct effect that with every later branch
+    of the stack held, the indirect effect their difference. Sharp logits saturate and hide direct effects.
+
+    Args:
+        run: the forecast to explain; in rollouts, a held branch writes what it wrote in the same plain pass.
+        components: heads, branches or layers, by name or glob; heads and MLPs of the stack that is read out if None.
+        how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
+        smallest: self-repair is undefined for direct effects whose mean size is up to this share of the series' range.
+        progress: called with (done, of).
+
+    Returns:
+        Dataset of kind "effects" over (component, series, step), in data units: ``total``, ``direct``, ``indirect``;
+        over (component, series) ``total_share`` and ``direct_share``, their mean sizes over the range of context and
+        forecast, and ``self_repair`` = 1 - <total, direct> / <direct, direct>, NaN where the direct effect is no larger
+        than the noise floor or ``smallest``; for each what :func:`tsfm_lens.probes.findings.judge` adds, without a
+        token model's first step (attribute ``first_step``). ``plain_forecast`` (series, step).
+
+    Source:
+        Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
+
+    Raises:
+        InputError: ``smallest`` is no share.
+        UnknownNameError: no such component.
+
+    Example:
+        >>> data = probes.causal_effects(run, components="decoder.*.mlp")
+        >>> sorted(name for name in data if "_" not in str(name))
+        ['context', 'direct', 'indirect', 'total', 'truth']
+    """
+    refuse_no_share(smallest, "smallest")
+    lens = run.lens
+    targets = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
+    data = run.dataset().assign_coords(component_coords(targets))
+    behind = {c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack] for c in targets}
+    branches = sorted({place_of(lens.wiring, branch).point for each in behind.values() for branch in each})
+    acts = run.record(branches or ["unembed.hook_out"])
+    free = ablations_of(run, targets, how, reference)
+    variants = [
+        Variant(f"direct {component}", (*ablations, *(PatchFrom(branch, acts) for branch in behind[component])))
+        for component, ablations in free.items()
+    ]
+    forecasts, plain = points_without(run, free, how, progress, beside=variants), run.point
+    total, direct = forecasts[: len(targets)] - plain, forecasts[len(targets) :] - plain
+    axes = ("component", "series", "step")
+    parts = {"total": (axes, total), "direct": (axes, direct.copy()), "indirect": (axes, total - direct)}
+    data = data.assign(parts | {"plain_forecast": (axes[1:], plain)})
+    facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
+    facts |= {"smallest": smallest, "first_step": run.first_step}
+    data.attrs = run.describe("effects", "Direct and total effects", _OF_EFFECTS, **facts)
+    later, wide, heads = slice(run.first_step, None), ranges(run, plain), head_or_kind(data)
+
+    def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        size = np.abs(other - plain)[..., later].mean(-1)
+        return np.divide(size, wide, out=np.zeros_like(size), where=wide > 0)
+
+    floor = noise_floor(run, share)
+    for name, part in (("total_share", total), ("direct_share", direct)):
+        data[name] = (axes[:2], share(part, np.zeros(run.horizon)))
+        data = judge(data, name, floor=floor, groups=heads)
+    none = data["direct_share"].values <= np.fmax(floor, smallest)
+    data["self_repair"] = (axes[:2], self_repair(total[..., later], direct[..., later], none))
+    direct[..., : later.start] = 0.0
+    floors = xr.DataArray(share_floor(run, direct), dims=axes[:2])
+    return judge(data, "self_repair", floor=floors, signed=True, groups=heads)
+
+
+def self_repair(total: np.ndarray, direct: np.ndarray, none: np.ndarray) -> np.ndarray:
+    """Compute the share of a direct effect that later components undo."""
+    size = np.square(direct).sum(-1)
+    valid = ~none & (size > 0)
+    share = np.divide((total * direct).sum(-1), size, out=np.full(size.shape, np.nan), where=valid)
+    return 1.0 - share

@@ -1,0 +1,161 @@
+"""Attention as kernel regression, and the concentration bound."""
+
+from __future__ import annotations
+
+import torch
+import xarray as xr
+from torch import Tensor
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention import (
+    refuse_several,
+)
+from tsfm_lens.probes.weights import core_svd
+from tsfm_lens.registry import probe
+
+__all__ = ["kernel_regression"]
+
+
+_TOLERANCE = 1e-3
+Product = tuple[Tensor, Tensor]
+"""Factors W_Q and W_K (d_model, d_head) of M = W_Q W_Kᵀ."""
+
+
+def equal_norm_weights(queries: Tensor, keys: Tensor, variance: float) -> tuple[Tensor, Tensor]:
+    """Compute Gaussian-kernel weights (query, key) of softmax(q·k / variance), and how far they are off (query,)."""
+    if not variance > 0 or not len(keys):
+        raise InputError(f"variance {variance} and {len(keys)} keys: expected a variance above 0 and a key or more")
+    q, k = queries.double(), keys.double()
+    distance = (q[:, None] - k[None]).square().sum(-1)
+    kernel = torch.softmax(-distance / (2 * variance), dim=-1)
+    attention = torch.softmax(q @ k.T / variance, dim=-1)
+    return kernel, (kernel - attention).abs().amax(dim=-1)
+
+
+def spectral_kernel(queries: Tensor, keys: Tensor, product: Product) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return log kernel, log tilt, weights softmax(q M kᵀ), and bandwidths in M's singular directions (equation 1)."""
+    u, s, vt = core_svd(product[0], product[1].T)
+    q, k = queries.double() @ u, keys.double() @ vt.T
+    log_tilt = 0.5 * (s * k.square()).sum(-1)
+    gap = q[:, None] - k[None]
+    log_kernel = -0.5 * (s * gap.square()).sum(-1)
+    bandwidth = torch.where(s > 0, s, torch.nan).rsqrt()
+    return log_kernel, log_tilt, torch.softmax(log_kernel + log_tilt, dim=-1), bandwidth
+
+
+def concentration_bound(queries: Tensor, keys: Tensor, product: Product, rank: int | None = None) -> dict[str, Tensor]:
+    """Bound the weight outside one key, from leading singular directions alone (tsfm-lens paper, proposition C.1)."""
+    if len(keys) < 2:
+        raise InputError(f"a concentration bound needs two keys or more, got {len(keys)}")
+    if rank is not None and rank < 1:
+        raise InputError(f"rank is {rank}, expected 1 or more")
+    u, s, vt = core_svd(product[0], product[1].T)
+    n_modes = int((s > s[0] * 1e-12).sum()) if rank is None else min(rank, len(s))
+    q, k = queries.double() @ u[:, :n_modes], keys.double() @ vt[:n_modes].T
+    scaled = q * s[:n_modes]
+    exact = (queries.double() @ product[0].double()) @ (keys.double() @ product[1].double()).T
+    top = (scaled @ k.T).topk(2, dim=-1)
+    best, second = top.indices.unbind(-1)
+    margin = top.values[:, 0] - top.values[:, 1]
+    tail = s[n_modes:].square().sum().sqrt()
+    allowance = 2 * tail * queries.double().norm(dim=-1).max() * keys.double().norm(dim=-1).max()
+    applicable = margin > allowance
+    gap = k[best] - k[second]
+    distance, pull = gap.norm(dim=-1), scaled.norm(dim=-1)
+    cosine = (scaled * gap).sum(-1) / (distance * pull).clamp(min=1e-300)
+    bound = (len(keys) - 1) * torch.exp(-(cosine * distance * pull - allowance))
+    bound = torch.where(applicable, bound, torch.nan)
+    missing = 1 - torch.softmax(exact, dim=-1).gather(1, best[:, None])[:, 0]
+    result = {"missing": missing, "bound": bound, "applicable": applicable, "vacuous": ~(bound < 1)}
+    return result | {"slack": bound - missing, "alignment": cosine, "distance": distance}
+
+
+@probe("kernel_regression", "first")
+def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
+    """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
+
+    Args:
+        run: the forecast to explain, of exactly one series; of a model of the T5 family, whose scores are products.
+        rank: of the concentration bound: leading singular values; all that are not zero if None.
+
+    Returns:
+        Dataset of kind "kernel_regression" over (layer, head): ``bandwidth`` (…, mode), 1/√ of the singular values;
+        ``tilt_share``, the variance over keys of the tilt over that of tilt and kernel together, near 0 where the query
+        decides; ``equal_norm_error``, how far the weights are at most from those of a Gaussian kernel without tilt;
+        ``identity_error``, the largest difference of the kernel's weights from the model's own pattern. By query:
+        ``missing``, 1 minus the weight of the key with the largest truncated score, its upper ``bound``,
+        ``applicable``, whether the margin condition holds, ``vacuous``, whether the bound says nothing, ``slack``,
+        bound less missing, ``alignment``, cosine between the stretched query and the difference of the two best keys,
+        and ``distance``, the length of that difference; ``vacuous_share`` of all heads and queries; attribute ``beta``.
+
+    Source:
+        tsfm-lens paper, section 4, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1).
+
+    Raises:
+        InputError: several series, a horizon longer than one pass, a rank below 1, or a model whose scores are not such
+            products (rotary embeddings, norms or scales stand between).
+
+    Example:
+        >>> probes.kernel_regression(run)["bandwidth"].dims
+        ('layer', 'head', 'mode')
+    """
+    lens = run.lens
+    refuse_several(run, "kernel regression is computed")
+    stack = lens.wiring.output_stack
+    if "cross_attn" not in stack.attention_kinds():
+        raise InputError(f"{lens.wiring.architecture} has no cross-attention, which the proposition is about")
+    hidden = _hidden_states(run)
+    rows: dict[str, list[Tensor]] = {}
+    for layer in range(stack.n_layers):
+        weights = lens.weights.heads(layer, "cross_attn", stack.name)
+        queries, keys, pattern = hidden[layer]
+        for head in range(stack.n_heads):
+            product = (weights.W_Q[head].detach(), weights.W_K[head].detach())
+            log_kernel, log_tilt, kernel_weights, bandwidth = spectral_kernel(queries, keys, product)
+            error = float((kernel_weights - pattern[head].double()).abs().max())
+            if error > _TOLERANCE:
+                raise InputError(
+                    f"the scores of layer {layer}, head {head} of {lens.wiring.architecture} are not the product of "
+                    f"its projections (weights differ by {error:.2g})"
+                )
+            share = log_tilt.var() / (log_kernel + log_tilt).var(dim=-1).mean().clamp(min=1e-300)
+            # the scores of the T5 family are not scaled, so that their kernel has variance 1
+            off = equal_norm_weights(queries @ product[0], keys @ product[1], 1.0)[1]
+            bound = concentration_bound(queries, keys, product, rank)
+            of_head = bound | {"bandwidth": bandwidth[: stack.d_head], "tilt_share": share}
+            of_head |= {"equal_norm_error": off.max(), "identity_error": torch.tensor(error)}
+            for name, value in of_head.items():
+                rows.setdefault(name, []).append(value)
+    axes = {"bandwidth": ("mode",)} | dict.fromkeys(bound, ("query",))
+    shape = (stack.n_layers, stack.n_heads)
+    values = {name: torch.stack(row).unflatten(0, shape).cpu().numpy() for name, row in rows.items()}
+    data = xr.Dataset(
+        {name: (("layer", "head", *axes.get(name, ())), value) for name, value in values.items()},
+        coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
+    )
+    data["vacuous_share"] = data["vacuous"].mean()
+    source = "tsfm-lens paper, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1)"
+    parameters = {"series": run.batch.ids[0], "keys": len(hidden[0][1]), **({} if rank is None else {"rank": rank})}
+    data.attrs = run.describe("kernel_regression", "Attention as kernel regression", source, beta=1.0, **parameters)
+    return data
+
+
+def _hidden_states(run: Run) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Return normed queries, keys, and the cross-attention pattern of every layer, of the one series."""
+    lens = run.lens
+    stack = lens.wiring.output_stack
+    source = lens.wiring.stack(next(row.keys_from for row in stack.attentions() if row.keys_from))
+    last = f"{source.name}.ln_final.hook_normalized"
+    streams = [f"{stack.prefix}.{layer}.hook_resid_mid" for layer in range(stack.n_layers)]
+    patterns = [f"{stack.prefix}.{layer}.cross_attn.hook_pattern" for layer in range(stack.n_layers)]
+    acts = run.in_one_pass().record([last, *streams, *patterns])
+    # padded tokens are no keys
+    visible = acts[patterns[0]][0].sum(dim=(0, 1)) > 0
+    out = []
+    for layer, (stream, pattern) in enumerate(zip(streams, patterns, strict=True)):
+        norm = lens.model.get_submodule(f"{stack.block(layer)}.{stack.attention('cross_attn', layer).norm}")
+        with torch.no_grad():
+            queries = norm.forward(acts[stream][0])
+        out.append((queries, acts[last][0][visible], acts[pattern][0][..., visible]))
+    return out

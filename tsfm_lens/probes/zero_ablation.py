@@ -1,0 +1,146 @@
+"""Zero ablation of single components."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.ablation.engine import Variant
+from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
+from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.interventions import Intervention
+from tsfm_lens.models.ablating import ablated_variants
+from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.noise import Measure, noise_floor
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.findings import judge
+from tsfm_lens.probes.places import component_coords, head_or_kind, listed
+from tsfm_lens.registry import probe
+
+__all__ = ["ablation_effects"]
+
+
+@probe("ablation")
+def ablation_effects(
+    run: Run,
+    *,
+    components: Sequence[str | Component] | None = None,
+    how: str = "zero",
+    reference: Any = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Ablate components one at a time and compare the forecasts.
+
+    In single forwards a token model's decoder follows the run's path whatever is ablated; in rollouts every ablated
+    model goes its own way, under the same draws. A part with a backup ranks low; see ``self_repair`` of
+    :func:`tsfm_lens.probes.causal_effects`.
+
+    Args:
+        run: the forecast to explain; with a truth for the errors.
+        components: names or globs; if None every head, MLP and whole layer of the stack that is read out.
+        how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
+        reference: for mean and resample; draws take the run's seed.
+        progress: called with (done, of) after each component.
+
+    Returns:
+        Dataset of kind "ablation" over ``component`` and ``series``: ``spearman_distance`` to the plain forecast; with
+        a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
+        ``mean_shift``, the mean distance from the plain forecast in data units; for each what
+        :func:`tsfm_lens.probes.findings.judge` adds. A token model's first step, whose decoder reads no value, is left
+        out of all, and has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
+
+    Source:
+        tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
+
+    Raises:
+        UnknownNameError: a component does not exist.
+
+    Example:
+        >>> data = probes.ablation_effects(run, components="decoder.*.mlp")
+        >>> data["component"].values.tolist()
+        ['decoder.0.mlp', 'decoder.1.mlp', 'decoder.2.mlp']
+    """
+    lens, stack = run.lens, run.lens.wiring.output_stack
+    if components is None:
+        targets = [*writers(lens.wiring), *(Component(stack.name, layer) for layer in range(stack.n_layers))]
+        targets.sort(key=lambda c: (c.layer, c.kind is None, c.kind or "", c.head is None, c.head or 0))
+    else:
+        targets = lens.components(*listed(components, "components"))
+    data = run.dataset().assign_coords(component_coords(targets))
+    ablations = ablations_of(run, targets, how, reference)
+    plain, forecasts = run.point, points_without(run, ablations, how, progress)
+    where, later = ("component", "series"), slice(run.first_step, None)
+    data = data.assign(forecast=((*where, "step"), forecasts), baseline_forecast=(("series", "step"), plain))
+    source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
+    facts: dict[str, object] = {"how": how, "rollout": int(run.rollout), "statistic": run.statistic}
+    data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
+    if later.start:
+        data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
+    measures: dict[str, Measure] = {"spearman_distance": rank_distance} if run.horizon > 1 else {}
+    measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
+    if run.truth is not None:
+        truth, scale = run.truth[..., later], seasonal_scales(run.batch)
+        error, baseline = mae(forecasts[..., later], truth), mae(plain[..., later], truth)
+        data = data.assign(mae=(where, error), mase=(where, error / scale))
+        data = data.assign(mae_baseline=("series", baseline), mase_baseline=("series", baseline / scale))
+        change: Measure = lambda other, plain: relative_change(mae(other, truth), mae(plain, truth))  # noqa: E731
+        measures |= {"mae_change": change, "mase_change": change}
+    for name, measure in measures.items():
+        effect = measure(forecasts[..., later], plain[..., later])
+        # the scale is the same before and after, so MASE changes as MAE does wherever it is defined
+        data[name] = (where, np.where(np.isfinite(scale), effect, np.nan) if name == "mase_change" else effect)
+        floor = noise_floor(run, size_of(measure, later))
+        data = judge(data, name, floor=floor, signed=name.endswith("change"), groups=head_or_kind(data))
+    return data
+
+
+def rank_distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
+    """Compute Spearman's distance of forecasts (…, step) from plain ones, (…)."""
+    return spearman_distance(other, np.broadcast_to(plain, other.shape))
+
+
+def size_of(measure: Measure, steps: slice = slice(None)) -> Measure:
+    """Return the absolute value of a measure, over some of the steps."""
+    return lambda other, plain: np.abs(measure(other[..., steps], plain[..., steps]))
+
+
+def points_without(
+    run: Run,
+    ablations: Mapping[Component, tuple[Intervention, ...]],
+    how: str,
+    progress: Progress | None = None,
+    *,
+    beside: Sequence[Variant] = (),
+) -> np.ndarray:
+    """Forecast without each component, and behind them with further variants, (variant, series, step)."""
+    # the caller's own hooks may change before the next call
+    shares = how == "zero" and not run.lens.registry.in_use
+    cache: dict[Component, np.ndarray] = run.cache.setdefault("ablated", {}) if shares else {}
+    missing = {component: parts for component, parts in ablations.items() if component not in cache}
+    variants = [Variant(str(component), parts) for component, parts in missing.items()]
+    new = [*variants, *beside]
+    forecasts = point_forecasts(run, new, progress) if new else np.empty((0, len(run.batch), run.horizon))
+    cache |= dict(zip(missing, forecasts, strict=False))
+    return np.array([*(cache[component] for component in ablations), *forecasts[len(missing) :]])
+
+
+def ablations_of(
+    run: Run, components: Sequence[Component], how: str, reference: Any
+) -> dict[Component, tuple[Intervention, ...]]:
+    """Return the interventions that ablate each component, with the run's seed."""
+    ready = reference is None or isinstance(reference, Activations | Encoded)
+    if not ready and how == "resample" and run.tokens_read and not run.rollout:
+        reference = run.lens.run(reference, run.horizon, rollout=False).encoded
+    interventions = ablated_variants(run.lens, components, how, reference, horizon=run.horizon, seed=run.seed)
+    return dict(zip(components, interventions, strict=True))
+
+
+def seasonal_scales(batch: SeriesBatch) -> np.ndarray:
+    """Return the scale of MASE of each series, (series,)."""
+    return np.array([seasonal_scale(*each) for each in zip(batch.values, batch.seasonalities, strict=True)])

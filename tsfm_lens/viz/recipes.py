@@ -1,0 +1,156 @@
+"""Forecasts under heavy ablation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.registry import measurement
+from tsfm_lens.viz.grid import panel_grid, title_axes, width_for
+from tsfm_lens.viz.noise import judged
+from tsfm_lens.viz.panels import Scene, Timeline, fit, scene
+from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, positions
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.tables import quantile_table
+from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent
+from tsfm_lens.viz.words import capital, listed
+
+__all__ = ["recipe_forecasts"]
+
+
+_PANEL, _GAP = 118, 30  # pixels: height of a panel, room between two rows for their titles
+_ROWS = 4  # series in one figure
+
+RECIPES = measurement("recipes")
+
+
+def _recipe_table(ds: xr.Dataset) -> pd.DataFrame:
+    """Tabulate quantiles, a row per recipe, series and step."""
+    rows = product(range(ds.sizes["recipe"]), forecast_series(ds))
+    return pd.concat([quantile_table(ds, i, recipe=recipe) for recipe, i in rows], ignore_index=True)
+
+
+def read_recipes(ds: xr.Dataset) -> list[str]:
+    """Describe how much each recipe removes, and whether the forecast then differs by more than chance."""
+    out = []
+    distance = judged(ds, "spearman_distance", "recipe")
+    for place, recipe in enumerate(names(ds, "recipe")):
+        if not str(ds["components"].values[place]):
+            continue
+        parts = [f"{percent(float(ds['heads_share'].values[place]))} of the heads"]
+        if int(ds["n_mlps"].values[place]):
+            parts.append(f"{int(ds['n_mlps'].values[place])} MLPs")
+        how = "is" if distance.stands[place] else "does not stand out of the noise:"
+        effect = f"the Spearman distance from the complete model's forecast {how} {distance.told(place)}"
+        out.append(f"{capital(recipe)}: {listed(parts)} ablated; {effect}.")
+    return out
+
+
+@RECIPES.figure(table=_recipe_table, sentences=read_recipes)
+def recipe_forecasts(
+    ds: xr.Dataset,
+    *,
+    recipes: Sequence[str] | None = None,
+    series: Sequence[str | int] | None = None,
+    context_steps: int | None = None,
+    samples: int = 20,
+) -> go.Figure:
+    """Draw what is left of a forecast when many heads and MLPs go: a row per series, a column per recipe.
+
+    Args:
+        recipes: names to draw, all if None.
+        samples: sampled paths to draw; the widest central interval where there are none.
+    """
+    columns = positions(ds, "recipe", recipes)
+    rows = range(min(ds.sizes["series"], _ROWS)) if series is None else series
+    scenes = [scene(ds, each, max(ds.sizes["step"], 48) if context_steps is None else context_steps) for each in rows]
+    several = len(scenes) > 1
+    if several:
+        # series of different dates share an axis in steps
+        scenes = [replace(view, time=Timeline(steps=view.time.steps, stamps=None)) for view in scenes]
+    titles = [[_title(ds, at, view.place, first=not row) for at in columns] for row, view in enumerate(scenes)]
+    grid = _table(titles) if several else panel_grid(titles[0], row_height=140)
+    cut, panels = "", list(grid)
+    middle = median_position(ds["quantile"].values)
+    medians = array(ds, "quantile_forecast", "recipe", "series", "step", quantile=middle)
+    for row, view in enumerate(scenes):
+        mine = panels[row * len(columns) : (row + 1) * len(columns)]
+        for recipe, panel in zip(columns, mine, strict=True):
+            _draw(panel, ds, view, recipe, samples)
+        others = medians[columns, view.place].ravel()
+        if "sample" in ds:
+            paths = array(ds, "sample", "draw", "step", recipe=0, series=view.place)
+            others = np.append(others, np.quantile(paths, [0.05, 0.95], axis=0))
+        core, where = np.append(view.observations, medians[0, view.place]), {"row": row + 1} if several else {}
+        cut = fit(grid, core, others, nticks=4, **where) or cut
+        if several:
+            mine[0].y(f"{view.id}\n({view.unit or 'data units'})")
+    if not several:
+        title_axes(grid, scenes[0].time.short_title, scenes[0].title)
+    n_paths, ends = min(samples, ds.sizes.get("draw", 0)), ds["quantile"].values[[0, -1]].astype(float)
+    return grid.dress(
+        f"Forecasts of {model_of(ds)} without many of its parts",
+        f"{ds.sizes['step']} steps ahead from {scenes[0].remark}",
+        f"light: {n_paths} sampled paths" if n_paths else "light: from the {:.3g} to the {:.3g} quantile".format(*ends),
+        "distance: 1 − rank correlation with the original",
+        cut,
+        scenes[0].time.remark,
+    )
+
+
+def _title(ds: xr.Dataset, recipe: int, series: int, *, first: bool) -> tuple[str, ...]:
+    """Write recipe and what it takes, over the first row; distance and error over every panel."""
+    lines = []
+    if first:
+        heads, mlps = int(ds["n_heads"].values[recipe]), int(ds["n_mlps"].values[recipe])
+        share = percent(float(ds["heads_share"].values[recipe]))
+        parts = [f"{heads} head{'s' * (heads > 1)} ({share})"] * bool(heads)
+        parts += [f"{mlps} MLP{'s' * (mlps > 1)}"] * bool(mlps)
+        lines = [names(ds, "recipe")[recipe], "without " + " + ".join(parts) if parts else "complete model"]
+    facts = []
+    if "spearman_distance" in ds and recipe:
+        facts.append(f"distance {float(ds['spearman_distance'].values[recipe, series]):.2f}")
+    if "mase" in ds and np.isfinite(ds["mase"].values[recipe, series]):
+        facts.append(f"MASE {float(ds['mase'].values[recipe, series]):.3g}")
+    return (*lines, ", ".join(facts))
+
+
+def _table(titles: list[list[tuple[str, ...]]]) -> Sheet:
+    """Make panels in rows of their own value axis and columns of one time axis."""
+    rows, columns = len(titles), len(titles[0])
+    room: Look = {"row_gap": _GAP, "column_gap": 0.02, "above": 16 + 14 * len(titles[0][0])}
+    words, least = ["\n".join(title) for row in titles for title in row], width_for(columns, least=150)
+    shared: Look = {"shared_xaxes": "all", "shared_yaxes": "rows"}
+    grid = sheet([_PANEL] * rows, [1] * columns, titles=words, min_width=least, **room, **shared)
+    grid.fig.update_annotations(font={"size": 11})
+    for (row, _), panel in zip(grid.places, grid, strict=True):
+        panel.x("step" if row == rows else "", showticklabels=row == rows, nticks=5)
+    return grid
+
+
+def _draw(panel: Panel, ds: xr.Dataset, view: Scene, recipe: int, samples: int) -> None:
+    """Draw one panel: context and truth, paths or interval, the original's median and the recipe's own."""
+    colour = VERMILION if recipe else BLUE
+    x = view.time.at(view.future)
+    quantiles = array(ds, "quantile_forecast", "quantile", "step", recipe=recipe, series=view.place)
+    middle = median_position(ds["quantile"].values)
+    if "sample" in ds and samples:
+        paths = array(ds, "sample", "draw", "step", recipe=recipe, series=view.place)[:samples]
+        # all paths in one trace, with a gap after each
+        gaps = np.hstack([paths, np.full((len(paths), 1), np.nan)])
+        along = np.tile(np.append(x, x[-1:]), len(paths))
+        panel.line(along, gaps.ravel(), "sampled paths", colour=mixed(colour, 0.3), width=0.7, legend=False)
+    else:
+        panel.band(x, quantiles[0], quantiles[-1], mixed(colour, 0.22), "interval")
+    view.draw(panel)
+    original = array(ds, "quantile_forecast", "step", recipe=0, series=view.place, quantile=middle)
+    lines = [("original", original, BLUE), ("ablated", quantiles[middle], VERMILION)]
+    for name, values, ink in lines[: 1 + bool(recipe)]:
+        width = 1.8 if name == "ablated" or not recipe else 1.1
+        view.forecast(panel, values, f"{name} forecast (median)", ink, width, words=f"{name} forecast")

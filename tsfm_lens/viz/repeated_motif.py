@@ -1,0 +1,165 @@
+"""Attention to a repeated motif, and heads over the checkpoints of a training."""
+
+from __future__ import annotations
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.registry import measurement
+from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.needs import TRAINING_RECORD
+from tsfm_lens.viz.noise import finding, judged
+from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position
+from tsfm_lens.viz.sheet import Panel, sheet
+from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent
+from tsfm_lens.viz.words import count_of, head_at, verb
+
+__all__ = ["repeated_motif_map", "training_history"]
+
+
+_TARGETS = {
+    "after_last": "what followed the last match",
+    "last": "the last match itself",
+    "after_any": "what followed any match",
+}
+
+REPEATED_MOTIF = measurement("repeated_motif")
+
+
+def read_motif(ds: xr.Dataset) -> list[str]:
+    """Count the heads that look at the motif's last instance more than at the same steps of a series without one."""
+    advantage = judged(ds, "advantage", "layer", "head", target=0)
+    heads = advantage.stands & (advantage.estimate > 0)
+    first = advantage.leader(heads)
+    most = f", most of all {head_at(ds, first)} ({advantage.told(first, percent)})" if first is not None else ""
+    return [
+        f"{int(heads.sum())} of {heads.size} heads give more of their attention there than in the control, which "
+        f"has no motif that comes again{most}."
+    ]
+
+
+@REPEATED_MOTIF.figure(table=("prefix_matching", "control", "advantage"), sentences=read_motif)
+def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
+    """Draw which heads look at what followed a match, beyond what they look at anyway.
+
+    Args:
+        target: "after_last", "last" or "after_any".
+    """
+    at = position(ds, "target", target)
+    plain, control, advantage = (
+        array(ds, name, "layer", "head", target=at) for name in ("prefix_matching", "control", "advantage")
+    )
+    noise = finding(ds, "advantage", "layer", "head", target=at)
+    top = float(max(plain.max(), control.max()))
+    low, high = ds.attrs.get("motif", ("?", "?"))
+    kind = kind_word(str(ds.attrs.get("attention", "attention")))
+    error = float(np.median(ds["relative_copy_error"].values)) if "relative_copy_error" in ds else None
+    return head_maps(
+        ds,
+        [
+            HeadMap(plain, "repeated motifs", "attention", low=0.0, high=top),
+            HeadMap(control, "nothing repeated", "attention", low=0.0, high=top),
+            HeadMap(advantage, "difference", "difference of attention", diverging=True, noise=noise),
+        ],
+        f"Attention of {model_of(ds)} to {_TARGETS.get(target, target)}",
+        f"{kind}; {ds.sizes['series']} random motifs of {low} to {high} tokens, shown {ds.attrs.get('repeats', '?')} "
+        f"times or more; even spread: {number(float(ds['chance'].values[at]))}",
+        "" if error is None else f"forecast error {number(error)} of the mean's",
+    )
+
+
+_ROW, _GAP = 130, 26  # pixels
+_OF_HEADS = (
+    ("prefix_matching", "prefix matching\n(share of attention)", "of its attention on what followed the last match"),
+    ("advantage", "attention to the\nnext patch (beyond control)", "of its attention beyond the control"),
+    ("copy_score", "copy score\n(standard deviations)", "standard deviations: logit of the right token"),
+    ("entropy_share", "entropy of attention\n(1 = even)", "of the entropy of even attention"),
+)
+TRAINING_HISTORY = measurement("training_history", needs=TRAINING_RECORD)
+
+
+def read_history(ds: xr.Dataset) -> list[str]:
+    """State when copying came, and how many heads look for the motif at the end."""
+    steps = ds["training_step"].values
+    out = []
+    if "copying" in ds:
+        copying = array(ds, "copying", "training_step")
+        half = int(np.argmax(copying >= copying[-1] / 2)) if copying[-1] > 0 else 0
+        share = "of the motif's tokens" if "copy_score" in ds else "of the distance from the mean to a perfect copy"
+        out.append(f"At step {int(steps[-1]):,} the model copies {percent(float(copying[-1]))} {share}.")
+        if half:
+            out.append(f"Half of that is reached between steps {int(steps[half - 1]):,} and {int(steps[half]):,}.")
+    name = "prefix_matching" if "prefix_matching" in ds else "advantage"
+    heads = array(ds, f"{name}_stands_out", "training_step", "layer", "head") > 0
+    heads &= array(ds, name, "training_step", "layer", "head") > 0
+    counts = heads.reshape(len(steps), -1).sum(axis=1)
+    against = "than an even spread would" if name == "prefix_matching" else "than in the control"
+    since = len(counts) - int(np.argmin(np.append(counts[::-1] > 0, False)))
+    some = f"; some head has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
+    out.append(
+        f"{count_of(int(counts[-1]), heads[0].size, 'heads')} {verb(int(counts[-1]), 'give')} more attention to what "
+        f"followed the last match {against}, beyond the noise{some}."
+    )
+    return out
+
+
+@TRAINING_HISTORY.figure(table=("prefix_matching", "copy_score", "advantage", "entropy_share"), sentences=read_history)
+def training_history(ds: xr.Dataset) -> go.Figure:
+    """Draw the training of a model: its loss, how well it copies, and a line per head for what the head does.
+
+    Example:
+        >>> fig = viz.training_history(probes.training_history({0: lens, 100: lens}, motif=8, n_sequences=8))
+        >>> fig.layout.meta["title"]
+        'Heads of chronos-nano over its training'
+    """
+    heads = [row for row in _OF_HEADS if row[0] in ds]
+    rows = len(heads) + ("loss" in ds) + ("copying" in ds)
+    canvas = sheet([_ROW] * rows, row_gap=_GAP, min_width=480, shared_xaxes="all")
+    panels, steps = iter(canvas), np.asarray(ds["training_step"].values, dtype=float)
+    start = _left_end(steps)
+    x = np.maximum(steps, start)
+    if "loss" in ds:
+        panel, at = next(panels), np.maximum(ds["loss_step"].values.astype(float), start)
+        panel.line(at, array(ds, "loss", "loss_step"), "", "step %{x:.0f}<br>training loss %{y:.3g}", colour=GREY)
+        panel.y("training loss")
+    if "copying" in ds:
+        panel = next(panels)
+        panel.line(x, array(ds, "copying", "training_step"), "", "step %{x:.0f}<br>copied %{y:.2f}", dots=5)
+        panel.y("share copied" if "copy_score" in ds else "1 − relative\ncopy error")
+    for (name, title, words), panel in zip(heads, panels, strict=True):
+        _head_lines(panel, ds, name, x, words)
+        panel.y(title)
+        if name == "prefix_matching":
+            panel.line(x, array(ds, "prefix_floor", "training_step"), "even attention", colour=GREY, dash="dot")
+    powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(max(steps.max(), start)))) + 1)
+    ticks = {10.0**power: f"{10.0**power:,.0f}" for power in powers if 10.0**power > 1.2 * start}
+    if (steps == 0).any():
+        ticks = {start: "0", **ticks}
+    canvas.x(type="log", tickvals=list(ticks), ticktext=list(ticks.values()), showticklabels=False)
+    canvas.panel(*canvas.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)
+    spread = ", bands: 95 % intervals over motifs" if any(f"{name}_low" in ds for name, _, _ in heads) else ""
+    remarks = [f"{len(steps)} checkpoints on the same repeated motifs", f"a line per head{spread}"]
+    return canvas.dress(f"Heads of {model_of(ds)} over its training", *remarks)
+
+
+def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str) -> None:
+    """Draw a line per head in its layer's colour, and its interval behind it."""
+    for layer, label in enumerate(names(ds, "layer")):
+        colour, layer_words = CATEGORICAL[layer % len(CATEGORICAL)], layer_name(label)
+        for head, head_label in enumerate(names(ds, "head")):
+            at = {"layer": layer, "head": head}
+            if f"{name}_low" in ds:
+                low, high = (array(ds, f"{name}_{end}", "training_step", **at) for end in ("low", "high"))
+                panel.band(x, low, high, mixed(colour, 0.2), layer_words)
+            hover = f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}} {words}"
+            line = array(ds, name, "training_step", **at)
+            panel.line(x, line, layer_words, hover, colour=colour, width=1.2, dots=3)
+
+
+def _left_end(steps: np.ndarray) -> float:
+    """Return where step 0 stands: as far left of the first step as that is of the second, at most a factor of 3."""
+    later = np.sort(steps[steps > 0])
+    if not len(later):
+        return 1.0
+    return float(later[0] / min(3.0, later[1] / later[0] if len(later) > 1 else 3.0))

@@ -1,0 +1,173 @@
+"""Similarity of layers and of heads, and entropic rank."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import plotly.graph_objects as go
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.registry import ReportPanel, check, frame, measurement
+from tsfm_lens.viz.attention import attention_kind
+from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.logit_lens import layer_axis
+from tsfm_lens.viz.maps import colour_scale, two_digits
+from tsfm_lens.viz.select import array, layer_name, model_of, names, positions
+from tsfm_lens.viz.sheet import Look, blank
+from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
+from tsfm_lens.viz.words import capital, extremes, layer_names, layers, listed, num, signed
+
+__all__ = ["entropic_rank_line", "head_similarity_map", "similarity_map"]
+
+
+_MAX_NUMBERED = 36  # cells of a panel that still have room for their number
+
+LAYER_SIMILARITY = measurement("layer_similarity")
+
+HEAD_SIMILARITY = measurement("head_similarity")
+
+
+def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
+    """Describe where the stream changes most, or which updates are alike."""
+    axis = "stream" if measure == "cka" else "layer"
+    values, words = array(ds, measure, axis, f"other_{axis}"), layers(ds, axis)
+    if len(words) < 2:
+        return ["There is only one to compare."]
+    if measure == "cka":
+        steps = np.diag(values, 1)
+        if not np.isfinite(steps).any():
+            return ["The stream is the same for all tokens after every layer, so no CKA can be had."]
+        at = int(np.nanargmin(steps))
+        same = [word for word, value in zip(words, np.diag(values), strict=True) if not np.isfinite(value)]
+        out = f"From one layer to the next the stream changes most between {words[at]} and {words[at + 1]} "
+        alike = [f"At {listed(same)} the stream is the same for all tokens, so no CKA can be had."] if same else []
+        return [f"{out}(CKA {num(steps[at])}).", *alike]
+    rows, columns = np.triu_indices(len(words), 1)
+    pairs = values[rows, columns]
+    low, high = extremes(pairs)
+    return [
+        f"The updates most alike are those of {words[rows[high]]} and {words[columns[high]]} "
+        f"(cosine {signed(pairs[high])}), the least alike those of {words[rows[low]]} and {words[columns[low]]} "
+        f"({signed(pairs[low])})."
+    ]
+
+
+def read_head_similarity(ds: xr.Dataset) -> list[str]:
+    """Name the two heads that write most alike, and the layer whose heads do so most."""
+    values, words, heads = array(ds, "cosine", "layer", "head", "other_head"), layers(ds), names(ds, "head")
+    rows, columns = np.triu_indices(len(heads), 1)
+    if not len(rows):
+        return ["There is only one head a layer."]
+    pairs = values[:, rows, columns]
+    low, high = extremes(pairs)
+
+    def pair(flat: int) -> str:
+        layer, place = divmod(flat, len(rows))
+        return f"heads {heads[rows[place]]} and {heads[columns[place]]} of {words[layer]} ({signed(pairs.flat[flat])})"
+
+    means = pairs.mean(axis=1)
+    return [
+        f"Most alike are {pair(high)}, least alike {pair(low)}.",
+        f"{capital(words[int(means.argmax())])} has the largest mean over pairs, {signed(means.max())}.",
+    ]
+
+
+@LAYER_SIMILARITY.figure()
+def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
+    """Draw how alike the layers of a stack are, each against each.
+
+    Args:
+        measure: "cka" of the residual streams, or "update_cosine" of what the layers add.
+    """
+    if measure not in ("cka", "update_cosine"):
+        raise InputError(f"measure {measure!r} is not known, choose 'cka' or 'update_cosine'")
+    check(ds, "layer_similarity", measure)
+    cka = measure == "cka"
+    axis, word = ("stream", "linear CKA") if cka else ("layer", "cosine")
+    labels = [layer_name(name) for name in names(ds, axis)]
+    canvas = blank(min(max(34 * len(labels), 200), 560))
+    panel, hover = canvas.panel(), f"%{{y}} and %{{x}}<br>{word} %{{z:.3f}}"
+    values = array(ds, measure, axis, f"other_{axis}")
+    panel.cells(values, labels, labels, hover, write=two_digits)
+    alike = [label for label, row in zip(labels, values, strict=True) if not np.isfinite(row).any()]
+    canvas.colours(colour_scale(word, low=0.0, high=1.0, diverging=not cka))
+    panel.x(type="category", ticks="", nticks=12)
+    panel.y(type="category", autorange="reversed", ticks="", nticks=24)
+    what = "residual streams after each layer" if cka else "what each layer adds to the residual stream"
+    return canvas.dress(
+        f"Similarity of the layers' {'streams' if cka else 'updates'} in {model_of(ds)}",
+        f"{word} of {what}, over all tokens",
+        "1: alike" if cka else "1: alike, −1: opposite",
+        f"empty: the {' and '.join(alike)}, the same at every token" if alike else "",
+    )
+
+
+@HEAD_SIMILARITY.figure(table=("cosine",), sentences=read_head_similarity)
+def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
+    """Draw how alike the heads of a layer write, each against each, a panel per layer."""
+    rows, heads = positions(ds, "layer", layers), names(ds, "head")
+    labels = layer_names(ds, rows)
+    grid = panel_grid([(label,) for label in labels], row_height=max(150, 16 * min(len(heads), 16)))
+    hover = "heads %{y} and %{x}<br>cosine %{z:.3f}"
+    cosines = array(ds, "cosine", "layer", "head", "other_head")[rows]
+    for panel, value, label in zip(grid, cosines, labels, strict=True):
+        panel.cells(value, heads, heads, f"{plain(label)}, {hover}", write=two_digits, printed=_MAX_NUMBERED)
+    title_axes(grid, "head", "head")
+    grid.x(type="category", ticks="")
+    grid.y(type="category", ticks="", autorange="reversed")
+    grid.colours(colour_scale("cosine", high=1.0, diverging=True))
+    cosine = "cosine between what two heads of a layer write at a token, mean over tokens and series"
+    return grid.dress(f"Similarity of the heads of {model_of(ds)}", attention_kind(ds), cosine)
+
+
+@LAYER_SIMILARITY.panels
+def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    for each in ("cka", "update_cosine"):
+        yield ReportPanel(similarity_map(ds, measure=each), frame(ds, each), read_layer_similarity(ds, each))
+
+
+ENTROPIC_RANK = measurement("entropic_rank")
+
+
+def read_entropic_rank(ds: xr.Dataset) -> list[str]:
+    """Describe where the heads write most apart."""
+    rank, words, heads = array(ds, "rank", "layer"), layers(ds), int(ds.attrs.get("heads", 0))
+    low, high = extremes(rank)
+    most = f" of at most {heads}" if heads else ""
+    out = [
+        f"The heads write in most directions in {words[high]} ({num(rank[high])}{most}) and in fewest in "
+        f"{words[low]} ({num(rank[low])})."
+    ]
+    each = np.exp(array(ds, "entropy", "layer", "series"))
+    if each.shape[1] > 1:
+        reach = np.ptp(each, axis=1)
+        at = int(reach.argmax())
+        out.append(f"The series differ most in {words[at]}: from {num(each[at].min())} to {num(each[at].max())}.")
+    return out
+
+
+@ENTROPIC_RANK.figure(
+    table=lambda ds: frame(ds, "entropy").merge(frame(ds, "rank"), on="layer"), sentences=read_entropic_rank
+)
+def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
+    """Draw the entropic rank layer by layer: how many directions the heads of a layer write in."""
+    labels, ids = layer_names(ds), names(ds, "series")
+    heads, canvas = int(ds.attrs.get("heads", 0)), blank(280)
+    panel, hover = canvas.panel(), "%{text}<br>entropic rank %{y:.3g}"
+    thin: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
+    for name, line in zip(ids, np.exp(array(ds, "entropy", "layer", "series")).T, strict=True):
+        panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **thin)
+    bold: Look = {"colour": BLUE, "width": 2.5, "mode": "lines+markers", "text": labels}
+    panel.line(labels, array(ds, "rank", "layer"), "all series", f"all series, {hover}", **bold)
+    if heads:
+        panel.level(heads, dash="dot")
+        words = f"{heads} heads: no two share a direction"
+        panel.note(words, 1, heads, colour=GREY, xref="domain", xanchor="right", yanchor="bottom")
+        panel.y(range=[0.9, heads + 0.12 * (heads - 0.9)])
+    layer_axis(canvas, labels)
+    panel.y("entropic rank (directions)")
+    over = f"entropy averaged over tokens and {len(ids)} series"
+    title = f"Entropic rank of the heads of {model_of(ds)}"
+    return canvas.dress(title, attention_kind(ds), over, "1: all heads write along one line")
