@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from inspect import ismodule
 from pkgutil import iter_modules
@@ -46,6 +45,9 @@ def method_of(*owners: str) -> Callable[[F], F]:
 @cache
 def load_extensions(group: str) -> None:
     """Import every module that an entry point of any distribution names in a group; importing one registers it."""
+    # half of the time that an import of the package takes
+    from importlib.metadata import entry_points
+
     for point in entry_points(group=group):
         parent = point.module.rpartition(".")[0]
         # an installation outlives a package that was taken out of it

@@ -11,8 +11,6 @@ from inspect import cleandoc, signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
-import yaml
-
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.extensions import FIGURES, PROBES, load_extensions
 
@@ -322,6 +320,8 @@ def measurement(
 @cache
 def declarations(file: Path) -> dict[str, dict[str, Any]]:
     """Read a YAML file of declarations, such as texts of measurements by kind; none where there is no file."""
+    import yaml
+
     if not file.is_file():
         return {}
     # the loader in C takes a tenth of the time

@@ -42,7 +42,10 @@ def healed(
     Args:
         lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
         run: of its series, which are cropped and augmented, and horizon; its truth is not looked at.
-        steps: of AdamW; learning_rate: its highest; rows: series in a batch; seed: of batches.
+        steps: of AdamW.
+        learning_rate: its highest.
+        rows: series in a batch.
+        seed: of batches.
         progress: called with the steps done and their number.
 
     Raises:

@@ -93,7 +93,8 @@ def truncate(
     Args:
         weight: (out, in).
         rank: of the whole, or of each head.
-        moment: (in, in), symmetric, from zero on; sensitivity: (out, out), as well.
+        moment: (in, in), symmetric, from zero on.
+        sensitivity: (out, out), as well.
         heads: number of blocks that are truncated by themselves, in the "rows" or "columns" ``of`` the matrix.
 
     Raises:

@@ -53,7 +53,8 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
     """Compare the errors of a model and of another one on the same series, paired, by the library's own forecasts.
 
     Args:
-        run: of the one, with a known truth; other: the other model, as a rule the compressed one.
+        run: of the one, with a known truth.
+        other: the other model, as a rule the compressed one.
 
     Returns:
         Dataset of kind "compression_quality": ``quantile_forecast`` (model, series, quantile, step); ``mase`` and
@@ -144,7 +145,9 @@ def pareto(
     Args:
         run: the whole model on the series that count, with their truth.
         calibration: of the same model on calibration series, over a horizon of one pass.
-        keeps: shares that are kept; methods: of :data:`METHODS`; of, mlps: as in :func:`compressed`.
+        keeps: shares that are kept.
+        methods: of :data:`METHODS`.
+        of, mlps: as in :func:`compressed`.
         progress: called with what is next, in words.
 
     Returns:
@@ -247,7 +250,8 @@ def cost(
     Args:
         whole, other: the models, as a rule the compressed one last.
         shapes: (series, steps of context); contexts longer than the model's are cut to it.
-        rounds: how often each is timed, in turn; seed: of the series, random walks.
+        rounds: how often each is timed, in turn.
+        seed: of the series, random walks.
 
     Returns:
         Dataset of kind "compression_cost" over ``shape`` ("16 x 512"): ``time_ratio``, a median over rounds, with

@@ -44,7 +44,8 @@ class Allocation:
 
     Attributes:
         expected: sum of the deviations that each matrix causes alone.
-        deviation: with all of them truncated; uniform: the same with ``uniform_ranks``, one share for all.
+        deviation: with all of them truncated.
+        uniform: the same with ``uniform_ranks``, one share for all.
     """
 
     ranks: dict[str, int]
@@ -146,7 +147,8 @@ def allocate(
 
     Args:
         effects: of each matrix, by rank.
-        forms: of the matrices; budget: numbers that may be stored.
+        forms: of the matrices.
+        budget: numbers that may be stored.
 
     Returns:
         Rank by name, and the sum of their effects; InputError if not even the smallest ranks fit.
@@ -276,8 +278,11 @@ def chosen_ranks(
     """Choose ranks of all matrices by one number; InputError for none, several, or one out of range.
 
     Args:
-        keep, of: see :func:`ranks_by_share`; epsilon: see :func:`ranks_by_epsilon`; rank: the same for all.
-        mlps: the matrices of MLPs, too; by_head: ranks are those of each head.
+        keep, of: see :func:`ranks_by_share`.
+        epsilon: see :func:`ranks_by_epsilon`.
+        rank: the same for all.
+        mlps: the matrices of MLPs, too.
+        by_head: ranks are those of each head.
 
     Example:
         >>> set(compress.chosen_ranks(lens, rank=3).values())

@@ -101,7 +101,8 @@ def output_sensitivity(
     Args:
         run: a forecast of the calibration series, over a horizon of one pass.
         names: of the matrices; those of all attentions if None.
-        draws: of tokens or signs; seed: of these.
+        draws: of tokens or signs.
+        seed: of these.
 
     Returns:
         By name, (out, out) in double precision, on the CPU.

@@ -57,8 +57,10 @@ def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, st
     """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most ``d_head``, (layer,).
 
     Args:
-        first: rank of the layer that is counted as 0; exponent: 0 or above.
-        layers: how many; d_head: size of a head, its full rank.
+        first: rank of the layer that is counted as 0.
+        exponent: 0 or above.
+        layers: how many.
+        d_head: size of a head, its full rank.
         start: number of the first layer; the paper does not say if 0 or 1, and neither gives all of its size ratios.
 
     Source:
@@ -84,8 +86,10 @@ def guideline(
     """Compute ranks of whole matrices by layer, ⌈r_min + (r_max - r_min) · (l / (layers - 1))^exponent⌉, (layer,).
 
     Args:
-        layers: how many; d_model: width of the model, the full rank.
-        r_min: median numerical rank of embedded series; r_max: half of ``d_model`` if None.
+        layers: how many.
+        d_model: width of the model, the full rank.
+        r_min: median numerical rank of embedded series.
+        r_max: half of ``d_model`` if None.
         exponent: below 1 ranks rise early.
 
     Source:

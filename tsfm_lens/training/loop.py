@@ -71,7 +71,8 @@ class Training:
     """A run of an optimiser on a task.
 
     Args:
-        task: what is trained; plan: how long, and what is kept.
+        task: what is trained.
+        plan: how long, and what is kept.
         optimizer: of its model's weights, by its ``step(closure)``, such as :class:`tsfm_lens.training.SAM`.
         out: folder of the state, the log and the history, which is made; None keeps nothing.
         rate: learning rate of each step; that of the optimiser if None. A parameter group with a "share" gets so much
@@ -79,7 +80,8 @@ class Training:
         callbacks: called after every step, and before the first, with this run.
 
     Attributes:
-        step: optimiser steps done; seconds: that they took.
+        step: optimiser steps done.
+        seconds: that they took.
         last_loss: mean training loss up to the last saved state, since the line of the log before it.
         best: lowest first measure of the evaluations so far, its step; None before the first.
 

@@ -98,7 +98,8 @@ def attention_norms(
 
     Args:
         patterns: (…, head, query, key) by layer, such as :func:`patterns_of` gives.
-        name: of the model; epsilon: see :func:`attention_measures`.
+        name: of the model.
+        epsilon: see :func:`attention_measures`.
 
     Returns:
         Dataset of kind "attention_norms": each of :func:`attention_measures` over (layer, head, input), with

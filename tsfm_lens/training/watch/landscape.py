@@ -35,10 +35,12 @@ def loss_landscape(
     Args:
         loss: gives the scalar loss of fixed data; the mean of several.
         parameters: the weights, or the model of which all that are trained are meant.
-        axes: 1 or 2 random directions; directions: one or two of your own, a tensor a weight.
+        axes: 1 or 2 random directions.
+        directions: one or two of your own, a tensor a weight.
         span: how far the grid goes to each side; 1 is as long as the weights are, filter by filter.
         points: on each axis; an odd number has the weights themselves among them.
-        seed: of the directions; name: of the model.
+        seed: of the directions.
+        name: of the model.
 
     Returns:
         Dataset of kind "loss_landscape": ``loss`` over (first) or (first, second), which count in directions, not

@@ -73,7 +73,8 @@ def sharpness(
         loss: gives the scalar loss of fixed data, with the same random numbers in every product; the mean of several,
             through which each product goes anew, at half as much time again and the memory of one.
         parameters: the weights, or the model of which all that are trained are meant.
-        steps: the most products; seed: of the random vector.
+        steps: the most products.
+        seed: of the random vector.
         tolerance: residual, as a share of the larger size of both ends, at which to stop; 0 makes all steps.
 
     Raises:

@@ -48,8 +48,10 @@ class Draft:
     """Ground truth of a model while its weights are set.
 
     Attributes:
-        context: observed values that the rule needs and takes; horizon: steps of one forecast.
-        squash: the model's transform of standardised values; scale: its divisor of a context.
+        context: observed values that the rule needs and takes.
+        horizon: steps of one forecast.
+        squash: the model's transform of standardised values.
+        scale: its divisor of a context.
     """
 
     rule: Any

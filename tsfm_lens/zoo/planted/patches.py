@@ -113,7 +113,8 @@ class PatchModel:
         streams: by stack, that of the patches first and that of the forecast last.
         stream: the first, with "one" (constant) and "values" (those of the patch).
         numbers: by stack, head numbers in random order.
-        one: length of the constant direction of a patch; columns: where the input block reads its values.
+        one: length of the constant direction of a patch.
+        columns: where the input block reads its values.
     """
 
     channels = CHANNELS

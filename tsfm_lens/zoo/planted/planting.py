@@ -77,7 +77,8 @@ def plant(
 
     Args:
         mechanism, architecture: a pair of :func:`mechanisms`.
-        seed: of everything drawn; rotate: turn the residual basis at random, so that nothing lies on an axis.
+        seed: of everything drawn.
+        rotate: turn the residual basis at random, so that nothing lies on an axis.
         weight_noise: standard deviation of noise on every weight, relative to the weight matrix's own.
 
     Raises:

@@ -142,7 +142,8 @@ def draw_contexts(
     under independent values.
 
     Args:
-        rule: of a planted model; count: series.
+        rule: of a planted model.
+        count: series.
         length: shortest and longest context.
         noise: standard deviation of independent observation noise, in mean absolute values of the series.
 
