@@ -19,7 +19,7 @@ from tsfm_lens.data import SeriesBatch, bundled, shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.component import writers
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.probes import ablation, causal_effects, component_writes, minimal_circuit
+from tsfm_lens.probes import causal_effects, component_writes, minimal_circuit, zero_ablation
 from tsfm_lens.probes.effects import self_repair
 from tsfm_lens.testing import assert_close
 
@@ -142,7 +142,7 @@ def test_a_circuit_holds_nothing_that_writes_nothing(
         found = point_forecasts(*arguments)
         return found + rounded * rng.integers(-2, 3, found.shape) * np.spacing(np.float32(found))
 
-    monkeypatch.setattr(ablation, "point_forecasts", off)
+    monkeypatch.setattr(zero_ablation, "point_forecasts", off)
     context = bundled("co2").tail(40)
     runs = [sparse_lens().run(each, 4) for each in (context, shift_phase(context, 6, period=12))]
     found = minimal_circuit(*runs, ranking=ranking, tolerance=1e-6)
@@ -268,7 +268,7 @@ def test_what_was_ablated_is_not_run_again_and_is_the_same(monkeypatch: pytest.M
         asked.extend(variant.name for variant in variants)
         return point_forecasts(run, variants, progress)
 
-    monkeypatch.setattr(ablation, "point_forecasts", counted)
+    monkeypatch.setattr(zero_ablation, "point_forecasts", counted)
     alone = probes.causal_effects(lens.run(series, 8))
     assert sum(not name.startswith("direct") for name in asked) == alone.sizes["component"]
     shared = lens.run(series, 8)
