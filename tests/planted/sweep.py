@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import pandas as pd
 from scipy.stats import norm
-from statsmodels.stats.multitest import multipletests
+
+from tsfm_lens.stats import holm
 
 WINDOWS, RESAMPLES, TOLERANCE = 8, 120, 0.01
 METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
@@ -79,7 +80,7 @@ def in_families(rows: list[dict], *keys: str) -> list[dict]:
     """The rows with Holm's correction within each family, and which of them leads: planted errors have no doubt."""
     found = pd.DataFrame(rows)
     for _, own in found.groupby(list(keys), sort=False):
-        found.loc[own.index, "p_holm"] = multipletests(own["p_value"], method="holm")[1]
+        found.loc[own.index, "p_holm"] = holm(own["p_value"].to_numpy())
         found.loc[own.index, "tests"] = len(own)
     return found.assign(stands=found["p_holm"] < 0.05, tests=found["tests"].astype(int), leads="").to_dict("records")
 
