@@ -1,4 +1,4 @@
-"""Registry of measurements, and of methods that packages above add to classes below."""
+"""Registry of measurements: probes, and the figures, tables and sentences of their results."""
 
 from __future__ import annotations
 
