@@ -22,7 +22,7 @@ from tsfm_lens.models import Lens
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
 from tsfm_lens.studies.papers.items import HOLDS, ITEMS
-from tsfm_lens.studies.papers.measures import models, theory
+from tsfm_lens.studies.papers.measures import definitions, models, theory
 from tsfm_lens.studies.papers.reproduce import item_of, reproduce
 from tsfm_lens.testing import assert_close, last_digit
 
@@ -74,7 +74,7 @@ WRONG: list[tuple[str, Any, str, Callable[..., Any], str]] = [
     ("S0-CEMB", rank_theory.ResidualMlpEmbedding, "embed", lambda self, c: MLP(self, c) - self.skip @ c, "mlp_off"),
     ("S0-CEMB", rank_theory.GatedEmbedding, "embed", lambda self, c: GATED(self, -c), "gated_off"),
     ("S0-ATT", rank_theory, "attention", _swapped, "attention_off"),
-    ("S0-ATT", rank_theory, "column_softmax", lambda s: np.exp(s) / np.exp(s).sum(-1, keepdims=True), "sums_off"),
+    ("S0-ATT", definitions, "column_softmax", lambda s: np.exp(s) / np.exp(s).sum(-1, keepdims=True), "sums_off"),
     ("S0-MHA", rank_theory, "attention", _unscaled, "heads_off"),
     ("S0-MHA", rank_theory, "attention", _swapped, "one_head_off"),
     ("S0-TH5", rank_theory, "compressed", lambda w, v, r: CUT(w, v, r - 1 or 1), "exact_off"),

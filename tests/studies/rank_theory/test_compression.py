@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from tsfm_lens import ranks
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.rank_theory.compression import AttentionWeights
+from tsfm_lens.studies.rank_theory.compression import AttentionWeights, column_softmax, orthonormal, residual_layer
+from tsfm_lens.studies.rank_theory.constructions import effective_index
 from tsfm_lens.testing import assert_close, rounding
 
 SIZES = st.tuples(st.integers(1, 4), st.integers(1, 4), st.integers(1, 20), st.integers(0, 2**32 - 1))
@@ -87,7 +88,7 @@ def test_scores_that_keep_tokens_apart_make_a_layer_incompressible() -> None:
             least = rank_theory.least_value_error(u, weights, rank)
             assert least >= singular[rank] / 4
             # no value matrix of this rank does better, and the best approximation of the output reaches it
-            mixed = u @ rank_theory.column_softmax(rank_theory.logits(u, weights)[0])
+            mixed = u @ column_softmax(rank_theory.logits(u, weights)[0])
             left, values, right = np.linalg.svd(weights.value[0] @ mixed, full_matrices=False)
             best = (left[:, :rank] * values[:rank]) @ right[:rank] @ np.linalg.pinv(mixed)
             reached = np.linalg.norm(rank_theory.attention(u, weights.with_value(best)) - whole)
@@ -103,7 +104,7 @@ def test_the_printed_logarithm_holds_up_to_four_d_plus_one_tokens() -> None:
     for tokens in (65, 128, 1024):
         for as_printed in (True, False):
             u, weights = rank_theory.incompressible(np.ones(16), tokens, as_printed=as_printed)
-            sharp = rank_theory.column_softmax(rank_theory.logits(u, weights)[0])[:16, :16]
+            sharp = column_softmax(rank_theory.logits(u, weights)[0])[:16, :16]
             smallest[tokens, as_printed] = float(np.linalg.svd(sharp, compute_uv=False)[-1])
             if tokens == 1024:
                 least = rank_theory.least_value_error(u, weights, 15)
@@ -116,6 +117,10 @@ def test_the_printed_logarithm_holds_up_to_four_d_plus_one_tokens() -> None:
 
 
 SLACK = rounding("float64", 1.0, depth=1000)
+
+
+def spectrum(matrix: np.ndarray) -> np.ndarray:
+    return np.linalg.svd(matrix, compute_uv=False)
 
 
 @settings(max_examples=40, deadline=None)
@@ -137,14 +142,14 @@ def test_no_sketch_misses_less_than_the_best_subspace(rows: int, width: int, n_t
 
 def test_the_best_sketch_reaches_the_next_singular_value_and_a_full_one_misses_nothing() -> None:
     rng = np.random.default_rng(0)
-    left, right = rank_theory.orthonormal(6, 6, rng), rank_theory.orthonormal(9, 6, rng)
+    left, right = orthonormal(6, 6, rng), orthonormal(9, 6, rng)
     singular = np.exp(-np.arange(6.0))
     matrix = left * singular @ right.T
     for rows in range(1, 6):
         assert_close(rank_theory.sketching_distance(matrix, left[:, :rows].T), singular[rows], depth=500, magnitude=1.0)
     assert_close(rank_theory.sketching_distance(matrix, rng.normal(size=(6, 6))), 0.0, depth=500, magnitude=1.0)
-    assert rank_theory.effective_index(singular, float(singular[2])) == 3
-    assert rank_theory.effective_index(singular, 2.0) == 0
+    assert effective_index(singular, float(singular[2])) == 3
+    assert effective_index(singular, 2.0) == 0
 
 
 @settings(max_examples=25, deadline=None)
@@ -155,8 +160,10 @@ def test_a_sketch_for_each_head_keeps_its_promises(heads: int, size: int, decay:
     for rank in range(1, size):
         made = rank_theory.head_sketch(singular, heads, rank, width + more, seed=seed % 1000)
         assert_close(np.linalg.svd(made.tokens, compute_uv=False), singular, depth=50)
-        assert made.shared_error >= made.shared_floor
-        assert made.own_error <= made.own_bound * (1 + SLACK)
+        output = rank_theory.attention(made.tokens, made.weights)
+        assert spectrum(output)[rank] >= singular[rank] / 2
+        own = spectrum(output - rank_theory.attention(made.tokens, made.reduced))[0]
+        assert own <= 4 * np.sqrt(heads) * singular[heads * rank] * (1 + SLACK)
         for name in ("query", "key", "value"):
             less, whole = (np.linalg.norm(getattr(side, name)) for side in (made.reduced, made.weights))
             assert less <= whole * (1 + SLACK), name
@@ -177,13 +184,9 @@ def drawn_layer(heads: int, size: int, seed: int) -> tuple[np.ndarray, np.ndarra
     n_tokens = int(rng.integers(width, 3 * width + 1))
     singular = np.exp(-np.sort(rng.uniform(0, 8, width)))
     singular /= singular[0]
-    u = rank_theory.orthonormal(width, width, rng) * singular @ rank_theory.orthonormal(n_tokens, width, rng).T
+    u = orthonormal(width, width, rng) * singular @ orthonormal(n_tokens, width, rng).T
     weights = AttentionWeights.random(width, heads, scaling="unit", seed=seed).within(np.sqrt(size), 1.0)
     return u, singular, weights
-
-
-def spectrum(matrix: np.ndarray) -> np.ndarray:
-    return np.linalg.svd(matrix, compute_uv=False)
 
 
 LAYERS = st.tuples(st.integers(1, 4), st.integers(1, 6), st.integers(0, 2**32 - 1))
@@ -195,12 +198,12 @@ def test_no_layer_lets_rank_grow_past_the_bound(sizes: tuple[int, int, int]) -> 
     u, singular, weights = drawn_layer(*sizes)
     heads, n_tokens = weights.heads, u.shape[1]
     depth = int(np.ceil((2 * E2 * heads) ** 2))
-    found = spectrum(rank_theory.residual_layer(u, weights, depth))
+    found = spectrum(residual_layer(u, weights, depth))
     assert (found / found[0] <= ranks.flow_bound(singular, heads, depth) + SLACK).all()
-    alone = spectrum(rank_theory.residual_layer(u, weights))
+    alone = spectrum(residual_layer(u, weights))
     assert (alone <= rank_theory.one_layer_bound(singular, heads) + SLACK).all()
     # on the way: what the proof says of the softmax and of each head
-    softmax = rank_theory.column_softmax(rank_theory.logits(u, weights))
+    softmax = column_softmax(rank_theory.logits(u, weights))
     assert softmax.min() >= (1 - SLACK) / E2 / n_tokens
     assert softmax.max() <= (1 + SLACK) * E2 / n_tokens
     assert np.linalg.norm(softmax, axis=(1, 2)).max() <= E2 * (1 + SLACK)
@@ -218,7 +221,7 @@ def test_the_construction_grows_as_fast_as_the_theorem_says(heads: int, depth: i
         u, weights = rank_theory.growing(singular, heads, n_tokens, depth=depth)
         assert_close(spectrum(u), singular, depth=20)
         assert_close(weights.value_norms, np.ones(heads), depth=20)
-        found = spectrum(rank_theory.residual_layer(u, weights, depth))
+        found = spectrum(residual_layer(u, weights, depth))
         floor = rank_theory.flow_floor(singular, heads, depth)
         assert (found / found[0] >= floor).all()
         # without the columns past d, the proof's lead block has exactly these singular values
@@ -252,7 +255,7 @@ def test_the_printed_index_is_wrong_for_the_first_singular_value() -> None:
     singular = np.array([1.0, 1e-3])
     u = np.diag(singular)
     weights = AttentionWeights.random(2, scaling="unit").within(np.sqrt(2), 1.0)
-    found = spectrum(rank_theory.residual_layer(u, weights))[0]
+    found = spectrum(residual_layer(u, weights))[0]
     index = [int(rank_theory.corollary_index(np.array(1), 1, as_printed=printed)) for printed in (False, True)]
     assert index == [1, 2]
     assert found <= (1 + E2) * singular[index[0] - 1]

@@ -173,7 +173,7 @@ def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(tmp_path
     made = experiments.in_context_arms(arms, epochs=1, epoch=2, held_out=16)
     runs = list(experiments.of_seeds(made, range(2)))
     experiments.run_arms(runs, tmp_path, quiet=True)
-    data = experiments.in_context_results(runs, tmp_path)
+    data = experiments.grids.in_context_results(runs, tmp_path)
     assert data.attrs["kind"] == "in_context_runs"
     assert data["score_rank"].values.tolist() == [2, 2, 16]
     assert data["rank_ratio"].values.tolist() == [2 / 6, 2 / 6, 16 / 6]

@@ -138,7 +138,6 @@ def test_a_train_holds_low_rank_and_kronecker_products() -> None:
         (lambda: structured.BlockTensorTrain(12, 12, 1, (5, 2)), r"5 · 2 is 10, expected 12; .*\(3, 4\)"),
         (lambda: structured.BlockTensorTrain(16, 16, 5), "5, more than the width of 4"),
         (lambda: structured.BlockTensorTrain(13, 16), "13 is a prime.*14"),
-        (lambda: structured.as_levels(structured.LowRankBlockDiagonal(12, 12, 1, 3)), "3 blocks are no .*nearest is 2"),
         (lambda: structured.nearest_tensor_train(torch.ones(4), 1), r"shape \(4,\)"),
         (lambda: structured.MultiLevelLowRank(8, 8, ()), "leave nothing|0 levels"),
         (lambda: structured.parameter_groups(nn.Linear(2, 2), 0.0, 4), "rate of 0"),

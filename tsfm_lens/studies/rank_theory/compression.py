@@ -15,8 +15,8 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.ranks import positive_and_falling
 
 __all__ = ["AttentionWeights", "SCALINGS"]
-__all__ += ["attention", "column_softmax", "compressed", "compression_bound", "compression_errors", "compression_rate"]
-__all__ += ["incompressible", "least_value_error", "logits", "orthonormal", "projector", "residual_layer"]
+__all__ += ["attention", "compressed", "compression_bound", "compression_rate", "incompressible", "least_value_error"]
+__all__ += ["logits", "projector"]
 
 SCALINGS = ("theorem", "unit", "normalised")
 """How large random weights of width d are: entries of query and key with variance 1/√d and of value with variance 1, by
@@ -108,12 +108,7 @@ class AttentionWeights:
 
 
 def column_softmax(scores: np.ndarray) -> np.ndarray:
-    """Compute the softmax of each column, (…, t, j): every column sums to 1, however large the scores.
-
-    Example:
-        >>> rank_theory.column_softmax(np.array([[0.0, 1000.0], [0.0, 0.0]])).tolist()
-        [[0.5, 1.0], [0.5, 0.0]]
-    """
+    """Compute the softmax of each column, (…, t, j): every column sums to 1, however large the scores."""
     weights = np.exp(scores - scores.max(axis=-2, keepdims=True))
     weights /= weights.sum(axis=-2, keepdims=True)
     return np.asarray(weights)
@@ -164,16 +159,7 @@ def attention(tokens: np.ndarray, weights: AttentionWeights, *, chunk: int = 102
 
 
 def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1) -> np.ndarray:
-    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of a model of D layers, (d, L) (S0-TH4).
-
-    Raises:
-        InputError: the heads together do not write all d rows, or there is no layer.
-
-    Example:
-        >>> weights = rank_theory.AttentionWeights.random(4, heads=2)
-        >>> rank_theory.residual_layer(np.eye(4), weights, depth=16).shape
-        (4, 4)
-    """
+    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of D layers, (d, L) (S0-TH4)."""
     if depth < 1:
         raise InputError(f"depth is {depth}, expected 1 layer or more")
     if weights.heads * weights.head_width != weights.width:
@@ -185,16 +171,7 @@ def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1
 
 
 def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw random orthonormal columns (rows, columns), uniformly over all directions (Mezzadri 2007).
-
-    Raises:
-        InputError: more columns than rows.
-
-    Example:
-        >>> columns = rank_theory.orthonormal(5, 2, np.random.default_rng(0))
-        >>> bool(np.allclose(columns.T @ columns, np.eye(2)))
-        True
-    """
+    """Draw random orthonormal columns (rows, columns), uniformly over all directions (Mezzadri 2007)."""
     if not 0 < columns <= rows:
         raise InputError(f"{columns} orthonormal columns of {rows} entries were asked for, expected 1 to {rows}")
     q, r = np.linalg.qr(rng.normal(size=(rows, columns)))
@@ -230,13 +207,7 @@ def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> 
 
 
 def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]) -> np.ndarray:
-    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,) (S0-J1a).
-
-    Example:
-        >>> tokens = np.outer([1.0, 2.0], [1.0, -1.0, 3.0])
-        >>> float(rank_theory.compression_errors(tokens, rank_theory.AttentionWeights.random(2), [1])[0].round(12))
-        0.0
-    """
+    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,) (S0-J1a)."""
     matrix = _vocabulary(vocabulary)
     _check_ranks(ranks, len(matrix))
     directions, singular, right = np.linalg.svd(matrix, full_matrices=False)
