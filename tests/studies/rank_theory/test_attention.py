@@ -12,25 +12,6 @@ from tsfm_lens.studies.rank_theory.compression import AttentionWeights
 from tsfm_lens.testing import assert_close
 
 
-def by_loops(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
-    """Output j is the mean of values over tokens t, weighted by the exponential of q_t · k_j."""
-    columns = []
-    for j in range(tokens.shape[1]):
-        parts = []
-        for query, key, value in zip(weights.query, weights.key, weights.value, strict=True):
-            scores = [(query @ token) @ (key @ tokens[:, j]) / np.sqrt(len(query)) for token in tokens.T]
-            mass = np.exp(np.array(scores) - max(scores))
-            parts.append(sum(m * (value @ tokens[:, t]) for t, m in enumerate(mass / mass.sum())))
-        columns.append(np.concatenate(parts))
-    return np.stack(columns, axis=1)
-
-
-@pytest.mark.parametrize("heads", [1, 2, 3])
-def test_attention_is_the_mean_of_values_that_scores_choose(heads: int) -> None:
-    tokens, weights = np.random.default_rng(heads).normal(size=(6, 5)), AttentionWeights.random(6, heads, seed=heads)
-    assert_close(rank_theory.attention(tokens, weights), by_loops(tokens, weights), depth=200)
-
-
 def test_it_is_attention_on_rows_with_queries_and_keys_exchanged() -> None:
     tokens, weights = np.random.default_rng(0).normal(size=(8, 7)), AttentionWeights.random(8, 2, scaling="unit")
     q, k, v = (torch.tensor(part @ tokens).mT for part in (weights.query, weights.key, weights.value))
@@ -39,22 +20,6 @@ def test_it_is_attention_on_rows_with_queries_and_keys_exchanged() -> None:
     # not exchanged it is something else
     other = torch.nn.functional.scaled_dot_product_attention(q, k, v).mT.reshape(8, 7).numpy()
     assert np.abs(rank_theory.attention(tokens, weights) - other).max() > 0.1
-
-
-@pytest.mark.parametrize("rows", [4, 8])
-def test_chunks_change_no_number(rows: int) -> None:
-    rng = np.random.default_rng(0)
-    weights = AttentionWeights(*rng.normal(size=(3, 2, 6, rows)))
-    tokens = rng.normal(size=(rows, 11))
-    whole = rank_theory.attention(tokens, weights)
-    assert_close(whole, by_loops(tokens, weights), depth=1000)
-    for chunk in (1, 4, 11):
-        assert_close(rank_theory.attention(tokens, weights, chunk=chunk), whole, depth=1000)
-    assert_close(
-        rank_theory.logits(tokens, weights)[1],
-        tokens.T @ weights.query[1].T @ weights.key[1] @ tokens / np.sqrt(6),
-        depth=200,
-    )
 
 
 def test_norms_are_those_of_the_products_and_can_be_set() -> None:

@@ -22,7 +22,6 @@ REFUSED: Rows = [
     (lambda: AttentionWeights(*np.ones((2, 1, 2, 2)), np.full((1, 2, 2), np.nan)), "value has shape"),
     (lambda: AttentionWeights(*np.ones((2, 1, 2, 2)), np.ones((1, 3, 2))), "one and the same"),
     (lambda: theory.attention(np.ones((3, 5)), LAYER), r"\(3, 5\), expected a finite matrix \(4, tokens\)"),
-    (lambda: theory.attention(np.ones((4, 5)), LAYER, chunk=0), "chunk is 0"),
     (lambda: residual_layer(np.ones((4, 5)), AttentionWeights(*np.ones((3, 1, 2, 4)))), "expected 4 as the to"),
     (lambda: residual_layer(np.ones((4, 5)), LAYER, 0), "depth is 0"),
     (lambda: ranks.flow_bound(np.ones(4), 2, 100), "with 2 heads the bound is of models of 874 layers"),
@@ -32,6 +31,7 @@ REFUSED: Rows = [
     (lambda: theory.optimal_readout(np.ones((2, 3)), np.ones((3, 1))), "expected a row a channel"),
     # embeddings and their bounds
     (lambda: theory.patches(SERIES, 7), "96 steps are no whole number of patches of 7; take 91"),
+    (lambda: theory.GatedEmbedding.random(4)(np.append(SERIES, np.nan)), "finite"),
     (lambda: theory.patches(SERIES.reshape(2, 48), 8), r"shape \(2, 48\)"),
     (lambda: theory.QuantisedEmbedding(np.array([0.0, 1.0]), np.eye(2)), "one fewer than vectors"),
     (lambda: theory.QuantisedEmbedding(np.array([1.0, 0.0]), np.eye(3)), "rising"),

@@ -8,7 +8,6 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
 from tsfm_lens.studies.rank_theory import structure
 from tsfm_lens.studies.structured.contraction import nearest_tensor_train
@@ -125,30 +124,6 @@ def test_more_sweeps_never_fit_worse() -> None:
     assert (errors[-1] < 0.99 * errors[0]).all()
 
 
-@pytest.mark.parametrize("name", list(FORMS))
-def test_no_descent_from_many_starts_finds_a_nearer_matrix(name: str) -> None:
-    side = 4
-    modules = {
-        "low rank": LowRank(side, side, 2),
-        "block diagonal": LowRankBlockDiagonal(side, side, 1, 2),
-        "multi-level": MultiLevelLowRank(side, side, (1, 1)),
-        "tensor train": BlockTensorTrain(side, side, 1, (2, 2), (2, 2)),
-    }
-    ours = {
-        "low rank": partial(structure.low_rank_error, rank=2),
-        "block diagonal": partial(structure.block_diagonal_error, blocks=2, rank=1),
-        "multi-level": partial(levels_error, ranks=(1, 1), sweeps=SWEEPS),
-        "tensor train": partial(structure.tensor_train_error, cuts=2, rank=1),
-    }
-    matrix = np.random.default_rng(4).standard_normal((side, side))
-    nearest = min(_descended(modules[name].double(), matrix, seed) for seed in range(3))
-    found = float(ours[name](*factors(matrix)))
-    assert found > 0.05
-    # a descent stops where its gradient is about 1e-6, so a little above the best
-    assert found <= nearest * (1 + 1e-9)
-    assert nearest <= found * (1 + 1e-4)
-
-
 def test_a_matrix_of_zeros_has_no_error() -> None:
     zero = np.zeros((2, 8, 3))
     zero[1] = np.random.default_rng(7).standard_normal((8, 3))
@@ -170,18 +145,3 @@ def _best(matrix: np.ndarray, rank: int) -> np.ndarray:
 
 def _cut_off(matrix: np.ndarray, rank: int) -> float:
     return float(np.linalg.norm(matrix - _best(matrix, rank)) / np.linalg.norm(matrix))
-
-
-def _descended(module: StructuredMatrix, matrix: np.ndarray, seed: int) -> float:
-    """The relative error at which a quasi-Newton descent over a module's parameters ends."""
-    target, parameters = torch.from_numpy(matrix), list(module.parameters())
-    start = np.random.default_rng(seed).standard_normal(sum(each.numel() for each in parameters))
-
-    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        torch.nn.utils.vector_to_parameters(torch.from_numpy(flat), parameters)
-        missing = (module.dense() - target).square().sum()
-        gradients = torch.autograd.grad(missing, parameters)
-        return missing.item(), torch.cat([each.flatten() for each in gradients]).numpy()
-
-    best = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": 600, "ftol": 1e-15, "gtol": 1e-9})
-    return float(np.sqrt(best.fun) / np.linalg.norm(matrix))

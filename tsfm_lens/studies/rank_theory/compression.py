@@ -6,7 +6,7 @@ the values of tokens t by softmax over t of q_t · k_j. Libraries name them the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -128,34 +128,27 @@ def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
         (2, 4, 4)
     """
     matrix = _tokens(tokens, weights)
-    return np.stack([next(_logit_blocks(matrix, weights, head, matrix.shape[1]))[1] for head in range(weights.heads)])
+    return np.stack([_head_logits(matrix, weights, head) for head in range(weights.heads)])
 
 
-def attention(tokens: np.ndarray, weights: AttentionWeights, *, chunk: int = 1024) -> np.ndarray:
+def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of U (d, L), heads stacked, (head · d_head, L) (S0-ATT, S0-MHA).
 
-    Memory holds ``chunk`` columns of the softmax at a time.
-
     Raises:
-        InputError: the tokens have another width than the weights, or a chunk has no column.
+        InputError: the tokens have another width than the weights.
 
     Example:
         >>> alike = rank_theory.AttentionWeights.stacked(np.eye(2), np.eye(2), np.eye(2))
         >>> rank_theory.attention(np.array([[3.0, 3.0], [1.0, 1.0]]), alike).tolist()
         [[3.0, 3.0], [1.0, 1.0]]
     """
-    matrix = _tokens(tokens, weights)
-    if chunk < 1:
-        raise InputError(f"chunk is {chunk}, expected 1 column or more")
-    out = np.empty((weights.heads, weights.head_width, matrix.shape[1]))
-    # tokens of few coordinates are mixed before they become values, which is less work
-    late = weights.width < weights.head_width
+    matrix, outputs = _tokens(tokens, weights), []
     for head, value in enumerate(weights.value):
-        values = matrix if late else value @ matrix
-        for columns, block in _logit_blocks(matrix, weights, head, chunk):
-            mixed = values @ column_softmax(block)
-            out[head, :, columns] = value @ mixed if late else mixed
-    return out.reshape(-1, matrix.shape[1])
+        pattern = column_softmax(_head_logits(matrix, weights, head))
+        # tokens of few coordinates are mixed before they become values, which is less work
+        early = weights.width >= weights.head_width
+        outputs.append(value @ matrix @ pattern if early else value @ (matrix @ pattern))
+    return np.concatenate(outputs)
 
 
 def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1) -> np.ndarray:
@@ -308,17 +301,12 @@ def _tokens(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     return matrix
 
 
-def _logit_blocks(
-    tokens: np.ndarray, weights: AttentionWeights, head: int, chunk: int
-) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield columns, and the scores (t, column) of that many columns of one head."""
+def _head_logits(tokens: np.ndarray, weights: AttentionWeights, head: int) -> np.ndarray:
+    """Compute the scores (t, j) of one head."""
     query, key = weights.query[head], weights.key[head] / np.sqrt(weights.head_width)
-    left, right = query @ tokens, key @ tokens
     if weights.width < weights.head_width:
-        left, right = tokens, query.T @ right
-    for start in range(0, tokens.shape[1], chunk):
-        columns = slice(start, start + chunk)
-        yield columns, left.T @ right[:, columns]
+        return np.asarray(tokens.T @ (query.T @ (key @ tokens)))
+    return np.asarray((query @ tokens).T @ (key @ tokens))
 
 
 def _vocabulary(vocabulary: np.ndarray) -> np.ndarray:

@@ -318,16 +318,11 @@ def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
 
 
 class MixerBlock(nn.Module):
-    """Linear map over time and a two-layer one over channels, each on a norm and added to its input."""
+    """Linear map over time and a two-layer one over channels, each on a batch norm and added to its input."""
 
-    def __init__(self, length: int, channels: int, hidden: int, dropout: float, norm: str) -> None:
+    def __init__(self, length: int, channels: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        if norm not in ("batch", "layer"):
-            raise unknown_name("norm", norm, ("batch", "layer"))
-        self.norms = nn.ModuleList(
-            _WholeBatchNorm(channels * length) if norm == "batch" else nn.LayerNorm((channels, length))
-            for _ in range(2)
-        )
+        self.norms = nn.ModuleList(_WholeBatchNorm(channels * length) for _ in range(2))
         self.time = nn.Linear(length, length)
         self.up, self.down = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
         self.drop = nn.Dropout(dropout)
@@ -345,11 +340,9 @@ class TSMixer(nn.Module):
     Args:
         length, horizon, channels: L, H and D.
         blocks, hidden, dropout: how many, width of the map over channels, and in training.
-        norm: "batch" or "layer", each over channels and time together.
 
     Raises:
         InputError: a size is below 1, or dropout is not from 0 to below 1.
-        UnknownNameError: an unknown norm.
     """
 
     def __init__(
@@ -361,7 +354,6 @@ class TSMixer(nn.Module):
         blocks: int = 2,
         hidden: int = 64,
         dropout: float = 0.0,
-        norm: Literal["batch", "layer"] = "batch",
         normalise: bool = True,
         seed: int = 0,
     ) -> None:
@@ -374,7 +366,7 @@ class TSMixer(nn.Module):
         self.length, self.horizon, self.channels = length, horizon, channels
         with _drawn(self, seed):
             self.revin = RevIN(channels) if normalise else None
-            self.blocks = nn.ModuleList(MixerBlock(length, channels, hidden, dropout, norm) for _ in range(blocks))
+            self.blocks = nn.ModuleList(MixerBlock(length, channels, hidden, dropout) for _ in range(blocks))
             self.readout = nn.Linear(length, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
