@@ -27,7 +27,7 @@ from tsfm_lens.studies.papers.reproduce import item_of, reproduce
 from tsfm_lens.testing import last_digit
 
 OF_MODELS = [item.id for item in ITEMS if item.models and item.id != "S0-F6"]
-FEW: dict[str, Any] = {"windows": 2}
+FEW: dict[str, Any] = {"windows": 2, "num_samples": 4}
 # of weights alone nothing is measured on series, and a short one is made faster than chaotic windows
 SHORT: dict[str, Any] = {"data": [np.sin(np.arange(100.0))], "horizon": 4}
 
@@ -194,13 +194,11 @@ def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(monkeypatc
     assert "no architecture is among the models" in str(row(alone, "stays_low")["why"].values)
 
 
-def test_models_that_cannot_stand_side_by_side_are_refused() -> None:
+def test_models_that_cannot_be_measured_are_refused() -> None:
     with pytest.raises(InputError, match="two models are called 'bolt-nano'"):
         reproduce("S0-F4", [nano("bolt-nano"), nano("bolt-nano")], **SHORT)
     with pytest.raises(InputError, match="reads tokens of text"):
         reproduce("S3-F2", text(), **FEW)
-    with pytest.raises(InputError, match="is measured on one model"):
-        reproduce("S3-F2", ["bolt-nano", "chronos-nano"], **FEW)
 
 
 SMALL: dict[str, Callable[[Context], MeasuredValues]] = {

@@ -90,9 +90,5 @@ def test_a_chebyshev_embedding_has_its_rank_exactly(rank: int) -> None:
     assert ranks(tokens) == rank
     by_hand = sum(np.outer(made.directions[:, j - 1], eval_chebyt(j, points / 15)) for j in range(1, rank + 1))
     assert_close(tokens, by_hand, depth=500)
-    # columns lie among the directions
-    assert_close(made.directions @ made.directions.T @ tokens, tokens, depth=500)
-    if rank == 1:
-        assert_close(tokens, np.outer(made.directions[:, 0], points / 15), depth=50)
     # polynomials would explode outside
     np.testing.assert_array_equal(made(np.array([400.0])), made(np.array([15.0])))
