@@ -11,14 +11,13 @@ import torch
 from pydantic import ValidationError
 
 import tsfm_lens
-from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.studies import experiments, structured
 from tsfm_lens.studies.structured.forms import BilinearLevels, BilinearTrain, ScoringForm, Standard, TokenLevels
 from tsfm_lens.studies.structured.models import Encoder, StepForecaster, make_forecaster
 from tsfm_lens.studies.structured.training import redraw
 from tsfm_lens.studies.structured.wiring import StepAdapter
-from tsfm_lens.testing import assert_close, check_wiring
+from tsfm_lens.testing import check_wiring
 
 WIDTH, HEADS, LAYERS = 12, 2, 2
 T, CHANNELS = 12, 3
@@ -76,15 +75,6 @@ def step_model(name: str) -> StepForecaster:
     made = drawn(make_forecaster(name, T, T, CHANNELS, width=8, heads=2))
     assert isinstance(made, StepForecaster)
     return made
-
-
-def test_a_forecaster_opens_like_any_other_model() -> None:
-    steps = tsfm_lens.load(step_model("attention"))
-    x = np.random.default_rng(0).standard_normal((CHANNELS, 20))
-    given = steps.forecast(as_series([x]), T)
-    with torch.no_grad():
-        native = steps.adapter.native(torch.from_numpy(x[None, :, -T:]).float())[0]
-    assert_close(torch.as_tensor(np.asarray(given.quantiles)).squeeze().float(), native, depth=400)
 
 
 def test_the_probe_of_scoring_functions_finds_full_rank_where_the_form_has_it() -> None:
