@@ -56,7 +56,6 @@ STUDIES = (
     *("studies.experiments", "studies.experiments.figures", "studies.rank_theory", "studies.rank_theory.figures"),
     *(
         "studies.method_scores.leaderboard",
-        "studies.rank_theory.figures_bounds",
         "studies.rank_theory.figures_models",
         "studies.recipes",
     ),

@@ -35,7 +35,6 @@ PACKAGES = (
     "studies.experiments.figures",
     "studies.rank_theory",
     "studies.rank_theory.figures",
-    "studies.rank_theory.figures_bounds",
     "studies.rank_theory.figures_models",
     "studies.recipes",
     "studies.recipes.figures",

@@ -43,18 +43,8 @@ def circuit() -> Planted:
     return plant("seasonal-copy", "chronos-bolt")
 
 
-@pytest.fixture(scope="module")
-def induction() -> Planted:
-    """An induction head that is found by content."""
-    return plant("seasonal-copy", "chronos")
-
-
-def by_method(table: pd.DataFrame) -> pd.DataFrame:
-    return table.set_index("method")
-
-
 def test_a_planted_circuit_is_found_and_nothing_else(circuit: Planted) -> None:
-    found = by_method(score(circuit.lens(), circuit.card, methods=CAUSAL).methods)
+    found = score(circuit.lens(), circuit.card, methods=CAUSAL).methods
     assert (found[["auroc", "precision", "claim_precision", "claim_recall"]] == 1).all(axis=None)
 
 
@@ -66,15 +56,15 @@ def test_its_untrained_twins_hold_no_such_circuit(circuit: Planted) -> None:
     assert (found["claim_precision"].mean().fillna(0.0) < 0.2).all()
 
 
-def test_a_planted_induction_head_is_named_and_no_other(induction: Planted) -> None:
-    found = by_method(score(induction.lens(), induction.card, methods=["induction: repeated tokens, copy"]).methods)
-    row = found.loc["induction: repeated tokens, copy"]
+def test_a_planted_induction_head_is_named_and_no_other() -> None:
+    induction, methods = plant("seasonal-copy", "chronos"), ["induction: repeated tokens, copy"]
+    (row,) = score(induction.lens(), induction.card, methods=methods).methods.to_dict("records")
     # of two cross-attention heads at work, one copies
     assert row["claim_precision"] == 1
     assert row["claim_recall"] == 0.5
     lens = untrained(induction)
     assert lens.model_id.endswith("(weights drawn anew, seed 0)")
-    twin = score(lens, induction.card, methods=["induction: repeated tokens, copy"]).methods
+    twin = score(lens, induction.card, methods=methods).methods
     assert (twin["claimed"] == 0).all()
 
 

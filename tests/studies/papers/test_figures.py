@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,14 +14,9 @@ from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, RenderError, UnknownNameError
 from tsfm_lens.figures import named as room
 from tsfm_lens.figures.named import figures, find_figure, make_figure, write_figure
-from tsfm_lens.hooks.component import Component, components, select_components
-from tsfm_lens.models import Lens
-from tsfm_lens.probes import ablated_share
 from tsfm_lens.registry import measurements
-from tsfm_lens.studies.papers.figures import recipe_components, windows
+from tsfm_lens.studies.papers.figures import windows
 from tsfm_lens.studies.papers.items import ITEMS
-from tsfm_lens.studies.papers.measures.heads import released_share
-from tsfm_lens.sweep.plan.recipes import released_lists
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
 NO_FIGURES = {"for_print", "save", "compare"}
@@ -31,51 +24,6 @@ NO_FIGURES = {"for_print", "save", "compare"}
 
 def short() -> SeriesBatch:
     return bundled("co2", "sunspots").tail(40)
-
-
-def published(name: str, n_layers: int, n_heads: int) -> Lens:
-    """What recipes read of a lens, at the published size: the wiring, without any weights."""
-    wiring = lens_of(name).wiring
-    stack = replace(wiring.output_stack, n_layers=n_layers, n_heads=n_heads, exceptions={})
-    wiring = replace(wiring, stacks=(*wiring.stacks[:-1], stack))
-
-    def chosen(*patterns: object) -> list[Component]:
-        return select_components(wiring, *patterns) if patterns else list(components(wiring))
-
-    lens = Mock(spec=Lens)
-    lens.wiring, lens.model_id, lens.components = wiring, name, chosen
-    return lens
-
-
-@pytest.mark.parametrize(
-    ("recipe", "model", "sizes", "layers", "extra", "mlps"),
-    [
-        ("timesfm-28", "timesfm-2.5", (20, 16), range(7, 14), None, {10, 11}),
-        ("timesfm-51", "timesfm-2.5", (20, 16), range(7, 14), 1, {10, 11}),
-        ("toto-29", "toto-1", (12, 12), (2, 9, 10, 11), None, set()),
-    ],
-)
-def test_figures_ablate_the_released_heads(
-    recipe: str, model: str, sizes: tuple[int, int], layers: Sequence[int], extra: int | None, mlps: set[int]
-) -> None:
-    lists = released_lists()[model]
-    assert lists.heads is not None
-    wanted = {(layer, head) for layer in layers for head in lists.heads[layer]}
-    if extra is not None:
-        rest = {layer: lists.heads[layer] for layer in range(sizes[0]) if layer not in layers}
-        wanted |= {(layer, head) for layer, heads in rest.items() for head in heads[: max(len(heads) - extra, 0)]}
-    lens = published(model, *sizes)
-    kinds = lens.wiring.output_stack.attention_kinds()
-    both = recipe_components(lens, recipe, seed=1)
-    chosen, drawn = ({str(each) for each in both[name]} for name in ("by stable rank", "at random"))
-    gone = {(c.layer, c.head) for c in select_components(lens.wiring, *chosen) if c.kind in kinds}
-    assert gone == wanted
-    lost = {c.layer for c in select_components(lens.wiring, *chosen) if c.kind not in kinds}
-    assert lost == mlps
-    assert ablated_share(lens.wiring, select_components(lens.wiring, *drawn)) == ablated_share(
-        lens.wiring, select_components(lens.wiring, *chosen)
-    )
-    assert released_share(recipe) == (100 * len(wanted) / (sizes[0] * sizes[1]), len(mlps))
 
 
 def test_every_renderer_and_every_figure_of_the_paper_has_a_name() -> None:
@@ -178,6 +126,6 @@ def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatc
 
 def test_every_reported_value_is_one_of_a_measurement() -> None:
     named = {name for each in measurements().values() for name in each.paper}
-    # sizes of models follow from counts alone, as do statements on printed tables
-    formulas = {item.id for item in ITEMS if item.theory and item.id.startswith(("S1", "S2"))}
-    assert named == {item.id for item in ITEMS} - {"S3-SYS", *formulas}
+    # sizes of models follow from counts alone, as do checks of definitions, theorems and printed tables
+    checks = {"S3-SYS", *(item.id for item in ITEMS if item.theory)}
+    assert {item.id for item in ITEMS} - checks <= named <= {item.id for item in ITEMS}

@@ -177,9 +177,6 @@ def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> N
 
 def test_what_is_missing_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "store"
-    monkeypatch.delenv("GIFT_EVAL", raising=False)
-    with pytest.raises(InputError, match="where is GIFT-Eval"):
-        reproduce("S3-T1", "bolt-nano", store=folder)
     with pytest.raises(InputError, match="lacks 97 of 97"):
         reproduce("S3-T1", "bolt-nano", store=folder, benchmark=tmp_path)
 

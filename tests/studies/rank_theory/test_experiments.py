@@ -16,7 +16,7 @@ from tsfm_lens.probes import embedding_ranks, weight_ranks
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.rank_theory.compression import AttentionWeights
 from tsfm_lens.studies.rank_theory.embeddings import ResidualMlpEmbedding
-from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum, slope_of, slope_of_rms
+from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 from tsfm_lens.studies.rank_theory.of_models import ranks_by_model, spectra_by_patch, vocabulary_plane
 from tsfm_lens.testing import assert_close, rounding
 
@@ -31,17 +31,6 @@ def by_rank() -> xr.Dataset:
 @pytest.fixture(scope="module")
 def spectra() -> xr.Dataset:
     return rank_theory.spectra_by_heads(draws=3)
-
-
-def test_slopes_are_those_of_powers_and_their_intervals_hold_them() -> None:
-    x = np.array([1.0, 2.0, 8.0])
-    assert_close(slope_of(x, np.stack([x**0.5, 3 * x**-2])), np.array([0.5, -2.0]), depth=50)
-    noisy = x * np.exp(0.3 * np.random.default_rng(0).normal(size=(200, 3)))
-    slope, low, high = slope_of_rms(x, noisy, 0)
-    assert low < slope < high
-    assert low < 1 < high
-    # draws go on where fewer end
-    assert children(3, 5)[:2] == children(3, 2)
 
 
 def test_the_error_of_compression_grows_with_the_singular_value_cut_off(by_rank: xr.Dataset) -> None:
@@ -80,14 +69,6 @@ def test_heads_raise_rank_where_scores_differ(spectra: xr.Dataset) -> None:
     deviation = spectra["logit_deviation"].mean(("draw", "heads"))
     assert float(deviation.sel(input="times √L")) > 1.5
     assert float(deviation.sel(input="of norm 1")) < 0.02
-
-
-def test_curves_of_chebyshev_embeddings_are_the_embeddings() -> None:
-    found = rank_theory.chebyshev_curves(dimension=12, ranks=(1, 2, 12), n_points=60, seed=4)
-    assert found["found_rank"].values.tolist() == [1, 2, 12]
-    tokens = rank_theory.ChebyshevEmbedding.random(12, 2, seed=4)(found["value"].values)
-    np.testing.assert_array_equal(found["coordinate"].sel(rank=2), tokens[:2])
-    assert (found["value"].values[0], found["value"].values[-1]) == (-15, 15)
 
 
 def planted_vocabulary(lens: Lens, sizes: tuple[float, float]) -> np.ndarray:

@@ -17,7 +17,7 @@ from tsfm_lens.cli import app
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies import rank_theory
-from tsfm_lens.studies.rank_theory import figures, figures_bounds, figures_models
+from tsfm_lens.studies.rank_theory import figures, figures_models
 from tsfm_lens.studies.rank_theory.of_models import ranks_by_model
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.printing import COLUMNS
@@ -30,10 +30,6 @@ SMALL: dict[str, Callable[[], xr.Dataset]] = {
     "sketching": lambda: rank_theory.sketching_by_heads(width=32, rank=2, heads=(1, 2, 4), decay=6.0, draws=2),
     "head_spectra": lambda: rank_theory.spectra_by_heads(width=16, n_tokens=32, heads=(1, 4), decay=1.0, draws=3),
     "chebyshev": lambda: rank_theory.chebyshev_curves(dimension=8, ranks=(1, 2, 3, 5), n_points=30),
-    "embedding_bounds": lambda: rank_theory.embedding_bounds(dimension=12, n_tokens=40, draws=2),
-    "compression_bounds": lambda: rank_theory.compression_bounds(width=8, heads=(1, 2), n_tokens=12, draws=2),
-    "growth_bounds": lambda: rank_theory.growth_bounds(width=12, heads=(1, 2, 3), draws=2),
-    "sketch_bounds": lambda: rank_theory.sketch_bounds(sizes=[(2, 4, 2), (3, 6, 2)], draws=2),
 }
 
 
@@ -51,24 +47,6 @@ def test_errors_by_rank_are_root_mean_squares_under_their_bounds(results: dict[s
     (line,) = named(fig, "slope 1")
     assert_close(line.y[1] / line.y[0], line.x[1] / line.x[0], depth=50)
     assert len(named(fig, "bound")) == 2
-
-
-def test_bounds_lie_over_what_they_bound(results: dict[str, xr.Dataset]) -> None:
-    fig = figures_bounds.embedding_bound_lines(results["embedding_bounds"])
-    assert fig.layout.meta["subtitle"].endswith("0 of 120 are above their bounds")
-    spoilt = results["embedding_bounds"].copy(deep=True)
-    spoilt["bound"][0, 0] = spoilt["singular_value"][0, 0] / 2
-    assert "1 of 120" in figures_bounds.embedding_bound_lines(spoilt).layout.meta["subtitle"]
-    fig = figures_bounds.compression_bound_lines(results["compression_bounds"])
-    (root,) = named(fig, "√L")
-    (measured,) = [trace for trace in named(fig, "measured") if len(trace.x) == len(root.x) == 5]
-    assert_close(measured.y, root.y, depth=1000)
-    fig = figures_bounds.growth_bound_lines(results["growth_bounds"])
-    assert len(named(fig, "at least")) == 3
-    assert "0 above the corollary's" in fig.layout.meta["subtitle"]
-    fig = figures_bounds.sketch_bound_dots(results["sketch_bounds"])
-    assert_close(named(fig, "one for each")[0].x, results["sketch_bounds"]["own_error"].mean("draw").values, depth=10)
-    assert list(named(fig, "at most")[0].x) == list(results["sketch_bounds"]["own_bound"].values)
 
 
 RUNNER = CliRunner()

@@ -10,7 +10,8 @@ import pytest
 from tsfm_lens import ranks
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.studies import rank_theory as theory
-from tsfm_lens.studies.rank_theory.compression import AttentionWeights
+from tsfm_lens.studies.rank_theory import structure
+from tsfm_lens.studies.rank_theory.compression import AttentionWeights, residual_layer
 
 ONE, LAYER, SERIES = np.ones((8, 2)), AttentionWeights.random(4), np.sin(np.arange(96) / 5.0)
 Rows = list[tuple[Callable[[], object], str]]
@@ -21,9 +22,8 @@ REFUSED: Rows = [
     (lambda: AttentionWeights(*np.ones((2, 1, 2, 2)), np.full((1, 2, 2), np.nan)), "value has shape"),
     (lambda: AttentionWeights(*np.ones((2, 1, 2, 2)), np.ones((1, 3, 2))), "one and the same"),
     (lambda: theory.attention(np.ones((3, 5)), LAYER), r"\(3, 5\), expected a finite matrix \(4, tokens\)"),
-    (lambda: theory.attention(np.ones((4, 5)), LAYER, chunk=0), "chunk is 0"),
-    (lambda: theory.residual_layer(np.ones((4, 5)), AttentionWeights(*np.ones((3, 1, 2, 4)))), "expected 4 as the to"),
-    (lambda: theory.residual_layer(np.ones((4, 5)), LAYER, 0), "depth is 0"),
+    (lambda: residual_layer(np.ones((4, 5)), AttentionWeights(*np.ones((3, 1, 2, 4)))), "expected 4 as the to"),
+    (lambda: residual_layer(np.ones((4, 5)), LAYER, 0), "depth is 0"),
     (lambda: ranks.flow_bound(np.ones(4), 2, 100), "with 2 heads the bound is of models of 874 layers"),
     (lambda: theory.growing(np.ones(4), 3, 8), "4 singular values cannot be shared out over 3 heads"),
     (lambda: theory.one_layer_bound(np.array([2.0, 1.0]), 1), "expected at most 1"),
@@ -31,6 +31,7 @@ REFUSED: Rows = [
     (lambda: theory.optimal_readout(np.ones((2, 3)), np.ones((3, 1))), "expected a row a channel"),
     # embeddings and their bounds
     (lambda: theory.patches(SERIES, 7), "96 steps are no whole number of patches of 7; take 91"),
+    (lambda: theory.GatedEmbedding.random(4)(np.append(SERIES, np.nan)), "finite"),
     (lambda: theory.patches(SERIES.reshape(2, 48), 8), r"shape \(2, 48\)"),
     (lambda: theory.QuantisedEmbedding(np.array([0.0, 1.0]), np.eye(2)), "one fewer than vectors"),
     (lambda: theory.QuantisedEmbedding(np.array([1.0, 0.0]), np.eye(3)), "rising"),
@@ -62,17 +63,17 @@ REFUSED: Rows = [
     (lambda: theory.structure_sizes(8, 8, 0), ""),
     (lambda: theory.structure_sizes(8, 8, 9), ""),
     (lambda: theory.structure_sizes(8, 8, 2, levels=0), ""),
-    (lambda: theory.block_share(ONE, ONE, 3), ""),
-    (lambda: theory.tensor_train_error(ONE, ONE, 3, 1), ""),
-    (lambda: theory.fit_levels(ONE, ONE, (0, 0), 1), ""),
-    (lambda: theory.fit_levels(ONE, ONE, (1,), 0), ""),
+    (lambda: structure.block_share(ONE, ONE, 3), ""),
+    (lambda: structure.tensor_train_error(ONE, ONE, 3, 1), ""),
+    (lambda: structure.fit_levels(ONE, ONE, (0, 0), 1), ""),
+    (lambda: structure.fit_levels(ONE, ONE, (1,), 0), ""),
     # experiments
     (lambda: theory.compression_by_rank(width=3, n_tokens=8), "width 3 with 40 ranks"),
     (lambda: theory.compression_by_rank(width=8, n_tokens=4), "4 tokens cannot have 8 singular values"),
     (lambda: theory.compression_by_width(widths=(8, 16)), "each above the rank 8"),
     (lambda: theory.spectra_by_heads(width=8, heads=(3,)), r"\[3\], expected divisors of the width 8"),
     (lambda: theory.sketching_by_heads(width=8, rank=2, heads=(8,)), "more rows than the width 8"),
-    (lambda: theory.sketch_bounds(draws=0), "draws is 0"),
+    (lambda: theory.sketching_by_heads(width=8, rank=2, heads=(2,), draws=0), "draws is 0"),
     (lambda: theory.chebyshev_curves(dimension=8, ranks=(4,), n_points=4), "4 points cannot show rank 4"),
 ]
 UNKNOWN: Rows = [

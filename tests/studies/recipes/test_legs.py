@@ -49,25 +49,15 @@ def muon_leg(recipe: TrainingRecipe) -> TrainingRecipe:
     return recipe.model_copy(update={"restarts": (again,), "warmup": 1, "steps": 8})
 
 
-def test_a_step_of_muon_is_nearly_orthogonal(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
+def test_muon_takes_the_matrices_of_the_layers(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
     trainer = Trainer(muon_leg(token_recipe), tmp_path / "run", corpus, device="cpu")
     trainer.run(until=4, quiet=True)
-    weights = layer_matrices(trainer.model)
-    before = [weight.detach().clone() for weight in weights]
     assert not isinstance(trainer.optimizer, MuonAdamW)
     trainer.train_step()
     assert isinstance(trainer.optimizer, MuonAdamW)
-    rate = trainer.recipe.rate(4)
-    for old, weight in zip(before, weights, strict=True):
-        moved = old * (1 - rate * trainer.recipe.weight_decay) - weight.detach()
-        # Newton-Schulz in bfloat16 brings each singular value of the momentum to between 0.7 and 1.2
-        turned = torch.linalg.svdvals(moved) / (0.2 * max(weight.shape) ** 0.5 * rate)
-        gradient = weight.grad
-        left, sizes, right = torch.linalg.svd(gradient, full_matrices=False)
-        firm = sizes > 0.1 * sizes[0]
-        along = torch.einsum("ik,ij,kj->k", left, moved, right)[firm] / (0.2 * max(weight.shape) ** 0.5 * rate)
-        assert float(turned.max()) < 1.35
-        assert float(along.min()) > 0.5
+    rest, matrices = ({id(part) for part in group["params"]} for group in trainer.optimizer.param_groups)
+    assert matrices == {id(weight) for weight in layer_matrices(trainer.model)}
+    assert rest == {id(weight) for weight in trainer.model.parameters()} - matrices
 
 
 def three_legs(recipe: TrainingRecipe, *, from_mean: bool, config: dict[str, int] | None = None) -> TrainingRecipe:
@@ -89,14 +79,6 @@ def test_a_leg_begins_from_the_mean_of_two_if_it_says_so(tiny: TrainingRecipe, c
     for name, weight in whole.model.state_dict().items():
         # the mean is taken in another order of sums, and three steps go on from it
         assert_close(plain.model.state_dict()[name], weight, depth=1000)
-
-
-def test_a_mean_without_its_checkpoint_is_refused(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    run = Trainer(three_legs(token_recipe, from_mean=True), tmp_path, corpus, device="cpu")
-    run.run(until=6, quiet=True)
-    (tmp_path / HISTORY / "step-000003.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="has lost its checkpoint of step 3"):
-        run.run(quiet=True)
 
 
 def test_stages_and_restarts_come_in_order() -> None:
@@ -244,14 +226,6 @@ def test_a_wider_leg_starts_from_a_narrow_one(token_recipe: TrainingRecipe, corp
     second.go_on_from(tmp_path / "narrow")
     assert second.run(quiet=True)
     assert_same_weights(whole, second)
-
-
-def test_a_narrower_leg_is_refused_at_once(token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
-    again = Phase(at=4, learning_rate=1e-2, decay=4, config={"d_ff": 8})
-    plan = token_recipe.model_copy(update={"restarts": (again,), "steps": 8})
-    with pytest.raises(InputError, match="d_ff=8 is below the model's 16"):
-        Trainer(plan, tmp_path / "run", corpus, device="cpu")
-    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(("leg", "stops"), [("muon", (6,)), ("mean", (6, 7)), ("wider", (3, 4, 6))])

@@ -97,17 +97,9 @@ TABLES: dict[str, dict[str, Any]] = {"channels": {"channels": 3}, "time": {"chan
 EACH = pytest.mark.parametrize("options", TABLES.values(), ids=TABLES)
 
 
-def drawn_table(**options: Any) -> ChannelTransformer:
-    model = spread_weights(ChannelTransformer(24, 7, width=4, normalise=True, bias=True, **options), {})
-    with torch.no_grad():
-        for weight in model.embed.parameters():
-            weight += 0.3
-    return model
-
-
 def verdicts(options: dict[str, Any], every: int) -> dict[str, str]:
     """What became of every so-manieth mutant: "refused", "rejected by …", "equivalent", or "survives: …"."""
-    model = drawn_table(**options)
+    model = drawn(normalise=True, bias=True, **options)
     right = tuple(behaviour(example_case(Lens(model.lens_adapter(), "right"))))
 
     def case_of(wiring: Wiring) -> Case:

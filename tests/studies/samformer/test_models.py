@@ -186,30 +186,25 @@ def test_the_oracle_reaches_the_loss_that_is_expected_of_it() -> None:
 
 
 def test_tsmixer_is_its_description() -> None:
-    for norm in ("batch", "layer"):
-        model, x = moved(TSMixer(L, H, D, blocks=1, hidden=6, norm=norm, normalise=False)), windows()
-        block: Any = model.blocks[0]
-        for part in block.norms:
-            if norm == "batch":
-                part.running_mean.normal_(generator=torch.Generator().manual_seed(2))
-                part.running_var.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(3))
+    model, x = moved(TSMixer(L, H, D, blocks=1, hidden=6, normalise=False)), windows()
+    block: Any = model.blocks[0]
+    for part in block.norms:
+        part.running_mean.normal_(generator=torch.Generator().manual_seed(2))
+        part.running_var.uniform_(0.5, 2.0, generator=torch.Generator().manual_seed(3))
 
-        def normed(part: Any, value: np.ndarray, norm: str = norm) -> np.ndarray:
-            shift, scale = (array(each).reshape(D, L) for each in (part.bias, part.weight))
-            if norm == "batch":
-                mean, variance = (array(each).reshape(D, L) for each in (part.running_mean, part.running_var))
-            else:
-                mean, variance = (f(value, axis=(1, 2), keepdims=True) for f in (np.mean, np.var))
-            return (value - mean) / np.sqrt(variance + part.eps) * scale + shift
+    def normed(part: Any, value: np.ndarray) -> np.ndarray:
+        parts = (part.bias, part.weight, part.running_mean, part.running_var)
+        shift, scale, mean, variance = (array(each).reshape(D, L) for each in parts)
+        return (value - mean) / np.sqrt(variance + part.eps) * scale + shift
 
-        def linear(layer: Any, value: np.ndarray) -> np.ndarray:
-            return value @ array(layer.weight).T + array(layer.bias)
+    def linear(layer: Any, value: np.ndarray) -> np.ndarray:
+        return value @ array(layer.weight).T + array(layer.bias)
 
-        stream = array(x)
-        stream = stream + np.maximum(linear(block.time, normed(block.norms[0], stream)), 0)
-        hidden = np.maximum(linear(block.up, normed(block.norms[1], stream).transpose(0, 2, 1)), 0)
-        stream = stream + linear(block.down, hidden).transpose(0, 2, 1)
-        assert_close(model(x), linear(model.readout, stream), depth=500, magnitude=30.0)
+    stream = array(x)
+    stream = stream + np.maximum(linear(block.time, normed(block.norms[0], stream)), 0)
+    hidden = np.maximum(linear(block.up, normed(block.norms[1], stream).transpose(0, 2, 1)), 0)
+    stream = stream + linear(block.down, hidden).transpose(0, 2, 1)
+    assert_close(model(x), linear(model.readout, stream), depth=500, magnitude=30.0)
 
 
 def zero_layer() -> nn.Linear:
@@ -230,7 +225,6 @@ def zero_layer() -> nn.Linear:
         (lambda: least_squares([(torch.ones(2, 4), torch.ones(2, 1))]), InputError, "2 rows for 4"),
         (lambda: oracle_loss(4, 5), InputError, "6 rows on"),
         (lambda: TSMixer(4, 3, 2, dropout=1.0), InputError, "dropout=1.0"),
-        (lambda: TSMixer(4, 3, 2, norm="bach"), UnknownNameError, "Closest: batch"),  # type: ignore[arg-type]
         (lambda: sigma_reparametrised(sigma_reparametrised(nn.Linear(3, 3))), InputError, "reparametrised already"),
         (lambda: sigma_reparametrised(zero_layer()), InputError, "all zeros"),
         (lambda: RevIN(0), InputError, "channels=0"),

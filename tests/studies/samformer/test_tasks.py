@@ -15,7 +15,7 @@ import torch
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies.samformer import benchmark
 from tsfm_lens.studies.samformer.models import make_model
-from tsfm_lens.studies.samformer.tasks import BenchmarkTask, LinearToy, ToyTask, cosine_by_epoch, errors_of
+from tsfm_lens.studies.samformer.tasks import BenchmarkTask, LinearToy, ToyTask, errors_of
 from tsfm_lens.testing import assert_close
 
 SMALL = LinearToy(length=16, horizon=5, channels=3, training=70, validation=20)
@@ -166,10 +166,3 @@ def test_the_identity_tells_every_setting() -> None:
         BenchmarkTask(make_model("samformer", 16, 5, 3), benchmark(2 + waves() ** 3, length=16, horizon=5)),
     ]
     assert len({first, *(other.identity for other in others)}) == 7
-
-
-def test_the_rate_is_a_half_cosine_by_epoch() -> None:
-    rate = cosine_by_epoch(1e-3, 4, epochs=10)
-    steps = np.arange(44)
-    expected = 1e-6 + (1e-3 - 1e-6) * (1 + np.cos(np.pi * np.minimum(steps // 4, 10) / 10)) / 2
-    assert_close([rate(int(step)) for step in steps], expected, depth=10)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 import pytest
@@ -28,7 +27,7 @@ from tsfm_lens.studies.structured.forms import (
     token_blocks,
 )
 from tsfm_lens.studies.structured.matrices import level_blocks
-from tsfm_lens.studies.structured.models import Encoder, InContextRegressor, PatchForecaster, ScoredAttention
+from tsfm_lens.studies.structured.models import Encoder, InContextRegressor, ScoredAttention, TokenEmbedding
 from tsfm_lens.studies.structured.tiles import Reach, reaching_attention, reaching_scores
 from tsfm_lens.testing import assert_close
 
@@ -62,11 +61,6 @@ def module(form: ScoringForm, *, causal: bool = True) -> ScoredAttention:
         for part in made.parameters():
             part.copy_(torch.randn_like(part) * 0.5)
     return made
-
-
-def forecaster(**changes: Any) -> PatchForecaster:
-    sizes = {"patch": 4, "context_length": 32, "prediction_length": 2, **changes}
-    return PatchForecaster(Encoder(12, 1, 2, Standard(), causal=False), 12, **sizes)
 
 
 def normed(x: np.ndarray) -> np.ndarray:
@@ -251,9 +245,7 @@ def test_the_operations_of_token_levels_are_those_of_the_formula(tokens: int, ra
         (lambda: BilinearLevels(norm=True, order="keys"), 'choose order="both"'),
         (lambda: Standard(window=-1), "a window of -1"),
         (lambda: InContextRegressor(2, 4, Encoder(12, 1, 2, Standard(), causal=False), 12), "not causal"),
-        (lambda: forecaster(context_length=30), "no multiple of the patch of 4; the nearest is 32"),
-        (lambda: forecaster()(torch.zeros(1, 40)), "40 steps, expected 32"),
-        (lambda: forecaster(positions="learnt"), "learned"),
+        (lambda: TokenEmbedding(2, 4, 3, "learnt"), "learned"),  # type: ignore[arg-type]
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(make: Callable[[], object], message: str) -> None:

@@ -11,22 +11,16 @@ import torch
 from pydantic import ValidationError
 
 import tsfm_lens
-from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.studies import experiments, structured
 from tsfm_lens.studies.structured.forms import BilinearLevels, BilinearTrain, ScoringForm, Standard, TokenLevels
-from tsfm_lens.studies.structured.models import (
-    Encoder,
-    PatchForecaster,
-    StepForecaster,
-    make_forecaster,
-)
+from tsfm_lens.studies.structured.models import Encoder, StepForecaster, make_forecaster
 from tsfm_lens.studies.structured.training import redraw
-from tsfm_lens.studies.structured.wiring import ForecasterAdapter, StepAdapter
-from tsfm_lens.testing import assert_close, check_wiring
-from tsfm_lens.testing.suite import check_lens
+from tsfm_lens.studies.structured.wiring import StepAdapter
+from tsfm_lens.testing import check_wiring
 
 WIDTH, HEADS, LAYERS = 12, 2, 2
+T, CHANNELS = 12, 3
 
 FORMS: dict[str, tuple[ScoringForm, ...]] = {
     "standard": (Standard(),),
@@ -52,22 +46,22 @@ def drawn(model: torch.nn.Module) -> torch.nn.Module:
     return model.eval()
 
 
-def forecaster(name: str, *, causal: bool = True) -> PatchForecaster:
+def forecaster(name: str, *, causal: bool = True) -> StepForecaster:
     encoder = Encoder(WIDTH, LAYERS, HEADS, FORMS[name], d_mlp=20, causal=causal)
-    made = drawn(PatchForecaster(encoder, WIDTH, patch=4, context_length=64, prediction_length=7))
-    assert isinstance(made, PatchForecaster)
+    made = drawn(StepForecaster(encoder, WIDTH, length=T, channels=CHANNELS))
+    assert isinstance(made, StepForecaster)
     return made
 
 
 @pytest.mark.parametrize("name", FORMS)
 def test_every_oracle_holds(name: str) -> None:
-    results = check_wiring(ForecasterAdapter, forecaster(name, causal=name != "token levels"), quiet=True)
+    results = check_wiring(StepAdapter, forecaster(name, causal=name != "token levels"), quiet=True)
     assert all(result.passed for result in results), [result for result in results if not result.passed]
 
 
 def test_a_table_with_another_number_of_score_features_is_refused() -> None:
-    class Wrong(ForecasterAdapter):
-        def __init__(self, native: PatchForecaster) -> None:
+    class Wrong(StepAdapter):
+        def __init__(self, native: StepForecaster) -> None:
             super().__init__(native)
             (stack,) = self.wiring.stacks
             rows = (replace(stack.writers[0], d_score=0), *stack.writers[1:])
@@ -77,47 +71,10 @@ def test_a_table_with_another_number_of_score_features_is_refused() -> None:
         check_wiring(Wrong, forecaster("bilinear train"), quiet=True)
 
 
-T, CHANNELS = 12, 3
-STEP_FORMS = {
-    "attention": {},
-    "mlr-attention": {"ranks": [2, 2]},
-    "bilinear-btt": {},
-    "bilinear-mlr": {"ranks": [2, 1, 1]},
-}
-
-
-def step_model(name: str, **form: object) -> StepForecaster:
-    model = make_forecaster(name, T, T, CHANNELS, width=8, heads=2, **form)
-    with torch.no_grad():
-        for path, weight in model.named_parameters():
-            # larger than as drawn, so that every head and RevIN's own weights move the forecast
-            weight.mul_(3.0) if weight.ndim > 1 else weight.add_(0.2 * torch.randn(weight.shape))
-            assert torch.isfinite(weight).all(), path
-    return model.eval()
-
-
-@pytest.mark.parametrize("name", STEP_FORMS)
-def test_every_oracle_holds_for_forecasters_of_steps(name: str) -> None:
-    failed = [
-        result
-        for result in check_wiring(StepAdapter, step_model(name, **STEP_FORMS[name]), quiet=True)
-        if not result.passed
-    ]
-    assert not failed, failed
-
-
-def test_a_forecaster_opens_like_any_other_model() -> None:
-    torch.manual_seed(0)
-    encoder = structured.Encoder(8, 2, 2, structured.TokenLevels((2, 2)), causal=False)
-    model = PatchForecaster(encoder, 8, patch=4, context_length=32, prediction_length=5).eval()
-    lens = tsfm_lens.load(model)
-    assert all(result.passed for result in check_lens(lens))
-    steps = tsfm_lens.load(step_model("attention"))
-    x = np.random.default_rng(0).standard_normal((CHANNELS, 20))
-    given = steps.forecast(as_series([x]), T)
-    with torch.no_grad():
-        native = steps.adapter.native(torch.from_numpy(x[None, :, -T:]).float())[0]
-    assert_close(torch.as_tensor(np.asarray(given.quantiles)).squeeze().float(), native, depth=400)
+def step_model(name: str) -> StepForecaster:
+    made = drawn(make_forecaster(name, T, T, CHANNELS, width=8, heads=2))
+    assert isinstance(made, StepForecaster)
+    return made
 
 
 def test_the_probe_of_scoring_functions_finds_full_rank_where_the_form_has_it() -> None:

@@ -15,8 +15,6 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.studies import experiments
-from tsfm_lens.studies.experiments.running import rate_of
-from tsfm_lens.studies.samformer.tasks import cosine_by_epoch
 from tsfm_lens.studies.structured.forms import REGRESSORS
 from tsfm_lens.studies.structured.training import (
     InContextTask,
@@ -155,25 +153,12 @@ def test_a_prediction_sees_its_own_x_and_earlier_pairs_alone(name: str, tokens: 
     assert torch.equal((by_x[:, 0] != 0).any(-1), earlier.tril(0))
 
 
-def test_a_warm_up_rises_into_either_schedule() -> None:
-    flat, falling = (config(optimizer={**OPTIMIZER, "schedule": schedule}) for schedule in ("constant", "cosine"))
-    rates = [rate_of(each, epoch=4) for each in (flat, falling)]
-    assert rates[0] is not None
-    assert rates[1] is not None
-    half = cosine_by_epoch(0.01, 4, epochs=2)
-    for step in (0, 1, 2, 3, 7, 8):
-        share = min(1.0, (step + 1) / 3)
-        assert rates[0](step) == 0.01 * share
-        assert rates[1](step) == half(step) * share
-    assert rate_of(config(optimizer={**OPTIMIZER, "warm_up": 0}), epoch=4) is None
-
-
 def test_a_grid_is_gathered_with_the_oracle_and_the_ranks_of_its_scores(tmp_path: Path) -> None:
     arms = {name: experiments.IN_CONTEXT_ARMS[name] for name in ("1 head, rank 2", "8 heads, rank 2", "1 head, BTT")}
     made = experiments.in_context_arms(arms, epochs=1, epoch=2, held_out=16)
     runs = list(experiments.of_seeds(made, range(2)))
     experiments.run_arms(runs, tmp_path, quiet=True)
-    data = experiments.in_context_results(runs, tmp_path)
+    data = experiments.grids.in_context_results(runs, tmp_path)
     assert data.attrs["kind"] == "in_context_runs"
     assert data["score_rank"].values.tolist() == [2, 2, 16]
     assert data["rank_ratio"].values.tolist() == [2 / 6, 2 / 6, 16 / 6]
@@ -194,12 +179,9 @@ def test_wrong_settings_are_refused_by_name() -> None:
     ):
         with pytest.raises(ValidationError, match=words):
             config(**fields)
-    with pytest.raises(ValidationError, match="'attention' is not for series"):
-        experiments.TrainConfig.model_validate({"model": {"name": "attention"}, "data": {"kind": "toy"}})
-    with pytest.raises(InputError, match=r"model\.options"):
-        experiments.prepare(config(options={"wdith": 3}))
-    with pytest.raises(InputError, match="divided"):
-        experiments.prepare(config(options={"heads": 3}))
+    for options, words in (({"wdith": 3}, r"model\.options"), ({"heads": 3}, "divided")):
+        with pytest.raises(InputError, match=words):
+            experiments.prepare(config(options=options))
     with pytest.raises(UnknownNameError, match="attention"):
         make_regressor("atention", Prompts(3))
     with pytest.raises(InputError, match="curriculum of -1"):

@@ -56,31 +56,20 @@ def drawn(name: str) -> structured.StructuredMatrix:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_product_is_that_of_the_matrix_by_its_definition(name: str) -> None:
+def test_product_numbers_operations_and_rank_are_those_of_the_definition(name: str) -> None:
     matrix = drawn(name)
     expected = CASES[name][1](matrix)
     assert_close(matrix.dense(), expected, depth=40)
     x = torch.randn(2, 3, matrix.in_features, dtype=torch.float64)
-    assert_close(matrix(x), np.einsum("oi,abi->abo", expected, x.numpy()), depth=100)
+    with FlopCounterMode(display=False) as counter:
+        product = matrix(x)
+    assert_close(product, np.einsum("oi,abi->abo", expected, x.numpy()), depth=100)
+    # torch counts a multiplication and an addition
+    assert counter.get_total_flops() == 2 * matrix.operations(6)
     y = torch.randn(2, 3, matrix.out_features, dtype=torch.float64)
     assert_close(matrix.bilinear(y, x), np.einsum("abo,oi,abi->ab", y.numpy(), expected, x.numpy()), depth=400)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_numbers_and_operations_by_formula_are_those_counted(name: str) -> None:
-    matrix = drawn(name)
     assert matrix.n_parameters == sum(part.numel() for part in matrix.parameters())
-    x = torch.randn(5, matrix.in_features, dtype=torch.float64)
-    with FlopCounterMode(display=False) as counter:
-        matrix(x)
-    # torch counts a multiplication and an addition
-    assert counter.get_total_flops() == 2 * matrix.operations(5)
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_almost_all_have_the_generic_rank(name: str) -> None:
-    matrix = drawn(name)
-    assert np.linalg.matrix_rank(CASES[name][1](matrix)) == matrix.generic_rank
+    assert np.linalg.matrix_rank(expected) == matrix.generic_rank
 
 
 @pytest.mark.parametrize(
@@ -138,7 +127,6 @@ def test_a_train_holds_low_rank_and_kronecker_products() -> None:
         (lambda: structured.BlockTensorTrain(12, 12, 1, (5, 2)), r"5 · 2 is 10, expected 12; .*\(3, 4\)"),
         (lambda: structured.BlockTensorTrain(16, 16, 5), "5, more than the width of 4"),
         (lambda: structured.BlockTensorTrain(13, 16), "13 is a prime.*14"),
-        (lambda: structured.as_levels(structured.LowRankBlockDiagonal(12, 12, 1, 3)), "3 blocks are no .*nearest is 2"),
         (lambda: structured.nearest_tensor_train(torch.ones(4), 1), r"shape \(4,\)"),
         (lambda: structured.MultiLevelLowRank(8, 8, ()), "leave nothing|0 levels"),
         (lambda: structured.parameter_groups(nn.Linear(2, 2), 0.0, 4), "rate of 0"),

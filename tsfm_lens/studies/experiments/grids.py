@@ -17,8 +17,7 @@ from tsfm_lens.studies.structured.matrices import BlockTensorTrain, LowRank, Mul
 from tsfm_lens.studies.structured.training import oracle_errors
 
 __all__ = ["ENCODER_ARMS", "IN_CONTEXT_ARMS", "TRANSFER_ARMS", "WIDTH_ARMS"]
-__all__ += ["benchmark_arms", "encoder_arms", "in_context_arms", "in_context_results", "rho_arms", "toy_arms"]
-__all__ += ["transfer_arms", "transfer_results"]
+__all__ += ["benchmark_arms", "encoder_arms", "in_context_arms", "rho_arms", "toy_arms", "transfer_arms"]
 
 Fields = Mapping[str, Mapping[str, Any]]
 """By name of a configuration: ``model``, its ``options``, and what differs of the ``optimizer``."""
@@ -185,20 +184,7 @@ def _facts(config: TrainConfig) -> dict[str, Any]:
 
 
 def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the results of runs in context below a folder, with those of the oracle.
-
-    Returns:
-        Dataset of kind "in_context_runs": that of :func:`tsfm_lens.studies.experiments.gathered`, with ``oracle``
-        (pairs,), the expected error of least squares, and by arm ``group``, ``width``, ``heads``, ``score_rank``, the
-        generic rank of a head's scores, ``rank_ratio``, that over the inputs, and ``score_parameters``.
-
-    Raises:
-        InputError: no run has ended.
-
-    Example:
-        >>> experiments.record("in_context").attrs["kind"]
-        'in_context_runs'
-    """
+    """Collect the results of runs in context, with the oracle's errors (pairs,) and sizes and ranks by arm."""
     data = gathered(arms, out)
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]
@@ -224,19 +210,7 @@ def in_context_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
 
 
 def transfer_results(arms: Sequence[Arm], out: str | Path) -> xr.Dataset:
-    """Collect the results of runs below a folder, by parametrisation, width and rate.
-
-    Returns:
-        Dataset of kind "transfer_runs": ``mse`` (parametrisation, width, rate, seed), the error on held-out prompts at
-        the end, NaN where a run has not ended.
-
-    Raises:
-        InputError: no run has ended.
-
-    Example:
-        >>> experiments.record("transfer")["mse"].dims
-        ('parametrisation', 'width', 'rate', 'seed')
-    """
+    """Collect errors on held-out prompts (parametrisation, width, rate, seed), NaN where a run has not ended."""
     data = gathered(arms, out)
     by_name = {arm.name: arm.config for arm in arms}
     configs = [by_name[str(name)] for name in data["arm"].values]

@@ -7,7 +7,6 @@ from tsfm_lens.studies.rank_theory.compression import *
 from tsfm_lens.studies.rank_theory.constructions import *
 from tsfm_lens.studies.rank_theory.embeddings import *
 from tsfm_lens.studies.rank_theory.experiments import *
-from tsfm_lens.studies.rank_theory.experiments_bounds import *
 from tsfm_lens.studies.rank_theory.of_models import *
 from tsfm_lens.studies.rank_theory.structure import *
 

@@ -6,7 +6,7 @@ the values of tokens t by softmax over t of q_t · k_j. Libraries name them the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -15,8 +15,8 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.ranks import positive_and_falling
 
 __all__ = ["AttentionWeights", "SCALINGS"]
-__all__ += ["attention", "column_softmax", "compressed", "compression_bound", "compression_errors", "compression_rate"]
-__all__ += ["incompressible", "least_value_error", "logits", "orthonormal", "projector", "residual_layer"]
+__all__ += ["attention", "compressed", "compression_bound", "compression_rate", "incompressible", "least_value_error"]
+__all__ += ["logits", "projector"]
 
 SCALINGS = ("theorem", "unit", "normalised")
 """How large random weights of width d are: entries of query and key with variance 1/√d and of value with variance 1, by
@@ -108,12 +108,7 @@ class AttentionWeights:
 
 
 def column_softmax(scores: np.ndarray) -> np.ndarray:
-    """Compute the softmax of each column, (…, t, j): every column sums to 1, however large the scores.
-
-    Example:
-        >>> rank_theory.column_softmax(np.array([[0.0, 1000.0], [0.0, 0.0]])).tolist()
-        [[0.5, 1.0], [0.5, 0.0]]
-    """
+    """Compute the softmax of each column, (…, t, j): every column sums to 1, however large the scores."""
     weights = np.exp(scores - scores.max(axis=-2, keepdims=True))
     weights /= weights.sum(axis=-2, keepdims=True)
     return np.asarray(weights)
@@ -133,47 +128,31 @@ def logits(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
         (2, 4, 4)
     """
     matrix = _tokens(tokens, weights)
-    return np.stack([next(_logit_blocks(matrix, weights, head, matrix.shape[1]))[1] for head in range(weights.heads)])
+    return np.stack([_head_logits(matrix, weights, head) for head in range(weights.heads)])
 
 
-def attention(tokens: np.ndarray, weights: AttentionWeights, *, chunk: int = 1024) -> np.ndarray:
+def attention(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     """Compute W_V U softmax(UᵀW_QᵀW_KU / √d_h) of U (d, L), heads stacked, (head · d_head, L) (S0-ATT, S0-MHA).
 
-    Memory holds ``chunk`` columns of the softmax at a time.
-
     Raises:
-        InputError: the tokens have another width than the weights, or a chunk has no column.
+        InputError: the tokens have another width than the weights.
 
     Example:
         >>> alike = rank_theory.AttentionWeights.stacked(np.eye(2), np.eye(2), np.eye(2))
         >>> rank_theory.attention(np.array([[3.0, 3.0], [1.0, 1.0]]), alike).tolist()
         [[3.0, 3.0], [1.0, 1.0]]
     """
-    matrix = _tokens(tokens, weights)
-    if chunk < 1:
-        raise InputError(f"chunk is {chunk}, expected 1 column or more")
-    out = np.empty((weights.heads, weights.head_width, matrix.shape[1]))
-    # tokens of few coordinates are mixed before they become values, which is less work
-    late = weights.width < weights.head_width
+    matrix, outputs = _tokens(tokens, weights), []
     for head, value in enumerate(weights.value):
-        values = matrix if late else value @ matrix
-        for columns, block in _logit_blocks(matrix, weights, head, chunk):
-            mixed = values @ column_softmax(block)
-            out[head, :, columns] = value @ mixed if late else mixed
-    return out.reshape(-1, matrix.shape[1])
+        pattern = column_softmax(_head_logits(matrix, weights, head))
+        # tokens of few coordinates are mixed before they become values, which is less work
+        early = weights.width >= weights.head_width
+        outputs.append(value @ matrix @ pattern if early else value @ (matrix @ pattern))
+    return np.concatenate(outputs)
 
 
 def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1) -> np.ndarray:
-    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of a model of D layers, (d, L) (S0-TH4).
-
-    Raises:
-        InputError: the heads together do not write all d rows, or there is no layer.
-
-    Example:
-        >>> weights = rank_theory.AttentionWeights.random(4, heads=2)
-        >>> rank_theory.residual_layer(np.eye(4), weights, depth=16).shape
-        (4, 4)
-    """
+    """Compute U + attention(U) / √D of tokens U (d, L), the output of a layer of D layers, (d, L) (S0-TH4)."""
     if depth < 1:
         raise InputError(f"depth is {depth}, expected 1 layer or more")
     if weights.heads * weights.head_width != weights.width:
@@ -185,16 +164,7 @@ def residual_layer(tokens: np.ndarray, weights: AttentionWeights, depth: int = 1
 
 
 def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw random orthonormal columns (rows, columns), uniformly over all directions (Mezzadri 2007).
-
-    Raises:
-        InputError: more columns than rows.
-
-    Example:
-        >>> columns = rank_theory.orthonormal(5, 2, np.random.default_rng(0))
-        >>> bool(np.allclose(columns.T @ columns, np.eye(2)))
-        True
-    """
+    """Draw random orthonormal columns (rows, columns), uniformly over all directions (Mezzadri 2007)."""
     if not 0 < columns <= rows:
         raise InputError(f"{columns} orthonormal columns of {rows} entries were asked for, expected 1 to {rows}")
     q, r = np.linalg.qr(rng.normal(size=(rows, columns)))
@@ -230,13 +200,7 @@ def compressed(weights: AttentionWeights, vocabulary: np.ndarray, rank: int) -> 
 
 
 def compression_errors(vocabulary: np.ndarray, weights: AttentionWeights, ranks: Sequence[int]) -> np.ndarray:
-    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,) (S0-J1a).
-
-    Example:
-        >>> tokens = np.outer([1.0, 2.0], [1.0, -1.0, 3.0])
-        >>> float(rank_theory.compression_errors(tokens, rank_theory.AttentionWeights.random(2), [1])[0].round(12))
-        0.0
-    """
+    """Compute ‖Att(Ξ; W) − Att(Ξ; W̃)‖_F of the whole vocabulary Ξ (d, N) at several ranks, (rank,) (S0-J1a)."""
     matrix = _vocabulary(vocabulary)
     _check_ranks(ranks, len(matrix))
     directions, singular, right = np.linalg.svd(matrix, full_matrices=False)
@@ -337,17 +301,12 @@ def _tokens(tokens: np.ndarray, weights: AttentionWeights) -> np.ndarray:
     return matrix
 
 
-def _logit_blocks(
-    tokens: np.ndarray, weights: AttentionWeights, head: int, chunk: int
-) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield columns, and the scores (t, column) of that many columns of one head."""
+def _head_logits(tokens: np.ndarray, weights: AttentionWeights, head: int) -> np.ndarray:
+    """Compute the scores (t, j) of one head."""
     query, key = weights.query[head], weights.key[head] / np.sqrt(weights.head_width)
-    left, right = query @ tokens, key @ tokens
     if weights.width < weights.head_width:
-        left, right = tokens, query.T @ right
-    for start in range(0, tokens.shape[1], chunk):
-        columns = slice(start, start + chunk)
-        yield columns, left.T @ right[:, columns]
+        return np.asarray(tokens.T @ (query.T @ (key @ tokens)))
+    return np.asarray((query @ tokens).T @ (key @ tokens))
 
 
 def _vocabulary(vocabulary: np.ndarray) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -24,15 +23,15 @@ LEAST = 1e-17  # of a spectrum relative to its largest: double precision ends
 ROW = 200  # pixels
 
 
-COMMON: dict[str, Any] = {
-    "theme": "Theory",
-    "maker": "made of no model: `tsfm_lens.studies.rank_theory` makes it",
-    "source": "Flow of ranks",
-    "subject": lambda ds: ", ".join(
+DECLARED = Declarations(
+    Path(__file__).with_name("measurements.yaml"),
+    theme="Theory",
+    maker="made of no model: `tsfm_lens.studies.rank_theory` makes it",
+    source="Flow of ranks",
+    subject=lambda ds: ", ".join(
         f"{key} {value}" for key, value in ds.attrs.items() if key not in ("kind", "title", "source")
     ),
-}
-DECLARED = Declarations(Path(__file__).with_name("measurements.yaml"), **COMMON)
+)
 
 
 def read_compression_rank(ds: xr.Dataset) -> list[str]:
@@ -114,7 +113,7 @@ def compression_rank_lines(ds: xr.Dataset) -> go.Figure:
     panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(np.concatenate([error.ravel(), bound.ravel()])))
     return figure.dress(
         "Error of attention cut to a rank grows with the singular value that is cut off",
-        f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
+        f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {_draws(ds)}",
         "slopes are of least-squares lines through ranks up to 3/4 of the width",
     )
 
@@ -143,7 +142,7 @@ def compression_width_lines(ds: xr.Dataset) -> go.Figure:
     panel.y("error (Frobenius norm)", gridcolor=PALE, **log_axis(error.ravel()))
     return figure.dress(
         f"Error of attention cut to rank {ds.attrs['rank']}, by width",
-        f"{ds.attrs['n_tokens']} tokens, root mean square over {draws_in(ds)}, slopes with 95 % intervals over them",
+        f"{ds.attrs['n_tokens']} tokens, root mean square over {_draws(ds)}, slopes with 95 % intervals over them",
         "the error grows as √d if the norm of W_V does: theorem and orthogonal, not normalised",
     )
 
@@ -182,7 +181,7 @@ def sketching_lines(ds: xr.Dataset) -> go.Figure:
     slope = array(ds, "slope", "sketch", "draw").mean(axis=1)[0]
     return figure.dress(
         f"What sketches of {ds.attrs['rank']} rows a head miss of an input of width {ds.attrs['width']}",
-        f"upright lines: as many singular values are as large as the sparse error at so many heads; {draws_in(ds)}",
+        f"upright lines: as many singular values are as large as the sparse error at so many heads; {_draws(ds)}",
         f"their number grows as the power {slope:.2f} of the heads",
     )
 
@@ -207,19 +206,19 @@ def head_spectra_lines(ds: xr.Dataset) -> go.Figure:
     grid, epsilon = panel_grid(titles, row_height=280, most=2), float(ds.attrs["epsilon"])
     counts = names(ds, "heads")
     for place, panel in enumerate(grid):
-        panel.line(x, seen(first), "input", "input, σ<sub>%{x}</sub>: %{y:.3g}", colour=VERMILION, dash="dash")
+        panel.line(x, _seen(first), "input", "input, σ<sub>%{x}</sub>: %{y:.3g}", colour=VERMILION, dash="dash")
         for row, count in enumerate(counts):
             colour = mixed(BLUE, 0.25 + 0.75 * (row + 1) / len(counts))
             words = f"{count} head{'s' * (count != '1')}"
             hover = f"{words}, σ<sub>%{{x}}</sub>: %{{y:.3g}}<br>rank {ranks[place, row]:g}"
-            panel.line(x, seen(spectra[place, row]), words, hover, colour=colour)
+            panel.line(x, _seen(spectra[place, row]), words, hover, colour=colour)
         panel.level(epsilon, dash="dot")
     grid.y(gridcolor=PALE, **log_axis(np.array([max(float(np.nanmin(first)), 1e-8), 1.0])), range=[-8, 0.2])
     title_axes(grid, "index", "relative singular value")
     rank_list = ", ".join(f"{rank:g}" for rank in ranks[0])
     return grid.dress(
         "Spectra of U + attention(U) by heads",
-        f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {draws_in(ds)}",
+        f"d = {ds.attrs['width']}, {ds.attrs['n_tokens']} tokens, {_draws(ds)}",
         f"at ε = {epsilon:g} the input has rank {int(ds['input_rank'])}, the outputs of the first panel {rank_list}",
     )
 
@@ -266,11 +265,11 @@ def _rms(values: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt((values**2).mean(axis=1)))
 
 
-def seen(values: np.ndarray, largest: float = 1.0) -> np.ndarray:
+def _seen(values: np.ndarray) -> np.ndarray:
     """Mask values that double precision cannot tell from zero."""
-    return np.where(values > LEAST * largest, values, np.nan)
+    return np.where(values > LEAST, values, np.nan)
 
 
-def draws_in(ds: xr.Dataset) -> str:
+def _draws(ds: xr.Dataset) -> str:
     count = ds.sizes["draw"]
     return f"{count} draws" if count > 1 else "one draw"

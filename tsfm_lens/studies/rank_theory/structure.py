@@ -14,9 +14,7 @@ import numpy as np
 
 from tsfm_lens.errors import InputError
 
-__all__ = ["StructureSizes"]
-__all__ += ["block_diagonal_error", "block_share", "fit_levels", "levels_error", "low_rank_error", "structure_sizes"]
-__all__ += ["tensor_train_error"]
+__all__ = ["structure_sizes"]
 
 Level = tuple[np.ndarray, np.ndarray]
 """Factors of the blocks of one level: (…, block, rows, rank) and (…, block, columns, rank)."""
@@ -24,13 +22,7 @@ Level = tuple[np.ndarray, np.ndarray]
 
 @dataclass(frozen=True)
 class StructureSizes:
-    """Sizes of each structure within the (m + n) ρ numbers of a low-rank matrix; none takes more.
-
-    Attributes:
-        rank, level_ranks: ρ; of a multi-level matrix, whose level l has 2^(l-1) blocks.
-        blocks, block_rank: of a block-diagonal matrix with the blocks of the finest level that the sides allow.
-        cuts, slice_rank: of a block tensor train, its b = c and s.
-    """
+    """Sizes of each structure, b = c = ``cuts`` of a block tensor train, within the numbers of a low-rank matrix."""
 
     rank: int
     level_ranks: tuple[int, ...]
@@ -89,26 +81,13 @@ def structure_sizes(rows: int, columns: int, rank: int, levels: int = 4) -> Stru
 
 
 def low_rank_error(left: np.ndarray, right: np.ndarray, rank: int) -> np.ndarray:
-    """Compute the error of the best matrix of a rank, (…): what truncation of its singular values leaves (S2-LR).
-
-    Example:
-        >>> float(rank_theory.low_rank_error(np.diag([4.0, 3.0]), np.eye(2), 1))
-        0.6
-    """
+    """Compute the error of the best matrix of a rank, (…): what truncation of its singular values leaves (S2-LR)."""
     values = _values(left, right)
     return _relative(_tail(values, rank), values)
 
 
 def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank: int) -> np.ndarray:
-    """Compute the error of the best block-diagonal matrix with blocks of a rank, (…): each block truncated (S2-LRBD).
-
-    Raises:
-        InputError: the blocks do not divide the sides.
-
-    Example:
-        >>> float(rank_theory.block_diagonal_error(np.eye(2), np.array([[3.0, 0.0], [4.0, 0.0]]), 2, 1))
-        0.8
-    """
+    """Compute the error of the best block-diagonal matrix with blocks of a rank, (…): each truncated (S2-LRBD)."""
     rows, columns = _cut(left, blocks), _cut(right, blocks)
     outside = np.zeros(rows.shape[:-3])
     for first in range(blocks):
@@ -119,46 +98,17 @@ def block_diagonal_error(left: np.ndarray, right: np.ndarray, blocks: int, rank:
 
 
 def tensor_train_error(left: np.ndarray, right: np.ndarray, cuts: int, rank: int) -> np.ndarray:
-    """Compute the error of the best block tensor train, b = c = ``cuts``, s = ``rank``, (…): slices truncated (S2-BTT).
-
-    Raises:
-        InputError: the cuts do not divide the sides.
-
-    Example:
-        >>> float(rank_theory.tensor_train_error(np.eye(4), np.eye(4), 2, 1))
-        0.0
-    """
+    """Compute the error of the best tensor train, b = c = ``cuts``, s = ``rank``, (…): slices truncated (S2-BTT)."""
     _refuse(left, right, cuts)
     rows = np.moveaxis(left.reshape(*left.shape[:-2], -1, cuts, left.shape[-1]), -2, -3)
     slices = _values(rows[..., :, None, :, :], _cut(right, cuts)[..., None, :, :, :])
     return _relative(_tail(slices, rank).sum((-1, -2)), _values(left, right))
 
 
-def levels_error(left: np.ndarray, right: np.ndarray, ranks: Sequence[int], sweeps: int) -> np.ndarray:
-    """Compute the error of the multi-level matrix of :func:`fit_levels`, (…): an upper bound of that of the best one.
-
-    Example:
-        >>> float(rank_theory.levels_error(np.eye(2), np.eye(2), (0, 1), 1))
-        0.0
-    """
-    return fit_levels(left, right, ranks, sweeps)[1]
-
-
 def fit_levels(
     left: np.ndarray, right: np.ndarray, ranks: Sequence[int], sweeps: int
 ) -> tuple[list[Level | None], np.ndarray]:
-    """Fit a multi-level low-rank matrix, r_l of 2^(l-1) blocks, by alternating least squares (S2-MLR).
-
-    Return the factors of each level, None where its rank is 0, and the error, (…). After Parshakova et al. 2023.
-
-    Raises:
-        InputError: the blocks of a level do not divide the sides, all ranks are 0, or fewer than one sweep.
-
-    Example:
-        >>> levels, error = rank_theory.fit_levels(np.eye(4), np.eye(4), (1, 0, 1), sweeps=4)
-        >>> levels[2][0].shape, float(error.round(9))
-        ((4, 1, 1), 0.0)
-    """
+    """Fit a multi-level matrix as Parshakova et al. 2023: factors by level, None at rank 0, and the error (S2-MLR)."""
     if sweeps < 1 or not any(ranks) or min(ranks) < 0:
         raise InputError(f"ranks {list(ranks)} in {sweeps} sweeps, expected a rank above 0 and at least one sweep")
     factors: list[Level | None] = [None] * len(ranks)
@@ -186,15 +136,7 @@ def fit_levels(
 
 
 def block_share(left: np.ndarray, right: np.ndarray, blocks: int) -> np.ndarray:
-    """Compute the share of squared entries in the blocks on the diagonal, (…): 1 / blocks for entries anywhere.
-
-    Raises:
-        InputError: the blocks do not divide the sides.
-
-    Example:
-        >>> float(rank_theory.block_share(np.ones((4, 1)), np.ones((4, 1)), 2))
-        0.5
-    """
+    """Compute the share of squared entries in the blocks on the diagonal, (…): 1 / blocks for entries anywhere."""
     inside, whole = (_norms(_cut(left, count), _cut(right, count)).sum(-1) for count in (blocks, 1))
     return np.asarray(np.divide(inside, whole, out=np.full_like(whole, np.nan), where=whole > 0))
 

@@ -77,20 +77,15 @@ def series_of(arrays: NpzFile, name: str, path: Path) -> NDArray[np.number]:
         values = arrays[name]
     except (ValueError, EOFError, OSError, BadZipFile, zlib.error) as error:
         raise CheckpointError(f"{path}: array {name} cannot be read, expected a series of numbers; {advice}") from error
-    if values.ndim != 1 or values.dtype.kind not in "iuf":
+    whole = values.ndim == 1 and values.dtype.kind in "iuf"
+    if whole:
+        with np.errstate(over="ignore"):
+            single = values.astype(np.float32)
+        whole = bool(np.isfinite(single).any() and not np.isinf(single).any())
+    if not whole:
         raise CheckpointError(
-            f"{path}: array {name} is of shape {list(values.shape)} and type {values.dtype}, expected numbers along "
-            f"one axis, time; {advice}"
-        )
-    with np.errstate(over="ignore"):
-        single = values.astype(np.float32)
-    if np.isnan(single).all():
-        raise CheckpointError(f"{path}: array {name} has {len(values)} steps and no value in them; {advice}")
-    if np.isinf(single).any():
-        first = int(np.isinf(single).argmax())
-        raise CheckpointError(
-            f"{path}: array {name} is {values[first]} at step {first}, expected a number of float32, or NaN for a gap; "
-            f"{advice}"
+            f"{path}: array {name} of shape {list(values.shape)} and type {values.dtype} is no series; expected finite "
+            f"numbers of float32 along one axis, NaN where there is a gap; {advice}"
         )
     return values
 

@@ -272,9 +272,8 @@ def validation_cases(path: Path, split: str = "validation") -> list[SkillCase]:
     steps = []
     for name, value in seasons.items():
         if value is None or value.shape or value.dtype.kind not in "iu" or value < 1:
-            finding = "is not there" if value is None else f"is {np.array2string(value, threshold=4)}"
             raise CheckpointError(
-                f"{path}: array {name} {finding}, expected a number of steps from 1 on; make it again with "
+                f"{path}: array {name} is {value}, expected a number of steps from 1 on; make it again with "
                 "tools/build_training_series.py"
             )
         steps.append(int(value))

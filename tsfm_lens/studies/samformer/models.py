@@ -16,7 +16,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.extensions import extensible
 
 __all__ = ["ATTENTIONS", "ChannelTransformer", "LinearForecaster", "MODELS", "RevIN", "SigmaReparam", "TSMixer"]
-__all__ += ["least_squares", "make_model", "oracle_loss", "sigma_reparametrised", "spectral_norm"]
+__all__ += ["least_squares", "make_model", "oracle_loss", "sigma_reparametrised"]
 
 
 class RevIN(nn.Module):
@@ -57,12 +57,7 @@ class RevIN(nn.Module):
 
 
 def spectral_norm(weight: Tensor) -> Tensor:
-    """Compute the largest singular value of a matrix, exact, and differentiable twice where it is single.
-
-    Example:
-        >>> float(samformer.spectral_norm(torch.tensor([[3.0, 0.0], [0.0, 4.0], [0.0, 0.0]])))
-        4.0
-    """
+    """Compute the largest singular value of a matrix, exact, and differentiable twice where it is single."""
     gram = weight @ weight.mT if weight.shape[-2] < weight.shape[-1] else weight.mT @ weight
     return torch.linalg.eigvalsh(gram)[..., -1].clamp(min=0).sqrt()
 
@@ -90,7 +85,7 @@ def sigma_reparametrised(model: nn.Module) -> nn.Module:
 
     Example:
         >>> layer = samformer.sigma_reparametrised(torch.nn.Linear(6, 4))
-        >>> bool(torch.isclose(samformer.spectral_norm(layer.weight), torch.tensor(1.0)))
+        >>> bool(torch.isclose(torch.linalg.matrix_norm(layer.weight, 2), torch.tensor(1.0)))
         True
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -323,16 +318,11 @@ def oracle_loss(length: int, rows: int, *, noise: float = 1.0) -> float:
 
 
 class MixerBlock(nn.Module):
-    """Linear map over time and a two-layer one over channels, each on a norm and added to its input."""
+    """Linear map over time and a two-layer one over channels, each on a batch norm and added to its input."""
 
-    def __init__(self, length: int, channels: int, hidden: int, dropout: float, norm: str) -> None:
+    def __init__(self, length: int, channels: int, hidden: int, dropout: float) -> None:
         super().__init__()
-        if norm not in ("batch", "layer"):
-            raise unknown_name("norm", norm, ("batch", "layer"))
-        self.norms = nn.ModuleList(
-            _WholeBatchNorm(channels * length) if norm == "batch" else nn.LayerNorm((channels, length))
-            for _ in range(2)
-        )
+        self.norms = nn.ModuleList(_WholeBatchNorm(channels * length) for _ in range(2))
         self.time = nn.Linear(length, length)
         self.up, self.down = nn.Linear(channels, hidden), nn.Linear(hidden, channels)
         self.drop = nn.Dropout(dropout)
@@ -350,11 +340,9 @@ class TSMixer(nn.Module):
     Args:
         length, horizon, channels: L, H and D.
         blocks, hidden, dropout: how many, width of the map over channels, and in training.
-        norm: "batch" or "layer", each over channels and time together.
 
     Raises:
         InputError: a size is below 1, or dropout is not from 0 to below 1.
-        UnknownNameError: an unknown norm.
     """
 
     def __init__(
@@ -366,7 +354,6 @@ class TSMixer(nn.Module):
         blocks: int = 2,
         hidden: int = 64,
         dropout: float = 0.0,
-        norm: Literal["batch", "layer"] = "batch",
         normalise: bool = True,
         seed: int = 0,
     ) -> None:
@@ -379,7 +366,7 @@ class TSMixer(nn.Module):
         self.length, self.horizon, self.channels = length, horizon, channels
         with _drawn(self, seed):
             self.revin = RevIN(channels) if normalise else None
-            self.blocks = nn.ModuleList(MixerBlock(length, channels, hidden, dropout, norm) for _ in range(blocks))
+            self.blocks = nn.ModuleList(MixerBlock(length, channels, hidden, dropout) for _ in range(blocks))
             self.readout = nn.Linear(length, horizon)
 
     def forward(self, x: Tensor) -> Tensor:

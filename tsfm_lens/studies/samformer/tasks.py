@@ -19,7 +19,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.studies.samformer.models import refuse_sizes
 
 __all__ = ["Benchmark", "BenchmarkTask", "ForecastTask", "LinearToy", "SPLITS", "ToyTask", "Windows"]
-__all__ += ["benchmark", "cosine_by_epoch", "errors_of"]
+__all__ += ["benchmark", "cosine_by_epoch"]
 
 
 def stream(seed: int, *parts: int) -> torch.Generator:
@@ -309,13 +309,7 @@ class ForecastTask:
 
 
 def errors_of(model: nn.Module, pairs: WindowPairs, *, at_once: int = 256) -> dict[str, float]:
-    """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels and steps, in evaluation mode.
-
-    Example:
-        >>> made = samformer.benchmark(np.sin(np.arange(300) / np.array([[3.0], [7.0]])), length=24, horizon=6)
-        >>> sorted(samformer.errors_of(samformer.LinearForecaster(24, 6), made.test))
-        ['mae', 'mse']
-    """
+    """Compute mean squared ("mse") and absolute ("mae") errors over windows, channels and steps, in evaluation mode."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
     squared = absolute = torch.zeros((), dtype=torch.float64)

@@ -10,17 +10,15 @@ from torch import Tensor, nn
 from tsfm_lens.errors import InputError
 from tsfm_lens.studies.structured.matrices import (
     BlockTensorTrain,
-    LowRankBlockDiagonal,
     MultiLevelLowRank,
     StructuredMatrix,
     cut,
     joined,
     left_permutation,
-    level_blocks,
     right_permutation,
 )
 
-__all__ = ["MultiLevelBlockTensorContraction", "as_contraction", "as_levels", "kronecker", "nearest_tensor_train"]
+__all__ = ["MultiLevelBlockTensorContraction", "as_contraction", "kronecker", "nearest_tensor_train"]
 
 
 class MultiLevelBlockTensorContraction(StructuredMatrix):
@@ -104,29 +102,6 @@ def _permutations(orders: Sequence[Tensor] | None, sizes: Sequence[int]) -> list
         if not torch.equal(torch.sort(order).values, torch.arange(size)):
             raise InputError(f"{order.tolist()} is no permutation of 0 … {size - 1}")
     return [order.clone() for order in orders]
-
-
-def as_levels(matrix: LowRankBlockDiagonal) -> MultiLevelLowRank:
-    """Write a low-rank (block-diagonal) matrix as the level of its 2^n blocks among levels 1, 2, 4, …, others rank 0.
-
-    Raises:
-        InputError: the number of blocks is no power of two; names the nearest.
-
-    Example:
-        >>> structured.as_levels(structured.LowRankBlockDiagonal(8, 8, rank=1, blocks=4)).ranks
-        (0, 0, 1)
-    """
-    count = matrix.blocks[0]
-    levels = count.bit_length()
-    if level_blocks(levels)[-1] != count:
-        raise InputError(
-            f"{count} blocks are no level of 1, 2, 4, …; the nearest is {2 ** (levels - 1)}. Or name the levels: "
-            "MultiLevelLowRank(…, blocks=…)"
-        )
-    out = MultiLevelLowRank(matrix.out_features, matrix.in_features, (*[0] * (levels - 1), matrix.ranks[0]))
-    _copy_values(out.left[-1], matrix.left[0])
-    _copy_values(out.right[-1], matrix.right[0])
-    return out.to(matrix.left[0])
 
 
 def as_contraction(matrix: StructuredMatrix) -> MultiLevelBlockTensorContraction:

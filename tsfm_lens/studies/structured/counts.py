@@ -12,7 +12,7 @@ from fractions import Fraction
 from tsfm_lens.errors import InputError
 from tsfm_lens.studies.structured.matrices import factors_of, level_blocks, refuse_ranks, refuse_remainder, whole
 
-__all__ = ["bilinear_level_operations", "bilinear_train_operations", "cheapest_order", "key_cache_entries"]
+__all__ = ["bilinear_level_operations", "bilinear_train_operations", "key_cache_entries"]
 __all__ += ["level_attention_operations"]
 
 
@@ -63,17 +63,6 @@ def bilinear_train_operations(
     (_, b), (c, _) = factors_of(width, out_factors, "out_factors"), factors_of(width, in_factors, "in_factors")
     projections = tokens * width * rank * (b + c)
     return {"both": tokens**2 * b * c * rank + projections, "keys": tokens**2 * width + projections}
-
-
-def cheapest_order(operations: dict[str, Fraction] | dict[str, int]) -> str:
-    """Return the order of contraction that costs least, the first of several.
-
-    Example:
-        >>> count = structured.bilinear_level_operations
-        >>> [structured.cheapest_order(count(256, 512, ranks)) for ranks in ([64], [8] * 8)]
-        ['c', 'e']
-    """
-    return min(operations, key=lambda order: operations[order])
 
 
 def level_attention_operations(tokens: int, ranks: Sequence[int], width: int = 0) -> Fraction:

@@ -11,31 +11,18 @@ from torch import Tensor, nn
 from tsfm_lens.errors import InputError
 
 __all__ = ["BlockTensorTrain", "LowRank", "LowRankBlockDiagonal", "MultiLevelLowRank", "StructuredMatrix"]
-__all__ += ["balanced_factors", "left_permutation", "level_blocks", "right_permutation"]
+__all__ += ["left_permutation", "right_permutation"]
 
 
 def level_blocks(levels: int) -> tuple[int, ...]:
-    """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1)); InputError for no level.
-
-    Example:
-        >>> structured.level_blocks(4)
-        (1, 2, 4, 8)
-    """
+    """Return the numbers of blocks of nested levels, 1, 2, 4, … (p_l = 2^(l-1)); InputError for no level."""
     if levels < 1:
         raise InputError(f"{levels} levels; a form with levels has at least 1")
     return tuple(2**level for level in range(levels))
 
 
 def balanced_factors(width: int) -> tuple[int, int]:
-    """Return two factors of a width, the first at most the second, as near to its square root as can be.
-
-    Raises:
-        InputError: the width is below 1, or a prime above 3; names the nearest width that can be split.
-
-    Example:
-        >>> structured.balanced_factors(64), structured.balanced_factors(24)
-        ((8, 8), (4, 6))
-    """
+    """Return two factors of a width, the smaller first, as near to its root as can be; InputError for a prime."""
     whole(width, "width")
     low = next(factor for factor in range(int(width**0.5), 0, -1) if width % factor == 0)
     if low == 1 and width > 3:

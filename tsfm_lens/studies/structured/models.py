@@ -18,8 +18,7 @@ from tsfm_lens.studies.structured.forms import ScoringForm, TokenLevels, form_of
 from tsfm_lens.studies.structured.matrices import refuse_remainder, whole
 from tsfm_lens.studies.structured.tiles import Reach
 
-__all__ = ["Encoder", "InContextRegressor", "KeyCache", "PatchForecaster", "ScoredAttention", "StepForecaster"]
-__all__ += ["make_forecaster"]
+__all__ = ["Encoder", "InContextRegressor", "KeyCache", "ScoredAttention", "StepForecaster", "make_forecaster"]
 
 
 class ScoredAttention(nn.Module):
@@ -121,9 +120,6 @@ class KeyCache:
     def values(self) -> Tensor:
         """Return the values (batch, head, key, feature) of the tokens that the newest one sees."""
         return self._values[:, :, : min(self.tokens, self._value_capacity)]
-
-
-DECILES = tuple(level / 10 for level in range(1, 10))
 
 
 class EncoderBlock(nn.Module):
@@ -229,65 +225,6 @@ class InContextRegressor(nn.Module):
             tokens = torch.stack([x, F.pad(y[..., None], (0, self.d_input - 1))], 2).flatten(1, 2)
         out: Tensor = self.read_out(self.encoder(self.embed(tokens)))
         return out[..., 0] if self.paired else out[:, ::2, 0]
-
-
-@extensible
-class PatchForecaster(nn.Module):
-    """Forecaster from patches of a normalised series to quantiles of all steps ahead, out of the last token.
-
-    Args:
-        encoder, width: of any scoring function, and of its stream.
-        patch, context_length: steps of a token, and steps read, a multiple of them; NaN on the left where missing.
-        prediction_length, levels, positions: steps ahead; quantile levels; "learned" or "none".
-    """
-
-    def __init__(
-        self,
-        encoder: Encoder,
-        width: int,
-        *,
-        patch: int,
-        context_length: int,
-        prediction_length: int,
-        levels: Sequence[float] = DECILES,
-        positions: Literal["learned", "none"] = "learned",
-    ) -> None:
-        super().__init__()
-        self.patch, self.context_length = whole(patch, "patch"), whole(context_length, "context_length")
-        self.prediction_length, self.levels = whole(prediction_length, "prediction_length"), tuple(levels)
-        if context_length % patch:
-            raise InputError(
-                f"context_length {context_length} is no multiple of the patch of {patch}; the nearest is "
-                f"{max(round(context_length / patch), 1) * patch}"
-            )
-        refuse_remainder(context_length, patch, "a context")
-        # values, and the mask of those that are there
-        self.embed = TokenEmbedding(2 * patch, width, context_length // patch, positions)
-        self.encoder = encoder
-        self.head = nn.Linear(width, len(self.levels) * prediction_length)
-
-    def forward(self, context: Tensor) -> Tensor:
-        """Map (batch, step), NaN where missing, to quantiles in data units, (batch, quantile, step)."""
-        if context.shape[-1] != self.context_length:
-            raise InputError(f"a context of {context.shape[-1]} steps, expected {self.context_length}, NaN on the left")
-        loc, scale = self.location(context)
-        mask = ~torch.isnan(context)
-        values = torch.where(mask, (context - loc[:, None]) / scale[:, None], 0.0)
-        tokens = torch.cat([part.unflatten(1, (-1, self.patch)) for part in (values, mask.to(values))], -1)
-        return self.quantiles(self.encoder(self.embed(tokens)), loc, scale)
-
-    def location(self, context: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and standard deviation of the finite values of each series, (batch,); 0 and 1 without any."""
-        mask = ~torch.isnan(context)
-        count = mask.sum(-1).clamp(min=1)
-        loc = torch.nan_to_num(context).sum(-1) / count
-        variance = torch.where(mask, context - loc[:, None], 0.0).square().sum(-1) / count
-        return loc, torch.where(variance > 0, variance.sqrt(), 1.0)
-
-    def quantiles(self, normalized: Tensor, loc: Tensor, scale: Tensor) -> Tensor:
-        """Map the last stream (…, batch, token, width) to quantiles in data units, (…, batch, quantile, step)."""
-        flat = self.head(normalized[..., -1, :]).unflatten(-1, (len(self.levels), self.prediction_length))
-        return flat * scale[:, None, None] + loc[:, None, None]
 
 
 @extensible

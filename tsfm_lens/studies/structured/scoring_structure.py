@@ -23,7 +23,7 @@ from tsfm_lens.studies.rank_theory.structure import (
     StructureSizes,
     block_diagonal_error,
     block_share,
-    levels_error,
+    fit_levels,
     low_rank_error,
     structure_sizes,
     tensor_train_error,
@@ -187,7 +187,7 @@ class _Fit:
             (
                 low_rank_error(left, right, size.rank),
                 block_diagonal_error(left, right, size.blocks, size.block_rank),
-                levels_error(left, right, size.level_ranks, self.sweeps),
+                fit_levels(left, right, size.level_ranks, self.sweeps)[1],
                 tensor_train_error(left, right, size.cuts, size.slice_rank),
             )
             for size in self.sizes(form)

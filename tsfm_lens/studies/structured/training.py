@@ -14,14 +14,10 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.studies.samformer.tasks import stream
 from tsfm_lens.studies.structured.forms import LevelFactor, TrainFactor, form_of_name
 from tsfm_lens.studies.structured.matrices import whole
-from tsfm_lens.studies.structured.models import (
-    Encoder,
-    InContextRegressor,
-    TokenEmbedding,
-)
+from tsfm_lens.studies.structured.models import Encoder, InContextRegressor, TokenEmbedding
 
 __all__ = ["InContextTask", "Prompts"]
-__all__ += ["errors_by_pairs", "fan_in_of", "first_deviation", "least_squares_in_context", "make_regressor"]
+__all__ += ["first_deviation", "least_squares_in_context", "make_regressor"]
 __all__ += ["oracle_errors", "parameter_groups", "redraw", "rms_capped"]
 
 TRAINING, HELD_OUT = 0, 1
@@ -136,14 +132,7 @@ def make_regressor(
 
 
 def errors_by_pairs(model: torch.nn.Module, x: Tensor, y: Tensor, *, at_once: int = 512) -> Tensor:
-    """Compute the mean squared error of x (prompt, point, d) and y (prompt, point) after 0, 1, … pairs, (point,).
-
-    Example:
-        >>> prompts = structured.Prompts(4)
-        >>> model = structured.make_regressor("attention", prompts, width=16, layers=1)
-        >>> structured.errors_by_pairs(model, *prompts.draw(3, seed=0)).shape
-        torch.Size([8])
-    """
+    """Compute the mean squared error of x (prompt, point, d) and y (prompt, point) after 0, 1, … pairs, (point,)."""
     training, device = model.training, next(model.parameters()).device
     model.eval()
     total = torch.zeros(y.shape[1], dtype=torch.float64)
@@ -230,12 +219,7 @@ def first_deviation(d_out: int, d_in: int) -> float:
 
 
 def fan_in_of(module: nn.Module, name: str) -> int | None:
-    """Return the length of the sum in one output of a parameter; None without such a sum (biases, norms, read-in).
-
-    Example:
-        >>> structured.fan_in_of(structured.LevelFactor(64, 2, (4, 4)), "factors.1")
-        32
-    """
+    """Return the length of the sum in one output of a parameter; None without such a sum (biases, norms, read-in)."""
     if isinstance(module, LevelFactor):
         return int(module.factors[int(name.rpartition(".")[2])].shape[1])
     if isinstance(module, TrainFactor):

@@ -1,53 +1,17 @@
-"""Wirings of forecasters, whatever their scoring functions."""
+"""Wiring of forecasters of time steps, whatever their scoring functions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
-import torch
 from torch import Tensor
 
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.extensions import method_of
-from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, TokenSpans, Wiring
-from tsfm_lens.models.adapter import Adapter
-from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.hooks import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.studies.samformer.wiring import ChannelAdapter
-from tsfm_lens.studies.structured.models import EncoderBlock, PatchForecaster, StepForecaster
+from tsfm_lens.studies.structured.models import EncoderBlock, StepForecaster
 
-__all__ = ["ForecasterAdapter", "StepAdapter"]
-
-
-class ForecasterAdapter(Adapter):
-    """Lens adapter of a :class:`PatchForecaster`."""
-
-    architecture = "structured"
-
-    def __init__(self, native: PatchForecaster) -> None:
-        self.native = self.model = native
-        self.context_length, self.prediction_length = native.context_length, native.prediction_length
-        self.levels = native.levels
-        unembed = Site("head", layout="batch d_out")
-        self.wiring = Wiring("structured", (stack_of(native),), unembed, "embed", native.prediction_length)
-
-    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
-        context = torch.full((len(batch), self.context_length), torch.nan, device=self.device)
-        for row, series in zip(context, batch.values, strict=True):
-            tail = torch.as_tensor(series[-self.context_length :].copy(), dtype=torch.float32)
-            row[self.context_length - len(tail) :] = tail
-        patch = self.model.patch
-        spans = {"": TokenSpans.patches(-self.context_length, self.context_length // patch, patch)}
-        loc, scale = self.model.location(context)
-        return Encoded({"context": context}, spans, loc, scale, batch)
-
-    def run(self, inputs: Mapping[str, Any]) -> Tensor:
-        out: Tensor = self.model(**inputs)
-        return out
-
-    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        out: Tensor = self.model.quantiles(normalized, encoded.loc.to(normalized), encoded.scale.to(normalized))
-        return out
+__all__ = ["StepAdapter"]
 
 
 class StepAdapter(ChannelAdapter):
@@ -69,7 +33,7 @@ class StepAdapter(ChannelAdapter):
         return mean - self.model.revin.bias.detach() * gain, gain
 
 
-def stack_of(model: PatchForecaster | StepForecaster) -> Stack:
+def stack_of(model: StepForecaster) -> Stack:
     """Return the rows of a model's blocks; layers with other numbers of scoring features have rows of their own."""
     blocks = cast("list[EncoderBlock]", list(model.encoder.blocks))
     first = blocks[0].attn
@@ -103,7 +67,7 @@ def _mlp() -> Mlp:
     return Mlp(Site("down"), Site("norm2", "in"), pre, post, "down", inner, norm="norm2", aside=True, act="gelu")
 
 
-@method_of("PatchForecaster", "StepForecaster")
-def lens_adapter(model: PatchForecaster | StepForecaster) -> ForecasterAdapter | StepAdapter:
+@method_of("StepForecaster")
+def lens_adapter(model: StepForecaster) -> StepAdapter:
     """Return the model's own wiring, by which ``load(model)`` opens it."""
-    return StepAdapter(model) if isinstance(model, StepForecaster) else ForecasterAdapter(model)
+    return StepAdapter(model)

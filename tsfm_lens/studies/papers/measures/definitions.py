@@ -9,6 +9,8 @@ import numpy as np
 from tsfm_lens import compress, ranks
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
+from tsfm_lens.studies.rank_theory.compression import column_softmax, orthonormal
+from tsfm_lens.studies.rank_theory.constructions import effective_index
 
 ROUNDING = 1e-12  # of the largest entry: smaller values are rounding in double precision
 WIDTH, TOKENS, DRAWS = 24, 40, 20
@@ -72,7 +74,7 @@ def line_angles(rng: np.random.Generator) -> Counts:
     """Check the angles of lines in a plane that are drawn at given angles."""
     apart, radians = np.abs(DEGREES[:, None] - DEGREES), np.radians(DEGREES)
     expected = np.minimum(apart, 180 - apart)
-    plane = rank_theory.orthonormal(WIDTH, 2, rng)
+    plane = orthonormal(WIDTH, 2, rng)
     signs = rng.choice([-1.0, 1.0], len(DEGREES)) * rng.uniform(0.1, 9, len(DEGREES))
     angles = np.degrees(ranks.angles(plane @ np.stack([np.cos(radians), np.sin(radians)]) * signs))
     # parallel lines are exact to half of the digits only
@@ -136,7 +138,7 @@ def one_head(rng: np.random.Generator) -> Counts:
     tokens = rng.normal(size=(WIDTH, TOKENS))
     weights = rank_theory.AttentionWeights.random(WIDTH, seed=int(rng.integers(2**31)))
     off = _off(rank_theory.attention(tokens, weights), _head_output(tokens, weights, 0))
-    columns = rank_theory.column_softmax(rank_theory.logits(tokens, weights)).sum(axis=-2)
+    columns = column_softmax(rank_theory.logits(tokens, weights)).sum(axis=-2)
     return {"attention_off": off, "sums_off": _off(columns, np.ones_like(columns))}
 
 
@@ -149,7 +151,7 @@ def several_heads(rng: np.random.Generator) -> Counts:
         weights = rank_theory.AttentionWeights.stacked(query, key, value, heads)
         expected = np.concatenate([_head_output(tokens, weights, head) for head in range(heads)])
         off += _off(rank_theory.attention(tokens, weights), expected)
-    formula = value @ tokens @ rank_theory.column_softmax(tokens.T @ query.T @ key @ tokens / np.sqrt(WIDTH))
+    formula = value @ tokens @ column_softmax(tokens.T @ query.T @ key @ tokens / np.sqrt(WIDTH))
     single = rank_theory.attention(tokens, rank_theory.AttentionWeights.stacked(query, key, value))
     return {"one_head_off": _off(single, formula), "heads_off": off}
 
@@ -178,14 +180,14 @@ def sketching_bounds(rng: np.random.Generator) -> Counts:
     """Compare sketching distances with their lower bound, and with those of sketches that miss nothing."""
     below = above = index = 0
     spectrum = np.exp(-np.arange(WIDTH) / rng.uniform(2, 10))
-    matrix = (rank_theory.orthonormal(WIDTH, WIDTH, rng) * spectrum) @ rank_theory.orthonormal(TOKENS, WIDTH, rng).T
+    matrix = (orthonormal(WIDTH, WIDTH, rng) * spectrum) @ orthonormal(TOKENS, WIDTH, rng).T
     for heads in HEADS:
         sketch = rank_theory.sparse_sketch(WIDTH, 2, heads, seed=int(rng.integers(2**31)))
         distance = rank_theory.sketching_distance(matrix, sketch)
         below += distance < spectrum[2 * heads] * (1 - ROUNDING)
         above += distance > spectrum[0] * (1 + ROUNDING)
         # at most as many singular values reach the distance as the sketch has rows
-        index += rank_theory.effective_index(spectrum, distance * (1 + ROUNDING)) > 2 * heads
+        index += effective_index(spectrum, distance * (1 + ROUNDING)) > 2 * heads
     full = rank_theory.sketching_distance(matrix, rng.normal(size=(WIDTH, WIDTH))) > ROUNDING * 100
     return {"sketch_below": below, "sketch_above": above, "sketch_full": full, "sketch_index": index}
 

@@ -6,14 +6,19 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import xarray as xr
 
+from tsfm_lens.ranks import flow_bound
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
 from tsfm_lens.studies.papers.verdicts import ClaimPart
+from tsfm_lens.studies.rank_theory.compression import residual_layer
+from tsfm_lens.studies.rank_theory.experiments import children, of_spectrum
 
 COMPARABLE_WITHIN = 1.25  # a factor
 CHEBYSHEV_RANKS = (1, 2, 4, 8, 16, 32)
+EPSILONS, PATCH = (0.2, 0.3, 0.5, 0.7, 1.0), 4  # of theorem 2
+HEADS = (1, 2, 4)  # of theorem 4
+SKETCHES = ((2, 8, 3), (3, 6, 2), (4, 8, 3), (8, 6, 2))  # h, d_h and d̃ of theorem 6
 _VARIANCES = {"entries of weights": "variance 1/√d of W_Q and W_K, 1 of W_V"}
 
 
@@ -23,7 +28,7 @@ def by_rank(context: Context, *, width: int = 512, n_tokens: int = 4096, n_ranks
     data = rank_theory.compression_by_rank(width=width, n_tokens=n_tokens, n_ranks=n_ranks, **_draws(context, 1))
     ranks = data["rank"].values
     tested = {"ranks": f"{len(ranks)} from {ranks[0]} to {ranks[-1]}", **_VARIANCES}
-    result = _result(data, context, {"d": str(width), "tokens": str(n_tokens), **tested}, intervals=True)
+    result = _result(context, 1, {"d": str(width), "tokens": str(n_tokens), **tested}, intervals=True)
     for name, slope in (("slope_of_rank", "slope"), ("slope with all ranks", "slope_of_all")):
         result.mean(name, data[slope].sel(scaling="theorem").values)
     result.add("largest error over √d σ", (data["error"] / data["rate"]).max())
@@ -38,7 +43,7 @@ def by_width(
     """Measure the slope over the width with its interval, and that of other weights."""
     data = rank_theory.compression_by_width(widths=widths, n_tokens=n_tokens, **_draws(context, 50))
     sizes = {"d": ", ".join(map(str, widths)), "tokens": str(n_tokens), "rank": str(data.attrs["rank"]), **_VARIANCES}
-    result = _result(data, context, sizes, intervals=True)
+    result = _result(context, 50, sizes, intervals=True)
     for weights, name in (
         ("theorem", "slope_of_width"),
         ("orthogonal", "slope with W_V √d times orthogonal"),
@@ -65,7 +70,7 @@ def sketching(
         "entries of a row": "d / h",
         "singular values": f"exp(−(j − 1)/{decay:g})",
     }
-    result = _result(data, context, settings, intervals=True)
+    result = _result(context, 6, settings, intervals=True)
     result.claims["comparable"] = verdict_over("draw", ClaimPart("", np.log(COMPARABLE_WITHIN) - apart, words))
     result.mean("slope_of_heads", data["slope"].sel(sketch="sparse").values)
     for count in data["heads"].values:
@@ -91,7 +96,7 @@ def head_spectra(
         "singular values": f"√L exp(−(j − 1)/{data.attrs['decay']:g})",
         "ε": f"{data.attrs['epsilon']:g}",
     }
-    result = _result(data, context, settings, intervals=True)
+    result = _result(context, 8, settings, intervals=True)
     result.claims["higher_rank_by_heads"] = verdict_over("draw", *parts)
     for count in heads:
         result.mean(f"rank with {count} heads", ranks.sel(heads=count).values)
@@ -117,102 +122,165 @@ def chebyshev(context: Context, *, dimension: int = 768, n_points: int = 4096) -
 @measure("S0-TH1", key="above_theorem_1", gated=False)
 @measure("S0-C2", key="above_corollary_2", gated=True)
 def embeddings(context: Context, *, key: str, gated: bool) -> MeasuredValues:
-    """Check theorem 1, or corollary 2, by the singular values above their bounds."""
-    data = rank_theory.embedding_bounds(draws=1, seed=context.seed)
-    name = "gated, β = 1"
-    data = data.sel(embedding=[name]) if gated else data.drop_sel(embedding=name)
-    # smaller values are rounding in double precision
-    least = 1e-12 * data["singular_value"].isel(index=0)
-    above = float((data["singular_value"] > data["bound"] + least).sum())
-    about = {"β": "1"} if gated else {"embeddings": _list(data, "embedding")}
-    return MeasuredValues({key: above}, {**about, **_sizes(data)})
+    """Check theorem 1, or corollary 2, by the singular values of embedded points of [−1, 1] above their bounds."""
+    sizes = d, n_tokens = 64, 1000
+    rng = np.random.default_rng(context.seed)
+    points, knots = rng.uniform(-1, 1, n_tokens), rng.uniform(-0.9, 0.9, d)[:, None]
+    rates = rng.uniform(-2, 2, d)[:, None]
+    # the ellipse of radius 1.5 reaches this far up: the poles of 1/(1 + a²x²) stand at i/2 or further
+    up = (1.5 - 1 / 1.5) / 2
+    one, three = (rank_theory.differentiable_bound(*sizes, order=n, variation=v) for n, v in ((1, 2.0), (3, 12.0)))
+    smooth = {
+        "exp(wx)": (np.exp(rates * points), rank_theory.analytic_bound(*sizes, radius=2.5, largest=float(np.exp(2.9)))),
+        "1/(1 + a²x²)": (
+            1 / (1 + (rates * points) ** 2),
+            rank_theory.analytic_bound(*sizes, radius=1.5, largest=1 / (1 - 4 * up**2)),
+        ),
+        "|x − c|": (np.abs(points - knots), one),
+        "|x − c|³": (np.abs(points - knots) ** 3, three),
+    }
+    gates = rank_theory.GatedEmbedding.random(d, seed=context.seed)(points), rank_theory.gated_bound(*sizes, beta=1.0)
+    above = 0
+    for tokens, bound in [gates] if gated else smooth.values():
+        singular = np.linalg.svd(tokens, compute_uv=False)
+        # smaller values are rounding in double precision
+        above += int((singular > bound + 1e-12 * singular[0]).sum())
+    about = {"β": "1"} if gated else {"embeddings": ", ".join(smooth)}
+    return MeasuredValues({key: above}, {**about, "d": str(d), "tokens": str(n_tokens)})
 
 
 @measure("S0-TH2")
 def residual_mlps(context: Context) -> MeasuredValues:
     """Check theorem 2."""
-    data = rank_theory.embedding_bounds(**_draws(context, 10))
-    result = _result(data, context, {"patch": str(data.attrs["patch"]), **_sizes(data)})
-    result.add("above_theorem_2", (data["count"] > data["most"]).sum())
-    result.add("residual MLPs and thresholds", data["count"].size)
+    d, n_tokens, counts = 64, 1000, []
+    columns = np.random.default_rng(context.seed).normal(size=(PATCH, n_tokens))
+    for child in children(context.seed, context.draws(10)):
+        for activation in rank_theory.ACTIVATIONS:
+            mlp = rank_theory.ResidualMlpEmbedding.random(d, PATCH, activation=activation, seed=child)
+            counts.append(np.subtract(*rank_theory.mlp_count(mlp, columns, EPSILONS)))
+    result = _result(context, 10, {"patch": str(PATCH), "d": str(d), "tokens": str(n_tokens)})
+    result.add("above_theorem_2", (np.array(counts) > 0).sum())
+    result.add("residual MLPs and thresholds", np.size(counts))
     return result
 
 
 @measure("S0-TH3")
 def compression(context: Context) -> MeasuredValues:
-    """Check theorems 3 and 5."""
-    data = rank_theory.compression_bounds(**_draws(context, 20))
-    repetition, least = data["repeated_error"], data["least_error"]
-    result = _result(data, context, {"heads": _list(data, "heads"), **_sizes(data)})
-    result.add("above_theorem_3", (data["error"] > data["bound"]).sum())
-    result.add("below_theorem_3", (least < data["floor"]).sum())
-    result.add(
-        "error of one token 256 times over that of the token once",
-        repetition.sel(length=256) / repetition.sel(length=1),
-    )
-    result.add("errors", data["error"].size)
-    result.add("smallest loss over σ/4", (least / data["floor"]).min())
+    """Check theorems 3 and 5: errors, one token repeated, and inputs that no value matrix compresses."""
+    d, n_tokens, heads = 32, 64, (1, 4)
+    ranks, off = range(1, d), []
+    for child in children(context.seed, context.draws(20)):
+        rng = np.random.default_rng(child)
+        vocabulary = of_spectrum(np.exp(-np.arange(d) / rng.uniform(1, d / 2)), 4 * d, rng)
+        tokens = vocabulary[:, rng.integers(0, 4 * d, n_tokens)]
+        for count in heads:
+            weights = rank_theory.AttentionWeights.random(d, count, seed=child + 1)
+            errors = [_lost(tokens, weights, rank_theory.compressed(weights, vocabulary, rank)) for rank in ranks]
+            off.append(errors > rank_theory.compression_bound(vocabulary, weights, ranks, n_tokens))
+    # a repeated second-best token, of a vocabulary as bad as any
+    steep = np.diag(np.append(1.0, np.full(d - 1, 0.1)))
+    weights = rank_theory.AttentionWeights.random(d).with_value(np.sqrt(d) * np.eye(d))
+    less = rank_theory.compressed(weights, steep, 1)
+    once, often = (_lost(np.repeat(steep[:, 1:2], length, axis=1), weights, less) for length in (1, 256))
+    singular = np.exp(-np.arange(d) / d)
+    layers = [rank_theory.incompressible(singular, length, seed=context.seed) for length in (d, 4 * d + 1, 16 * d)]
+    least = np.array([[rank_theory.least_value_error(*layer, rank) for rank in ranks] for layer in layers])
+    sizes = {"heads": ", ".join(map(str, heads)), "d": str(d), "tokens": str(n_tokens)}
+    result = _result(context, 20, sizes)
+    result.add("above_theorem_3", np.sum(off))
+    result.add("below_theorem_3", (least < singular[1:] / 4).sum())
+    result.add("error of one token 256 times over that of the token once", often / once)
+    result.add("errors", np.size(off))
+    result.add("smallest loss over σ/4", (least / (singular[1:] / 4)).min())
     return result
+
+
+def _lost(
+    tokens: np.ndarray, whole: rank_theory.AttentionWeights, less: rank_theory.AttentionWeights
+) -> np.floating[Any]:
+    """Compute the distance of a compressed layer's output, in the Frobenius norm."""
+    return np.linalg.norm(rank_theory.attention(tokens, whole) - rank_theory.attention(tokens, less))
 
 
 @measure("S0-TH4")
 def growth(context: Context) -> MeasuredValues:
-    """Check theorem 4."""
-    data, result = _growth(context)
-    lower = data["lower"].where(data["lower"] > 0)
-    result.settings = {"layers": f"{_list(data, 'depth')} above, 1 below", **result.settings}
-    result.add("above_theorem_4", (data["relative"] > data["upper"]).sum())
-    result.add("below_theorem_4", (data["grown"] < lower).sum())
-    result.add("singular values", data["relative"].size)
-    result.add("smallest singular value of the construction over its bound", (data["grown"] / lower).min())
+    """Check theorem 4, above by the fewest layers that it is about, below by the construction of one."""
+    depths = [int(np.ceil((2 * np.exp(2) * count) ** 2)) for count in HEADS]
+    singular, spectra, result = _growth(context, depths)
+    relative = spectra / spectra[..., :1]
+    upper = np.array([flow_bound(singular, *each) for each in zip(HEADS, depths, strict=True)])
+    constructions = [rank_theory.growing(singular, count, 2 * len(singular)) for count in HEADS]
+    largest = np.array([np.linalg.svd(residual_layer(*each), compute_uv=False) for each in constructions])
+    floors = np.array([rank_theory.flow_floor(singular, count, 1) for count in HEADS])
+    share = largest / largest[:, :1] / np.where(floors > 0, floors, np.nan)
+    result.settings = {"layers": f"{', '.join(map(str, depths))} above, 1 below", **result.settings}
+    result.add("above_theorem_4", (relative > upper[:, None]).sum())
+    result.add("below_theorem_4", (share < 1).sum())
+    result.add("singular values", relative.size)
+    result.add("smallest singular value of the construction over its bound", np.nanmin(share))
     return result
 
 
 @measure("S0-C1")
 def corollary(context: Context) -> MeasuredValues:
-    """Check corollary 1."""
-    data, result = _growth(context)
-    for key, form in (("above_proof", "of the proof"), ("above_printed", "as printed")):
-        result.add(key, (data["alone"] > data["corollary"].sel(form=form)).sum())
-    result.add("singular values", data["alone"].size)
+    """Check corollary 1 with the index of its proof and with the printed one."""
+    singular, spectra, result = _growth(context, [1] * len(HEADS))
+    proof = np.array([rank_theory.one_layer_bound(singular, count) for count in HEADS])
+    k = np.arange(1, len(singular) + 1)
+    places = [rank_theory.corollary_index(k, count, as_printed=True) for count in HEADS]
+    constants = np.array([1 + np.exp(2) * count for count in HEADS])[:, None]
+    printed = constants * singular[np.minimum(places, len(singular)) - 1]
+    result.add("above_proof", (spectra > proof[:, None]).sum())
+    result.add("above_printed", (spectra > printed[:, None]).sum())
+    result.add("singular values", spectra.size)
     return result
+
+
+def _growth(context: Context, depths: Sequence[int]) -> tuple[np.ndarray, np.ndarray, MeasuredValues]:
+    """Compute the input's singular values, and those (heads, draw, index) of layers with the largest norms allowed."""
+    d, gap, decay, draws = 48, 0.02, 4.0, context.draws(10)
+    singular = np.append(1.0, gap * np.exp(-np.arange(d - 1) / decay))
+    spectra = np.empty((len(HEADS), draws, d))
+    for draw, child in enumerate(children(context.seed, draws)):
+        tokens = of_spectrum(singular, 2 * d, np.random.default_rng(child))
+        for row, (count, depth) in enumerate(zip(HEADS, depths, strict=True)):
+            weights = rank_theory.AttentionWeights.random(d, count, scaling="unit", seed=child + 1)
+            layer = residual_layer(tokens, weights.within(np.sqrt(d // count), 1.0), depth)
+            spectra[row, draw] = np.linalg.svd(layer, compute_uv=False)
+    words = f"1, then {gap:g} · exp(−(j − 2)/{decay:g})"
+    settings = {"heads": ", ".join(map(str, HEADS)), "singular values": words, "d": str(d)}
+    return singular, spectra, _result(context, 10, settings)
 
 
 @measure("S0-TH6")
 def sketches(context: Context) -> MeasuredValues:
-    """Check theorem 6."""
-    data = rank_theory.sketch_bounds(**_draws(context, 20))
-    shared, own = data["shared_error"], data["own_error"]
-    result = _result(data, context, {"sizes": "; ".join(map(str, data["size"].values))})
-    result.add("shared_below", (shared < data["shared_floor"]).sum())
-    result.add("own_above", (own > data["own_bound"]).sum())
-    result.add("constructions", own.size)
-    result.add("how many times as near a sketch for each head is, at least", (shared / own).min())
+    """Check theorem 6: errors, in the spectral norm, with one sketch for all heads and with one for each."""
+    shared, own, floors, bounds = [], [], [], []
+    for heads, size, rank in SKETCHES:
+        singular = np.exp(-np.arange(heads * size) / 3.0)
+        for child in children(context.seed, context.draws(20)):
+            made = rank_theory.head_sketch(singular, heads, rank, heads * size + 4, seed=child)
+            output = rank_theory.attention(made.tokens, made.weights)
+            # a value matrix of rank d̃ for all heads misses at least this
+            shared.append(np.linalg.svd(output, compute_uv=False)[rank])
+            own.append(np.linalg.norm(output - rank_theory.attention(made.tokens, made.reduced), 2))
+            floors.append(singular[rank] / 2)
+            bounds.append(4 * np.sqrt(heads) * singular[heads * rank])
+    sizes = "; ".join(f"h = {heads}, d_h = {size}, d̃ = {rank}" for heads, size, rank in SKETCHES)
+    result = _result(context, 20, {"sizes": sizes})
+    result.add("shared_below", np.less(shared, floors).sum())
+    result.add("own_above", np.greater(own, bounds).sum())
+    result.add("constructions", len(own))
+    result.add("how many times as near a sketch for each head is, at least", np.divide(shared, own).min())
     return result
-
-
-def _growth(context: Context) -> tuple[xr.Dataset, MeasuredValues]:
-    """Compute growth and its bounds, and begin a result with their settings."""
-    data = rank_theory.growth_bounds(**_draws(context, 10))
-    first = f"1, then {data.attrs['gap']:g} · exp(−(j − 2)/{data.attrs['decay']:g})"
-    return data, _result(data, context, {"heads": _list(data, "heads"), "singular values": first, **_sizes(data)})
 
 
 def _draws(context: Context, default: int) -> dict[str, Any]:
     return {"draws": context.draws(default), "seed": context.seed}
 
 
-def _list(data: xr.Dataset, name: str) -> str:
-    return ", ".join(map(str, data[name].values))
-
-
-def _sizes(data: xr.Dataset) -> dict[str, str]:
-    words = {"width": "d", "dimension": "d", "n_tokens": "tokens"}
-    return {words[key]: str(value) for key, value in data.attrs.items() if key in words}
-
-
-def _result(data: xr.Dataset, context: Context, settings: dict[str, str], *, intervals: bool = False) -> MeasuredValues:
-    """Begin a result with the settings of an experiment and its draws."""
-    draws = {"draws": str(data.sizes["draw"]), "seed": str(context.seed)}
-    over = {"intervals over": "draws"} if intervals and data.sizes["draw"] > 1 else {}
-    return MeasuredValues(settings={**settings, **draws, **over})
+def _result(context: Context, draws: int, settings: dict[str, str], *, intervals: bool = False) -> MeasuredValues:
+    """Begin a result with the settings of an experiment and its draws, by default so many."""
+    count = context.draws(draws)
+    over = {"intervals over": "draws"} if intervals and count > 1 else {}
+    return MeasuredValues(settings={**settings, "draws": str(count), "seed": str(context.seed), **over})
