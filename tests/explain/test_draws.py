@@ -34,7 +34,7 @@ def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
     run = run_of(name)
     monkeypatch.setattr("tsfm_lens.models.batching.DRAWN", at_once)
     parts = explain.segments(run, parts=2, season=1)
-    keep = explain.all_masks(len(parts))[1:]
+    keep = explain.shapley.all_masks(len(parts))[1:]
     got = explain.forecasts(run, parts, keep)
     for mask, values in zip(keep, got, strict=True):
         alone = explain.masked(run.batch, parts, mask, "mean", horizon=run.horizon)
@@ -58,8 +58,8 @@ def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(chronos: 
     found = explain.attribute_inputs(chronos, parts=parts, repeats=3)
     seeds, run = [], chronos
     for _ in range(3):
-        values = explain.forecasts(run, parts, explain.all_masks(len(parts)))
-        seeds.append(explain.exact_shapley(values, len(parts)).transpose(0, 2, 1))
+        values = explain.forecasts(run, parts, explain.shapley.all_masks(len(parts)))
+        seeds.append(explain.shapley.exact_shapley(values, len(parts)).transpose(0, 2, 1))
         run = run.redraw()
     assert_close(found["attribution"], np.mean(seeds, axis=0), depth=10, magnitude=40.0)
     assert_close(found["attribution_error"], np.std(seeds, axis=0, ddof=1) / np.sqrt(3), depth=10, magnitude=40.0)

@@ -10,7 +10,7 @@ import torch
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.explain import Segment, input_routes, missed_by_search, segments
+from tsfm_lens.explain import Segment, input_routes, segments
 from tsfm_lens.explain.masking import masked
 from tsfm_lens.explain.routes import PairedRuns
 from tsfm_lens.models import Lens, Run, architectures, load
@@ -143,15 +143,12 @@ def test_a_rollout_has_the_effects_of_its_passes(bolt: Lens, series: SeriesBatch
 def test_a_search_by_gradient_finds_what_a_full_one_does(bolt_run: Run) -> None:
     full = input_routes(bolt_run, parts=4, reference="mean")
     assert full.attrs["search"] == "full"
-    assert missed_by_search(full, len(full["component"])) == 0
     some = input_routes(bolt_run, parts=4, reference="mean", top=16)
     tried = np.isfinite(some["effect"].values)
     assert (tried.all(-1).sum(-1) == 16 + 8).all()
     assert_close(some["effect"].values[tried], full["effect"].values[tried], depth=400, magnitude=20, dtype="float32")
     assert some.attrs["spot_checks"] == 8 * full.sizes["segment"]
     assert 0 <= some.attrs["miss_rate"] <= some.attrs["miss_rate_high"] <= 1
-    # what the spot checks say is what the full search shows
-    assert missed_by_search(full, 16) <= some.attrs["miss_rate_high"]
 
 
 def test_masks_that_drop_tokens_are_refused(monkeypatch: pytest.MonkeyPatch, bolt: Lens, series: SeriesBatch) -> None:
@@ -171,6 +168,3 @@ def test_what_is_no_component_is_refused(bolt_run: Run) -> None:
         input_routes(bolt_run, components=["decoder.0.mpl"])
     with pytest.raises(InputError, match="top is 0"):
         input_routes(bolt_run, top=0)
-    found = input_routes(bolt_run, parts=2, reference="mean", components=["decoder.0.mlp"])
-    with pytest.raises(InputError, match="full search"):
-        missed_by_search(found.drop_vars("estimate"), 1)

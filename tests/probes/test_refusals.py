@@ -49,7 +49,7 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
         ("head_parroting", {"motif": 1}, "motif is 1"),
         ("head_parroting", {"kind": "time_attn"}, "cross_attn"),
         ("lag_attention", {"lag": 0}, "lag 0"),
-        ("lens_logits", {}, "emits quantiles, not tokens"),
+        ("logit_lens", {"logits": True}, "emits quantiles, not tokens"),
         ("lines_of_thought", {}, "reads out quantiles, which have no modes"),
         ("seasonality_bias", {"periods": [1.0]}, "periods"),
         ("stream_shares", {"decomposition": "guess"}, "'guess'"),
@@ -195,7 +195,7 @@ def test_the_second_run_of_a_contrast_is_named(run: Run) -> None:
         probes.weight_ranks(run)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["layer_gain", "trace_lines", "sharp_heads", "induction_overlap"])
+@pytest.mark.parametrize("name", ["layer_gain", "sharp_heads", "induction_overlap"])
 def test_a_probe_of_a_result_names_the_kind_that_it_goes_on_from(name: str, run: Run) -> None:
     for given in (run, np.zeros(3), None, run.forecast.to_dataset()):
         with pytest.raises(InputError, match=r"probes\.(logit_lens|head_entropy|induction_scores)") as refused:

@@ -32,7 +32,7 @@ from tsfm_lens.probes.patching import with_gradients
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 from tsfm_lens.registry import probe
 
-__all__ = ["input_routes", "missed_by_search"]
+__all__ = ["input_routes"]
 
 # steps of a forecast that have gradients of their own at most, and numbers that are held of all gradients
 _STEPS, _NUMBERS = 48, 2**26
@@ -341,31 +341,3 @@ def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
     data = data.assign_coords(target=[pair.name])
     sizes = data["size"].expand_dims(target=data["target"])
     return judge(data, "size", floor=pair.floor, values=sizes, over="target", groups="segment")
-
-
-def missed_by_search(routes: xr.Dataset, top: int, *, largest: int = LARGEST) -> float:
-    """Compute the share of the largest routes of all segments that a search of ``top`` components would miss.
-
-    Args:
-        routes: of kind "input_routes", of a full search of a model with gradients.
-        top: components that would have been tried for each segment.
-        largest: routes of each segment above the noise that should be found.
-
-    Raises:
-        InputError: the search was not full, or there are no estimates.
-
-    Example:
-        >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
-        >>> explain.missed_by_search(found, 4)
-        0.0
-    """
-    if routes.attrs.get("search") != "full" or "estimate" not in routes:
-        raise InputError("misses are counted against a full search with estimates; give no top, and a run of one pass")
-    misses, count = 0, 0
-    for number in range(routes.sizes["segment"]):
-        one = routes.isel(segment=number)
-        candidates = set(by_size(one["estimate"].values)[:top])
-        true = [place for place in by_size(one["effect"].values)[:largest] if one["size_stands_out"].values[place]]
-        count += len(true)
-        misses += len(set(true) - candidates)
-    return misses / max(count, 1)

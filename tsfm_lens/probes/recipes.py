@@ -27,15 +27,7 @@ from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import rank_distance, seasonal_scales, size_of
 from tsfm_lens.registry import probe
 
-__all__ = [
-    "ablated_share",
-    "ablation_recipes",
-    "diffuse_heads",
-    "heads_at_1pp",
-    "heads_by_stable_rank",
-    "random_heads",
-    "sharp_heads",
-]
+__all__ = ["ablation_recipes", "diffuse_heads", "heads_at_1pp", "heads_by_stable_rank", "random_heads", "sharp_heads"]
 
 ORDERS = ("low", "high")
 
@@ -338,16 +330,7 @@ def ablation_recipes(
 
 
 def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int, int, int]:
-    """Count the heads that a recipe takes, all heads of the kinds of attention touched, and the MLPs that it takes.
-
-    Args:
-        wiring: of the model.
-        components: heads, branches or layers.
-
-    Example:
-        >>> probes.ablated_share(lens.wiring, lens.components("decoder.0.cross_attn"))
-        (4, 12, 0)
-    """
+    """Count the heads that a recipe takes, all heads of the kinds of attention touched, and the MLPs that it takes."""
     heads: set[tuple[str, str, int, int]] = set()
     mlps: set[tuple[str, int]] = set()
     for component in components:

@@ -18,7 +18,7 @@ from tsfm_lens.figures import named as room
 from tsfm_lens.figures.named import figures, find_figure, make_figure, write_figure
 from tsfm_lens.hooks.component import Component, components, select_components
 from tsfm_lens.models import Lens
-from tsfm_lens.probes import ablated_share
+from tsfm_lens.probes.recipes import ablated_share
 from tsfm_lens.registry import measurements
 from tsfm_lens.studies.papers.figures import recipe_components, windows
 from tsfm_lens.studies.papers.items import ITEMS
