@@ -96,7 +96,7 @@ PATCHES_ONLY = {"patch_attention"}
 RANKS = {"embedding_ranks", "flow_of_ranks", "row_angles", "spectra_by_patch", "vocabulary_plane", "weight_ranks"}
 # searches, fits and whole grids of runs, and helpers of other probes
 NOT_TIMED = {
-    *("head_states", "heads_at_1pp", "minimal_circuit", "path_patching", "scoring_structure"),
+    *("head_states", "minimal_circuit", "path_patching", "scoring_structure"),
     *("component_writes", "heads_by_stable_rank", "random_heads", "signal_families"),
 }
 

@@ -159,12 +159,6 @@ def test_patch_attributions(patch_lens: Lens) -> None:
     assert_close(whole, patch_lens.forecast(BATCH, H).quantiles, depth=100, dtype=np.float32)
 
 
-def test_quadrature_converges(patch_lens: Lens) -> None:
-    run = patch_lens.run(BATCH, H)
-    errors = [attribute(run, nodes=nodes).completeness_error.sel(decomposition="integrated") for nodes in (4, 256)]
-    assert float(errors[1].max()) < float(errors[0].max()) / 4
-
-
 def test_a_linear_head_makes_all_methods_agree(patch_lens: Lens) -> None:
     """With the head's hidden layer cut, it is linear: linearised and integrated are exact and equal."""
     lens = load(architectures()["chronos-bolt"].tiny())

@@ -187,16 +187,6 @@ def test_the_bound_comes_with_what_it_is_made_of() -> None:
     assert_close(found["missing"], 1 - torch.softmax(scores, dim=-1).max(-1).values, depth=100, magnitude=1.0)
 
 
-def test_equal_lengths_leave_the_kernel_alone() -> None:
-    queries, keys, _ = draw(1, 4, 6, 5, 5, 1.0)
-    keys = keys / keys.norm(dim=-1, keepdim=True)
-    _, log_tilt, weights, bandwidth = spectral_kernel(queries, keys, (torch.eye(5, dtype=torch.float64),) * 2)
-    assert_close(float(log_tilt.std()), 0, depth=1000, magnitude=1.0)
-    plain = torch.softmax(-0.5 * torch.cdist(queries, keys).square(), dim=-1)
-    assert_close(weights, plain, depth=100)
-    assert_close(bandwidth, torch.ones(5, dtype=torch.float64), depth=100)
-
-
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(st.integers(0, 10_000), st.integers(2, 8), st.integers(1, 8), st.floats(0.1, 60))
 def test_the_bound_holds_where_it_applies(seed: int, d: int, rank: int, size: float) -> None:
