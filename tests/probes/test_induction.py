@@ -16,7 +16,7 @@ from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import induction_overlap, induction_scores, repeated_motif
 from tsfm_lens.probes.attention import pick_attention
-from tsfm_lens.probes.induction import _match_targets, _sequences, _z_score
+from tsfm_lens.probes.induction import _match_targets, _sequences
 from tsfm_lens.probes.repeated_motif import _draw, _Plan, _targets
 from tsfm_lens.testing import assert_close, last_digit
 
@@ -73,16 +73,6 @@ def test_a_hand_built_induction_head_is_found(offset: int) -> None:
     assert_close(found.entropy.sel(layer="1", head=1), 0.0, depth=16, magnitude=1.0, dtype=np.float32)
     assert not strict.induction.any()
     assert strict.attrs["positions"] == "last"
-
-
-def test_one_hot_logits_have_the_known_copy_score() -> None:
-    size = 4096
-    logits = torch.zeros(1, 1, size, dtype=torch.float64)
-    logits[..., 7] = 3.0
-    expected = np.sqrt(size - 1) * np.sqrt((size - 1) / size)
-    assert float(_z_score(logits, torch.tensor([[7]]))) == pytest.approx(expected)
-    assert expected == pytest.approx(63.98, abs=last_digit(2))
-    assert float(_z_score(torch.zeros(1, 1, size), torch.tensor([[7]]))) == 0
 
 
 def test_the_last_instance_with_a_continuation_counts() -> None:

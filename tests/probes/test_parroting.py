@@ -159,16 +159,9 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     }
     layer, head = str(found["layer"].values[-1]), 1
     prefix = f"{lens.wiring.output_stack.name}.".lstrip(".")
-    plain, without = found["forecast"].values[0], None
+    plain = found["forecast"].values[0]
     with lens.ablate(f"{prefix}{layer}.{found.attrs['attention']}.{head}"), torch.no_grad():
-        outputs = lens.forward(run.encoded)
-    if run.tokens_read:
-        first = lens.adapter.first_value_token
-        mass = torch.softmax(outputs[..., first:], -1).double().numpy()[0]
-        values = lens.adapter.values(run.encoded)[0, first:].double().numpy()
-        without = (mass * values).sum(-1) / mass.sum(-1)
-    else:
-        without = outputs.double().numpy()[0][np.argmin(np.abs(np.array(lens.adapter.levels) - 0.5)), :H]
+        without = run.read(lens.forward(run.encoded)).double().numpy()[0]
     for error, target in targets.items():
         before, after = (np.abs(one - target).mean() / spread for one in (plain, without))
         assert_close(float(found[error][0]), before, depth=100, dtype=np.float32)

@@ -63,18 +63,6 @@ def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
     assert_close(found["forecast"].isel(component=0, position=0), goal, depth=100, dtype=np.float32)
 
 
-@pytest.mark.parametrize(("name", "horizon"), [("chronos", 8), ("chronos-bolt", 20)])
-def test_in_rollouts_too(name: str, horizon: int) -> None:
-    """Bolt encodes its forecast anew beyond one pass; patched there too, it makes the clean rollout."""
-    lens, samples = lens_of(name), 20 if name == "chronos" else None
-    assert horizon > lens.adapter.longest_pass or name == "chronos"
-    runs = runs_of(name, horizon, select=0, rollout=True, num_samples=samples, seed=7)
-    found = activation_patching(*runs, positions="all")
-    native = lens.forecast(runs[0].batch, horizon, num_samples=samples, seed=7).median
-    assert_close(found["clean_forecast"], native, depth=100, dtype=np.float32)
-    assert_close(found["forecast"].isel(component=0, position=0), native, depth=100, dtype=np.float32)
-
-
 @pytest.mark.parametrize("name", PATCHES)
 def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     """First order is exact in the limit; token models have no small corruption of a token."""

@@ -231,16 +231,6 @@ def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
     assert not row_angles(fresh("chronos-bolt"))["closer_stands_out"].any()
 
 
-def test_rows_of_zeros_have_no_angles_and_one_zero_head_no_block() -> None:
-    found = row_angles(edited(lambda weight: torch.cat([0 * weight[: len(weight) // 4], weight[len(weight) // 4 :]])))
-    assert np.isnan(found["block_angle"].values[0, 0]).all()
-    assert np.isfinite(found["block_angle"].values[0, 1:, 1:]).all()
-    assert np.isfinite(found["within"]).all()
-    nothing = row_angles(edited(lambda weight: 0 * weight))
-    assert np.isnan(nothing["within"][0])
-    assert not nothing["closer_stands_out"][0]
-
-
 @pytest.mark.parametrize(("dimensions", "angle"), [(2, np.pi / 4), (3, 1.0), (4, np.pi / 4 + 1 / np.pi)])
 def test_random_lines_lie_apart_as_the_integral_says(dimensions: int, angle: float) -> None:
     assert_close(random_angle(dimensions), np.degrees(angle), depth=20000, dtype=np.float32)

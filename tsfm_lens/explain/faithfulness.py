@@ -95,8 +95,8 @@ def route_faithfulness(
         Dataset of kind "route_faithfulness" over segments that have named routes: ``cut`` counts components, the last
         place all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data units,
         ``predicted``, of all together the segment's total effect, of single ones their effect to first order (NaN
-        without gradients); and ``measured``. ``prediction_error`` (segment), of all together, and ``single_error``, of
-        single components: the root of squared error over squared change. As shares of the total effect ``necessity``
+        without gradients); and ``measured``. ``prediction_error`` (segment), of all
+        together: the root of squared error over squared change. As shares of the total effect ``necessity``
         and ``sufficiency`` (segment), ``random_necessity`` and ``random_sufficiency`` (segment, draw), and
         ``necessity_p`` and ``sufficiency_p``, the share of sets at random, itself counted, that do as well.
         ``overlap`` (segment): single necessities over that of all together. ``total`` (segment, step).
@@ -164,7 +164,6 @@ def route_faithfulness(
         measured=(("segment", "cut", "step"), measured),
         total=(("segment", "step"), total),
         prediction_error=(of, _relative_error(predicted[:, -1:], measured[:, -1:])),
-        single_error=(of, _relative_error(predicted[:, :-1], measured[:, :-1])),
         overlap=(of, single / shares[0, :, 0]),
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):

@@ -167,7 +167,6 @@ def input_routes(
     parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
     reference: Reference = "mean",
     components: Sequence[str | Component] | None = None,
-    direct: bool = False,
     top: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -185,14 +184,13 @@ def input_routes(
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
-        direct: also the effect of each component on the readout alone, all later branches held.
         top: components that are tried for each segment; if None all of up to 96, and 32 of more.
         seed: of a shuffled reference, and of the components tried at random.
         progress: called with (segments done, of).
 
     Returns:
         Dataset of kind "input_routes" over (segment, component, step), in data units: ``effect``, NaN where it was not
-        tried, ``estimate``, the same to first order where gradients exist, and ``direct``. Over (segment, step)
+        tried, and ``estimate``, the same to first order where gradients exist. Over (segment, step)
         ``total``, ``no_component``, ``no_attention`` (every attention held at what it writes with the segment) and
         ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment, component) ``size``, the mean absolute
         effect, with what :func:`tsfm_lens.probes.findings.judge` adds, and ``share``, the projection of the effect on
@@ -224,7 +222,6 @@ def input_routes(
     axes = ("segment", "component", "step")
     blank = np.full((len(pair.segments), len(places), pair.run.horizon), np.nan)
     effects = {"effect": blank.copy()}
-    effects |= {"direct": blank.copy()} if direct else {}
     effects |= {} if slopes is None else {"estimate": blank.copy()}
     branches = [branch for branch in pair.branches if branch.stack == pair.run.lens.wiring.output_stack.name]
     terms, checks, misses = [], 0, 0
@@ -236,9 +233,7 @@ def input_routes(
             order = by_size(effects["estimate"][number])
             sample = np.random.default_rng([seed, number]).permutation(order[count:])[:_SPOT]
             tried = np.concatenate([order[:count], sample])
-        effects["effect"][number, tried], alone = _effects(pair, without, [places[at] for at in tried], direct)
-        if direct:
-            effects["direct"][number, tried] = alone
+        effects["effect"][number, tried] = _effects(pair, without, [places[at] for at in tried])
         if not full:
             sizes = np.abs(effects["effect"][number]).mean(-1)
             least = np.sort(sizes[tried[:count]])[::-1][:LARGEST][-1]
@@ -267,7 +262,7 @@ def all_effects(pair: PairedRuns, components: Any = None) -> tuple[list[Place], 
     """Return components, the effects of all segments through them (segment, component, step), and the total effects."""
     places = _candidates(pair.run.lens, components)
     runs = (pair.without([number]) for number in range(len(pair.segments)))
-    results = [(_effects(pair, without, places)[0], pair.total(without)) for without in runs]
+    results = [(_effects(pair, without, places), pair.total(without)) for without in runs]
     effect, total = (np.stack(each) for each in zip(*results, strict=True))
     return places, effect, total
 
@@ -294,15 +289,10 @@ def _candidates(lens: Lens, components: Any) -> list[Place]:
     return places
 
 
-def _effects(
-    pair: PairedRuns, without: Run, places: Sequence[Place], direct: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compute effects through places, and on the readout alone if asked for, (component, step) each."""
+def _effects(pair: PairedRuns, without: Run, places: Sequence[Place]) -> np.ndarray:
+    """Compute effects through places, (component, step)."""
     acts = without.record(sorted({place.point for place in places}))
-    through = [Variant(str(place.target), (PatchFrom(place.target, acts),)) for place in places]
-    alone = pair.directly(acts, [place.target for place in places]) if direct else []
-    change = pair.change([*through, *alone])
-    return change[: len(places)], change[len(places) :]
+    return pair.change([Variant(str(place.target), (PatchFrom(place.target, acts),)) for place in places])
 
 
 def _terms(pair: PairedRuns, without: Run, branches: Sequence[Component]) -> dict[str, np.ndarray]:

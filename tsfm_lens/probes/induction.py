@@ -79,8 +79,7 @@ def induction_scores(
         that writes nothing), with what :func:`tsfm_lens.probes.findings.judge` adds over sequences, against an even
         spread and the copy score of the average token; ``entropy`` of its attention rows in nats; ``induction``,
         whether both scores reach their thresholds; ``copy_accuracy``, share of positions at which the model's most
-        probable token is the right one, ``copy_rank_score``, its z-score under the whole model, and ``matched``, share
-        of positions that have a right token.
+        probable token is the right one, and ``matched``, share of positions that have a right token.
 
     Source:
         tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY); Olsson et al. 2022.
@@ -120,14 +119,12 @@ def induction_scores(
         prefix, copy, others = (np.stack([_by_sequence(one, selection.valid) for one in part]) for part in parts)
         entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
         accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[valid].float().mean())
-        strength = float(_z_score(logits[:, 1:], targets.right)[valid].mean())
     data = xr.Dataset(
         {
             "prefix_matching": (("layer", "head"), prefix.mean(-1)),
             "copy_score": (("layer", "head"), copy.mean(-1)),
             "entropy": (("layer", "head"), np.stack(entropy), {"units": "nats"}),
             "copy_accuracy": accuracy,
-            "copy_rank_score": strength,
             "matched": float(valid.float().mean()),
         },
         coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
@@ -255,13 +252,6 @@ def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
     # the deviation of the logits over the vocabulary is the length of this root times the state
     root = torch.linalg.qr(centred.double(), mode="r").R / (len(weight) - 1) ** 0.5
     return centred, root.to(weight.dtype)
-
-
-def _z_score(logits: Tensor, right: Tensor) -> Tensor:
-    """Compute by how many standard deviations the right token's logit is above the mean; 0 where all are equal."""
-    above = logits.gather(-1, right[..., None])[..., 0] - logits.mean(-1)
-    spread = logits.std(-1)
-    return torch.where(spread > 0, above / spread.clamp(min=torch.finfo(logits.dtype).tiny), 0.0)
 
 
 SCORES = ("prefix_matching", "copy_score", "normalised")
