@@ -16,18 +16,11 @@ from tsfm_lens.data import as_series, bundled
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import context_parroting, head_parroting, lag_attention, seasonality_bias
-from tsfm_lens.probes.parroting import amplitude_at, best_lag, dominant_period, lag_errors, naive_parrot
+from tsfm_lens.probes.parroting import amplitude_at, best_lag, dominant_period, naive_parrot
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import lag_attention_map
 
 SEASON = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0])
-
-
-def test_a_periodic_continuation_is_a_copy_at_its_period() -> None:
-    whole = np.tile(SEASON, 8)
-    errors = lag_errors(whole[:42], whole[42:52])
-    assert np.flatnonzero(errors < 1e-12).tolist() == [6, 13, 20, 27, 34]  # lags 7, 14, … counted from 1
-    assert errors[0] == pytest.approx(np.abs(whole[42:52] - whole[41]).mean())
 
 
 WAVES = {

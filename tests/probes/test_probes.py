@@ -45,18 +45,6 @@ def patch_lens() -> Lens:
 BATCH, FUTURE = bundled("co2", "leisure_jobs").tail(60).split(H)
 
 
-def test_last_layer_of_the_lens_is_the_model(token_lens: Lens, patch_lens: Lens) -> None:
-    run = token_lens.run(BATCH, H)
-    token = logit_lens(run)
-    with torch.no_grad():
-        p = torch.softmax(token_lens.forward(run.encoded), dim=-1)
-    assert_close(token.probability[-1].values, p[..., 3:].numpy(), depth=16, magnitude=1.0, dtype=np.float32)
-    patch = logit_lens(patch_lens.run(BATCH, H))
-    assert_close(
-        patch.quantile_forecast[-1].values, patch_lens.forecast(BATCH, H).quantiles, depth=100, dtype=np.float32
-    )
-
-
 def test_lens_statistics_against_scipy(token_lens: Lens) -> None:
     run = token_lens.run(BATCH, H)
     result = logit_lens(run)

@@ -21,7 +21,7 @@ from tsfm_lens.viz.words import layer_names
 __all__ = ["lens_logit_map"]
 
 
-@LOGIT_LENS.figure(variables=("logit",), probing={"logits": True}, needs=TOKENS, instead="lens_forecast")
+@LOGIT_LENS.figure(variables=("logit",), probe_options={"logits": True}, needs=TOKENS, instead="lens_forecast")
 def lens_logit_map(
     ds: xr.Dataset,
     *,
