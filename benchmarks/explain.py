@@ -34,10 +34,10 @@ def series(steps: int = CONTEXT) -> np.ndarray:
 
 def masks_of(run: Run, count: int) -> tuple[tuple[explain.Segment, ...], np.ndarray]:
     """Twelve segments, as equal as tokens allow, and masks that stand beside one another."""
-    edges = [edge for edge in explain.token_edges(run) if edge >= -CONTEXT]
+    edges = [edge for edge in explain.values.token_edges(run) if edge >= -CONTEXT]
     picked = [edges[round(place)] for place in np.linspace(0, len(edges) - 1, SEGMENTS + 1)]
     parts = tuple(explain.Segment(f"{a} to {b - 1}", 0, a, b, "past") for a, b in pairwise(picked))
-    every = explain.all_masks(SEGMENTS)[:, ::-1]
+    every = explain.shapley.all_masks(SEGMENTS)[:, ::-1]
     return parts, np.ascontiguousarray(every[:count])
 
 
@@ -113,13 +113,12 @@ def sampled(name: str, orders: int) -> None:
     """Largest and mean error of sampled orders against all masks, in shares of the whole, and the forecasts made."""
     lens = load(name)
     run = lens.run(series(min(CONTEXT, lens.context_length)), min(HORIZON, lens.prediction_length))
-    width = -(-len(run.batch.values[0]) // SEGMENTS)
-    parts = explain.refined(explain.segments(run, parts=1, season=1), [0], width=width)
+    parts = explain.segments(run, parts=SEGMENTS, season=1)
     masks = explain.Masks(run, parts, "mean")
-    exact = explain.exact_shapley(masks(explain.all_masks(len(parts))), len(parts))
+    exact = explain.shapley.exact_shapley(masks(explain.shapley.all_masks(len(parts))), len(parts))
     fresh = explain.Masks(run, parts, "mean")
-    found = explain.sampled_shapley(lambda keep: masks(keep), len(parts), orders=orders, tolerance=0)
-    explain.sampled_shapley(fresh, len(parts), orders=orders, tolerance=0)
+    found = explain.shapley.sampled_shapley(lambda keep: masks(keep), len(parts), orders=orders, tolerance=0)
+    explain.shapley.sampled_shapley(fresh, len(parts), orders=orders, tolerance=0)
     whole = float(np.abs(exact.sum(0)).mean())
     error = np.abs(found.attribution - exact).mean((1, 2)) / whole
     stated = found.error.mean((1, 2)) / whole

@@ -71,13 +71,11 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "flow_of_ranks": lambda x: probes.flow_of_ranks(x.run),
     "head_entropy": lambda x: probes.head_entropy(x.run),
     "head_parroting": lambda x: probes.head_parroting(x.run),
-    "head_similarity": lambda x: probes.head_similarity(x.run),
     "head_spectra": lambda x: probes.head_spectra(x.lens),
     "kernel_regression": lambda x: probes.kernel_regression(x.run),
     "lag_attention": lambda x: probes.lag_attention(x.run, 12),
     "layer_gain": lambda x: probes.layer_gain(probes.logit_lens(x.run)),
     "layer_similarity": lambda x: probes.layer_similarity(x.run),
-    "lens_logits": lambda x: probes.lens_logits(x.run),
     "lines_of_thought": lambda x: probes.lines_of_thought(x.run),
     "logit_lens": lambda x: probes.logit_lens(x.run),
     "norm_weighted_attention": lambda x: probes.norm_weighted_attention(x.run),
@@ -92,13 +90,13 @@ CALLS: dict[str, Callable[[Inputs], object]] = {
     "vocabulary_plane": lambda x: rank_theory.vocabulary_plane(x.lens),
     "weight_ranks": lambda x: probes.weight_ranks(x.lens),
 }
-TOKENS_ONLY = {"lens_logits", "lines_of_thought", "induction_scores", "vocabulary_plane"}
+TOKENS_ONLY = {"lines_of_thought", "induction_scores", "vocabulary_plane"}
 PATCHES_ONLY = {"patch_attention"}
 # of weights, and of series of their own: timed by themselves, and no part of the set whose cost has a limit
 RANKS = {"embedding_ranks", "flow_of_ranks", "row_angles", "spectra_by_patch", "vocabulary_plane", "weight_ranks"}
 # searches, fits and whole grids of runs, and helpers of other probes
 NOT_TIMED = {
-    *("head_states", "heads_at_1pp", "minimal_circuit", "path_patching", "scoring_structure"),
+    *("head_states", "minimal_circuit", "path_patching", "scoring_structure"),
     *("component_writes", "heads_by_stable_rank", "random_heads", "signal_families"),
 }
 

@@ -121,6 +121,7 @@ class Figure:
     Attributes:
         title: content, as a sentence.
         options: of the function where the figure is drawn by its name alone.
+        probe_options: options of the probe that it is drawn of.
         beside: kinds of further results that the function takes.
         needs: requirement on a model beyond that of the measurement.
         instead: figure for models that do not meet it.
@@ -130,6 +131,7 @@ class Figure:
     function: Callable[..., go.Figure]
     title: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    probe_options: Mapping[str, Any] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
     needs: Needs | None = None
     instead: str = ""
@@ -217,6 +219,7 @@ class Measurement:
         table: Sequence[str] | Table | None = None,
         sentences: Callable[[Any], list[str]] | None = None,
         options: Mapping[str, Any] | None = None,
+        probe_options: Mapping[str, Any] | None = None,
         beside: tuple[str, ...] = (),
         needs: Needs | None = None,
         instead: str = "",
@@ -228,7 +231,7 @@ class Measurement:
             variables: that the result must have.
             table: of the report's panel: variables that share their dimensions, or a function of the result.
             sentences: of the report's panel.
-            options, beside, needs, instead: see :class:`Figure`.
+            options, probe_options, beside, needs, instead: see :class:`Figure`.
 
         Raises:
             InputError: neither the decorator nor the file gives a title.
@@ -241,7 +244,7 @@ class Measurement:
                     f"figure {function.__name__!r} of {self.kind!r} has no title; give it to the decorator"
                 )
             draw, columns = _checked(function, self.kind, tuple(variables)), _table_of(table)
-            figure = Figure(draw, words, options or {}, beside, needs, instead, columns, sentences)
+            figure = Figure(draw, words, options or {}, probe_options or {}, beside, needs, instead, columns, sentences)
             self.figures.append(figure)
             return draw
 

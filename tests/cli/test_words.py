@@ -25,7 +25,7 @@ EARLY = [
     (("report", "nosuch", *CO2), "no checkpoint 'nosuch'"),
     (("doctor", "nosuch"), "no checkpoint 'nosuch'"),
     (("report", "bolt-nano", *CO2, "--sections", "foo"), "no measurement 'foo'"),
-    (("report", "bolt-nano", *CO2, "--sections", "lens_logits"), "is defined by logits over a vocabulary"),
+    (("report", "bolt-nano", *CO2, "--sections", "lines_of_thought"), "is defined by logits over a vocabulary"),
     (("forecast", "bolt-nano", *CO2, "-q", "1.5"), "are not levels between 0 and 1"),
     (("ablate", "bolt-nano", *CO2, "--how", "man"), "--how man is not known"),
     (("ablate", "bolt-nano", *CO2, "--how", "mean"), "--how mean takes activations of other series"),

@@ -105,7 +105,7 @@ def test_heads_are_cut_off_by_themselves(weight: Tensor, of: str) -> None:
         own = moment if side == 0 else moment[head * size : (head + 1) * size, head * size : (head + 1) * size]
         alone = compress.product(compress.truncate(block, 2, moment=own))
         assert torch.linalg.matrix_rank(cut) == 2
-        errors = [compress.error_of(block, each, own) for each in (cut, alone)]
+        errors = [compress.layers.error_of(block, each, own) for each in (cut, alone)]
         # errors are small beside 1, which they are shares of
         assert_close(*errors, depth=100 * IN, magnitude=1.0)
 
@@ -160,4 +160,4 @@ def test_what_has_no_factors_is_refused(weight: Tensor, call: object, words: str
 def test_the_error_is_the_mean_over_inputs(weight: Tensor) -> None:
     x, other = inputs(), torch.randn(OUT, IN).double()
     expected = (x @ (weight - other).T).square().sum() / (x @ weight.T).square().sum()
-    assert compress.error_of(weight, other, moment_of(x)) == pytest.approx(float(expected))
+    assert compress.layers.error_of(weight, other, moment_of(x)) == pytest.approx(float(expected))

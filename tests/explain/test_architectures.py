@@ -42,7 +42,7 @@ def run_of(name: str) -> Run:
 @pytest.mark.parametrize("reference", ["missing", "mean"])
 def test_shapley_values_sum_to_what_changes(name: str, reference: str) -> None:
     run = run_of(name)
-    if reference == "missing" and explain.mask_seen(run.lens, run.batch) != "the model's own mask":
+    if reference == "missing" and explain.masking.mask_seen(run.lens, run.batch) != "the model's own mask":
         pytest.skip("has no mask")
     found = explain.attribute_inputs(run, reference=reference, parts=2)
     assert_close(found["remainder"], 0.0, depth=300, magnitude=30.0)

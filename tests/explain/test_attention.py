@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -74,7 +76,9 @@ def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
 
 
 def test_a_token_is_shared_by_the_segments_that_meet_in_it(covariate_run: Run) -> None:
-    parts = explain.refined(explain.segments(covariate_run, parts=1, others="whole"), ["target"], width=7)
+    whole, *others = explain.segments(covariate_run, parts=1, others="whole")
+    edges = [*range(whole.start, -6, 7), 0]
+    parts = [*(explain.Segment(f"from {a}", whole.row, a, b, "past") for a, b in pairwise(edges)), *others]
     graph = graph_of(explain.Masks(covariate_run, parts, reference="mean"))
     covered = graph.inputs.sum(0)
     # every token of the past, and those of the known future

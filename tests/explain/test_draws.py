@@ -34,7 +34,7 @@ def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
     run = run_of(name)
     monkeypatch.setattr("tsfm_lens.models.batching.DRAWN", at_once)
     parts = explain.segments(run, parts=2, season=1)
-    keep = explain.all_masks(len(parts))[1:]
+    keep = explain.shapley.all_masks(len(parts))[1:]
     got = explain.forecasts(run, parts, keep)
     for mask, values in zip(keep, got, strict=True):
         alone = explain.masked(run.batch, parts, mask, "mean", horizon=run.horizon)
@@ -43,23 +43,13 @@ def test_each_mask_is_the_librarys_own_forecast_under_the_same_seed(
     np.testing.assert_array_equal(got[-1], run.forecast.quantiles[0])
 
 
-def test_what_changes_nothing_moves_nothing_though_paths_are_drawn(chronos: Run) -> None:
-    own = [np.concatenate([values, np.full(chronos.horizon, np.nan)]) for values in chronos.batch.values]
-    found = explain.attribute_inputs(chronos, reference=own, parts=2, repeats=2)
-    assert not found["attribution"].values.any()
-    assert not found["attribution_error"].values.any()
-    # one pass takes no draw, and is run once
-    once = explain.attribute_inputs(chronos.in_one_pass(), parts=2, repeats=3)
-    assert ("repeats" in once.attrs, once.attrs["statistic"]) == (False, "expected value")
-
-
 def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(chronos: Run) -> None:
     parts = explain.segments(chronos, parts=2, season=1)
     found = explain.attribute_inputs(chronos, parts=parts, repeats=3)
     seeds, run = [], chronos
     for _ in range(3):
-        values = explain.forecasts(run, parts, explain.all_masks(len(parts)))
-        seeds.append(explain.exact_shapley(values, len(parts)).transpose(0, 2, 1))
+        values = explain.forecasts(run, parts, explain.shapley.all_masks(len(parts)))
+        seeds.append(explain.shapley.exact_shapley(values, len(parts)).transpose(0, 2, 1))
         run = run.redraw()
     assert_close(found["attribution"], np.mean(seeds, axis=0), depth=10, magnitude=40.0)
     assert_close(found["attribution_error"], np.std(seeds, axis=0, ddof=1) / np.sqrt(3), depth=10, magnitude=40.0)

@@ -16,12 +16,11 @@ from tsfm_lens.explain import (
     attribute_inputs,
     deletion_curves,
     input_routes,
-    named_routes,
     route_faithfulness,
     segments,
     verdict,
 )
-from tsfm_lens.explain.faithfulness import matched_sets
+from tsfm_lens.explain.faithfulness import matched_sets, named_routes
 from tsfm_lens.explain.over_items import null_runs
 from tsfm_lens.models import Run, load
 from tsfm_lens.testing import assert_close

@@ -152,16 +152,11 @@ def test_what_two_inputs_do_together_is_told() -> None:
     answers = {"shapley": halves, "integrated gradients": halves, "gradient × input": wholes, "occlusion": wholes}
     answers["inclusion"] = wholes - np.stack([0 * both, both, 0 * both, 0 * both, both])
     for method, answer in answers.items():
-        how = {"interactions": True} if method == "shapley" else {}
-        found = explain.attribute_inputs(run, method=method, reference="zero", parts=parts, **how)
+        found = explain.attribute_inputs(run, method=method, reference="zero", parts=parts)
         got = found["attribution"].sel(quantile=0.5)
         assert_close(got, answer, depth=DEPTH, magnitude=20.0, dtype=torch.float32, what=method)
         rest = both + single - answer.sum(0)
         assert_close(found["remainder"].sel(quantile=0.5), rest, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
-        if how:
-            together = found["interaction"].sel(quantile=0.5)
-            assert_close(together[1, 4], both, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
-            assert_close(together[1, 2], 0 * both, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
 
 
 def test_one_target_of_several_is_explained() -> None:
@@ -193,31 +188,3 @@ def test_a_planted_mechanism_of_the_past(mechanism: str) -> None:
     # the card tells how far the planted model is from its rule, in mean absolute values, here for each of 16 masks
     allowed = 2 * made.card.error * np.abs(context).mean()
     assert np.abs(found["attribution"].sel(quantile=0.5) - answer).max() <= allowed
-
-
-def test_what_matters_is_found_from_coarse_to_fine() -> None:
-    def deep(context: Tensor, future: Tensor) -> Tensor:
-        """One step of the past, and one of the known future."""
-        made = 4 * context[:, :1, 5:6] + future[:, 2:, 3:4]
-        return made.expand(-1, 3, HORIZON)
-
-    run = known_run(deep)
-    found = explain.refine_inputs(run, reference="zero", parts=2, rounds=3, into=3, share=0.99)
-    moved = found["attribution"].sel(quantile=0.5).mean("step")
-    heavy = found.isel(segment=np.flatnonzero(np.abs(moved) > 0.01))
-    places = list(zip(heavy.row.values, heavy.start.values, heavy.stop.values, strict=True))
-    # the past's tokens are two steps wide, the future's steps are free
-    assert places == [(0, 4 - STEPS, 6 - STEPS), (2, 3, 4)]
-    assert list(heavy["first"].values) == ["target -24 to -13", "k, future"]
-    assert_close(found["remainder"], 0.0, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
-    assert found.sizes["segment"] < STEPS // 2
-    assert found.attrs["cuts"].startswith("target -24 to -13, k, future")
-    named = explain.refine_inputs(run, reference="zero", parts=1, widths=(8, 2), share=0.7)
-    past = named.isel(segment=named.start.values < 0)
-    assert {8, 2} <= set((past.stop - past.start).values)
-    few = explain.refine_inputs(run, reference="zero", parts=2, rounds=2, into=3, most=5)
-    assert few.sizes["segment"] <= 5
-    with pytest.raises(InputError, match="rounds=0"):
-        explain.refine_inputs(run, rounds=0)
-    with pytest.raises(InputError, match="share=2"):
-        explain.refine_inputs(run, share=2)

@@ -15,6 +15,7 @@ from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.explain.segments import item_of, item_rows
 from tsfm_lens.models import Lens, Run, architectures
 from tsfm_lens.testing import assert_close
 
@@ -26,7 +27,7 @@ BLOCKS = 300
 def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
     items: SeriesBatch, data: st.DataObject, reference: str
 ) -> None:
-    one = items.select(explain.item_rows(items, 1))
+    one = items.select(item_rows(items, 1))
     parts = explain.segments(one, horizon=16, parts=3)
     keep = np.array(data.draw(st.lists(st.lists(st.booleans(), min_size=7, max_size=7), min_size=1, max_size=3)))
     keep = keep[:, : len(parts)]
@@ -46,7 +47,7 @@ def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
 
 
 def test_references_are_what_they_are_called(items: SeriesBatch) -> None:
-    one = items.select(explain.item_rows(items))
+    one = items.select(item_rows(items))
     values = {name: explain.reference_values(one, name, 16, seed=3) for name in explain.REFERENCES}
     assert np.isnan(values["missing"][0]).all()
     assert not values["zero"][2].any()
@@ -76,7 +77,7 @@ def test_a_seasonal_reference_goes_on_over_seasons_and_fills_gaps() -> None:
 
 
 def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) -> None:
-    one = items.select(explain.item_rows(items))
+    one = items.select(item_rows(items))
     mixed = explain.reference_values(one, {"target": "mean", "past": "zero", "known": "missing"}, 16)
     assert np.isfinite(mixed[0]).all()
     assert not mixed[1].any()
@@ -94,7 +95,7 @@ def test_masks_side_by_side_are_masks_one_by_one(covariate_run: Run, reference: 
     parts = explain.segments(covariate_run, 1, parts=3)
     keep = np.random.default_rng(0).random((9, len(parts))) < 0.5
     together = explain.forecasts(covariate_run, parts, keep, reference, item=1)
-    one = explain.item_of(covariate_run, 1)
+    one = item_of(covariate_run, 1)
     for mask, got in zip(keep, together, strict=True):
         alone = one.lens.forecast(explain.masked(one.batch, parts, mask, reference, horizon=16), 16)
         assert_close(got, alone.quantiles[0], depth=BLOCKS, magnitude=40.0, dtype=torch.float32)
@@ -102,9 +103,9 @@ def test_masks_side_by_side_are_masks_one_by_one(covariate_run: Run, reference: 
 
 def test_each_mask_runs_once(bolt_run: Run) -> None:
     masks = explain.Masks(bolt_run, explain.segments(bolt_run, parts=3))
-    first = masks(explain.all_masks(len(masks.segments)))
+    first = masks(explain.shapley.all_masks(len(masks.segments)))
     made = masks.made
-    again = masks(explain.all_masks(len(masks.segments))[::-1])
+    again = masks(explain.shapley.all_masks(len(masks.segments))[::-1])
     assert masks.made == made == len(first)
     np.testing.assert_array_equal(first[::-1], again)
 
@@ -128,7 +129,7 @@ FILLS = {"timesfm-2.5": "linear interpolation", "timesfm-2.5-transformers": "lin
 def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(5 + np.sin(np.arange(64) / 3), 4)
-    seen = explain.mask_seen(lens, run.batch)
+    seen = explain.masking.mask_seen(lens, run.batch)
     assert seen == FILLS.get(name, "the model's own mask")
     parts = explain.segments(run, parts=2)
     nothing = np.zeros((1, len(parts)), bool)

@@ -13,7 +13,7 @@ import xarray as xr
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.explain import NULLS, compared_to_null, input_effects, route_effects, untrained_twin
+from tsfm_lens.explain import NULLS, compared_to_null, route_effects, untrained_twin
 from tsfm_lens.explain.over_items import null_runs
 from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import ablation_effects
@@ -69,15 +69,6 @@ def test_a_segment_is_held_against_itself_in_every_draw(bolt_run: Run, monkeypat
     np.testing.assert_array_equal(found["size_share"].values[:, 0], [0.6, 0.4])
     np.testing.assert_array_equal(found["size_share_floor"].values[:, 0], [0.3, 0.9])
     assert (found.attrs["against"], found.attrs["null_draws"]) == ("untrained", 2)
-
-
-def test_inputs_are_held_against_a_null_by_one_argument() -> None:
-    run, _ = planted()
-    found = input_effects(run, method="occlusion", parts=2, against="untrained")
-    # the covariate alone explains the forecast, its past by its scale; in twins it shares with all else
-    stands = {str(name) for name in found["segment"].values[found["size_share_stands_out"].values]}
-    assert "k, future" in stands
-    assert all(name.startswith("k") for name in stands)
 
 
 @pytest.mark.parametrize("name", checkpoint_names())

@@ -10,7 +10,7 @@ import torch
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.explain import Segment, input_routes, missed_by_search, segments
+from tsfm_lens.explain import Segment, input_routes, segments
 from tsfm_lens.explain.masking import masked
 from tsfm_lens.explain.routes import PairedRuns
 from tsfm_lens.models import Lens, Run, architectures, load
@@ -73,15 +73,11 @@ def test_an_effect_is_that_of_a_patch_set_by_hand(name: str, series: SeriesBatch
 
 def test_the_last_branch_has_no_other_way_than_to_the_readout(bolt_run: Run) -> None:
     last = f"decoder.{bolt_run.lens.wiring.output_stack.n_layers - 1}.mlp"
-    routes = input_routes(bolt_run, parts=2, reference="mean", components=[last, "encoder.0.mlp"], direct=True)
-    one, earlier = (routes.sel(component=name) for name in (last, "encoder.0.mlp"))
+    routes = input_routes(bolt_run, parts=2, reference="mean", components=[last])
     magnitude = float(bolt_run.point.max())
-    assert_close(one["direct"].values, one["effect"].values, depth=400, magnitude=magnitude, dtype="float32")
     handed = routes["branch_direct"].sel(branch=last).values
-    assert_close(one["direct"].values, handed, depth=400, magnitude=magnitude, dtype="float32")
-    # an encoder reaches the readout through the decoder's attention alone, which is held
-    assert_close(earlier["direct"].values, 0.0, depth=400, magnitude=magnitude, dtype="float32")
-    assert float(earlier["size"].max()) > float(routes["size_floor"].max())
+    effect = routes["effect"].sel(component=last).values
+    assert_close(effect, handed, depth=400, magnitude=magnitude, dtype="float32")
 
 
 def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:
@@ -108,7 +104,7 @@ def test_a_planted_covariate_goes_through_its_head_alone() -> None:
     }
     run = lens.run(as_series([item]), horizon)
     parts = segments(run, parts=2)
-    routes = input_routes(run, parts=parts, reference="mean", direct=True)
+    routes = input_routes(run, parts=parts, reference="mean")
     future = [part.kind == "known covariate" and part.start == 0 for part in parts].index(True)
     one = routes.isel(segment=future)
     share = dict(zip(one["component"].values, one["share"].values, strict=True))
@@ -116,10 +112,7 @@ def test_a_planted_covariate_goes_through_its_head_alone() -> None:
     assert share.pop(head) > 0.95
     assert max(np.abs(list(share.values()))) < 0.05
     assert abs(float(one["no_attention_share"])) < 0.05
-    # nothing comes between the head and the readout, so that its direct effect is the whole
-    of_head = one.sel(component=head)
-    assert np.abs(of_head["direct"] - of_head["effect"]).max() < 0.05 * np.abs(one["total"]).max()
-    # and the parts sum to the whole, the readout being all but linear
+    # the parts sum to the whole, the readout being all but linear
     assert np.abs(one["rest"]).max() < 0.05 * np.abs(one["total"]).max()
 
 
@@ -143,15 +136,12 @@ def test_a_rollout_has_the_effects_of_its_passes(bolt: Lens, series: SeriesBatch
 def test_a_search_by_gradient_finds_what_a_full_one_does(bolt_run: Run) -> None:
     full = input_routes(bolt_run, parts=4, reference="mean")
     assert full.attrs["search"] == "full"
-    assert missed_by_search(full, len(full["component"])) == 0
     some = input_routes(bolt_run, parts=4, reference="mean", top=16)
     tried = np.isfinite(some["effect"].values)
     assert (tried.all(-1).sum(-1) == 16 + 8).all()
     assert_close(some["effect"].values[tried], full["effect"].values[tried], depth=400, magnitude=20, dtype="float32")
     assert some.attrs["spot_checks"] == 8 * full.sizes["segment"]
     assert 0 <= some.attrs["miss_rate"] <= some.attrs["miss_rate_high"] <= 1
-    # what the spot checks say is what the full search shows
-    assert missed_by_search(full, 16) <= some.attrs["miss_rate_high"]
 
 
 def test_masks_that_drop_tokens_are_refused(monkeypatch: pytest.MonkeyPatch, bolt: Lens, series: SeriesBatch) -> None:
@@ -171,6 +161,3 @@ def test_what_is_no_component_is_refused(bolt_run: Run) -> None:
         input_routes(bolt_run, components=["decoder.0.mpl"])
     with pytest.raises(InputError, match="top is 0"):
         input_routes(bolt_run, top=0)
-    found = input_routes(bolt_run, parts=2, reference="mean", components=["decoder.0.mlp"])
-    with pytest.raises(InputError, match="full search"):
-        missed_by_search(found.drop_vars("estimate"), 1)

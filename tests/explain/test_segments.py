@@ -1,4 +1,4 @@
-"""Segments: each step of each series in exactly one, ends where tokens end, refined where asked."""
+"""Segments: each step of each series in exactly one, ends where tokens end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.explain.segments import WAYS, refuse_overlap
+from tsfm_lens.explain.segments import WAYS, item_rows, refuse_overlap, token_edges
 from tsfm_lens.models import Run
 
 
@@ -58,27 +58,11 @@ def test_each_step_is_in_one_segment(
     assert all(part.kind in kinds[batch.roles[part.row]] for part in found)
 
 
-@settings(max_examples=40, deadline=None)
-@given(length=st.integers(2, 60), into=st.integers(1, 7), data=st.data())
-def test_refined_segments_cover_the_same_steps(length: int, into: int, data: st.DataObject) -> None:
-    whole = explain.segments(item(length, 1, 1, 8), horizon=8, parts=3)
-    chosen = data.draw(st.lists(st.booleans(), min_size=len(whole), max_size=len(whole)))
-    finer = explain.refined(whole, chosen, into=into)
-    for row in range(3):
-        assert steps_of(finer, row) == steps_of(whole, row)
-    assert len({part.name for part in finer}) == len(finer)
-    kept = [part for part, cut in zip(whole, chosen, strict=True) if not cut]
-    assert set(kept) <= set(finer)
-    assert len(finer) <= len(kept) + into * sum(chosen)
-
-
 def test_a_stretch_ends_where_a_token_does(bolt_run: Run) -> None:
-    edges = explain.token_edges(bolt_run)
+    edges = token_edges(bolt_run)
     parts = explain.segments(bolt_run, parts=5, season=1)
     assert len(edges) > 3
     assert {part.start for part in parts} <= set(edges)
-    finer = explain.refined(parts, [0], into=2, edges=edges)
-    assert {part.start for part in finer} <= set(edges)
 
 
 def test_a_long_stretch_is_whole_seasons() -> None:
@@ -106,7 +90,7 @@ def test_wrong_arguments_are_refused(covariate_run: Run, how: dict, error: type[
 
 
 def test_segments_that_are_no_parts_are_refused(items: SeriesBatch) -> None:
-    one = items.select(explain.item_rows(items))
+    one = items.select(item_rows(items))
     part = explain.Segment("a", 0, -4, 0, "past")
     wrong = {
         "overlap": [part, explain.Segment("b", 0, -5, -3, "past")],

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsfm_lens import explain
 from tsfm_lens.errors import InputError
+from tsfm_lens.explain.shapley import Value, all_masks, exact_shapley, sampled_shapley
 from tsfm_lens.testing import assert_close
 
 Game = np.ndarray
@@ -28,7 +28,7 @@ def games(draw: st.DrawFn, least: int = 1, most: int = 5) -> tuple[int, Game]:
     return players, np.array(values)
 
 
-def function(values: Game) -> explain.shapley.Value:
+def function(values: Game) -> Value:
     def value(masks: np.ndarray) -> np.ndarray:
         return values[(masks * 2 ** np.arange(masks.shape[1])).sum(1)]
 
@@ -51,26 +51,14 @@ def by_orders(values: Game, players: int) -> np.ndarray:
 @given(games())
 def test_exact_values_are_the_mean_over_all_orders(game: tuple[int, Game]) -> None:
     players, values = game
-    assert_close(explain.exact_shapley(values, players), by_orders(values, players), depth=DEPTH, magnitude=100.0)
-
-
-def test_interactions_of_products_are_known() -> None:
-    masks = explain.all_masks(4)
-    values = 3.0 * masks[:, 0] + 5.0 * masks[:, 1] * masks[:, 2] + 6.0 * masks[:, 0] * masks[:, 1] * masks[:, 3]
-    found = explain.shapley_interactions(values, 4)
-    # a product of three is shared by its three pairs, half of it each (Grabisch and Roubens 1999)
-    expected = np.array([[0, 3, 0, 3], [3, 0, 5, 3], [0, 5, 0, 0], [3, 3, 0, 0]], dtype=float)
-    assert np.isnan(np.diag(found)).all()
-    assert_close(np.nan_to_num(found), expected, depth=DEPTH)
+    assert_close(exact_shapley(values, players), by_orders(values, players), depth=DEPTH, magnitude=100.0)
 
 
 def test_standard_errors_are_those_of_the_estimate() -> None:
     players, runs = 7, 60
     values = np.random.default_rng(1).normal(size=(2**players, 1)) * 10
-    exact = explain.exact_shapley(values, players)
-    found = [
-        explain.sampled_shapley(function(values), players, orders=64, tolerance=0, seed=seed) for seed in range(runs)
-    ]
+    exact = exact_shapley(values, players)
+    found = [sampled_shapley(function(values), players, orders=64, tolerance=0, seed=seed) for seed in range(runs)]
     scores = np.array([(each.attribution - exact) / each.error for each in found])
     # t with 7 degrees of freedom has variance 7/5; over 60 runs of 7 players the mean square is within a third
     assert 0.9 < np.square(scores).mean() < 1.9
@@ -86,30 +74,30 @@ def test_antithetic_pairs_are_exact_where_players_interact_in_twos() -> None:
         shown = masks.astype(float)
         return (shown @ alone + np.einsum("mi,ij,mj->m", shown, pairs, shown))[:, None]
 
-    found = explain.sampled_shapley(value, players, orders=1)
+    found = sampled_shapley(value, players, orders=1)
     # an order and its reverse share each pair alike between the two
     assert_close(found.attribution[:, 0], alone + (pairs.sum(0) + pairs.sum(1)) / 2, depth=DEPTH, magnitude=10.0)
 
 
 def test_orders_end_when_they_may() -> None:
     values = np.random.default_rng(3).normal(size=(2**6, 1))
-    loose = explain.sampled_shapley(function(values), 6, orders=4000, tolerance=0.5)
-    tight = explain.sampled_shapley(function(values), 6, orders=4000, tolerance=0.05)
+    loose = sampled_shapley(function(values), 6, orders=4000, tolerance=0.5)
+    tight = sampled_shapley(function(values), 6, orders=4000, tolerance=0.05)
     assert loose.settled
     assert loose.orders < tight.orders
     # a share of what changes, whatever its unit
-    larger = explain.sampled_shapley(function(1024 * values), 6, orders=4000, tolerance=0.05)
+    larger = sampled_shapley(function(1024 * values), 6, orders=4000, tolerance=0.05)
     assert larger.orders == tight.orders
-    assert not explain.sampled_shapley(function(values), 6, orders=32, tolerance=0).settled
+    assert not sampled_shapley(function(values), 6, orders=32, tolerance=0).settled
 
 
 @pytest.mark.parametrize(
     ("game", "words"),
     [
-        (lambda: explain.exact_shapley(np.zeros(7), 3), "expected one for each of 8 masks"),
-        (lambda: explain.all_masks(21), "Sample orders"),
-        (lambda: explain.sampled_shapley(lambda masks: masks, 3, tolerance=float("nan")), "tolerance"),
-        (lambda: explain.sampled_shapley(lambda masks: masks, 1), "2 segments or more"),
+        (lambda: exact_shapley(np.zeros(7), 3), "expected one for each of 8 masks"),
+        (lambda: all_masks(21), "Sample orders"),
+        (lambda: sampled_shapley(lambda masks: masks, 3, tolerance=float("nan")), "tolerance"),
+        (lambda: sampled_shapley(lambda masks: masks, 1), "2 segments or more"),
     ],
 )
 def test_what_is_no_game_is_refused(game: Callable[[], object], words: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -49,9 +51,10 @@ def test_shared_forecasts_are_those_of_each_mask(lens: Lens, horizon: int, refer
     parts = explain.segments(run, parts=PARTS, season=1)
     if not steps:
         # segments that end within a patch
-        parts = explain.refined(explain.segments(run, parts=1), [0], width=19)
+        edges = [-96, *range(-95, 1, 19)]
+        parts = tuple(explain.Segment(f"from {a}", 0, a, b, "past") for a, b in pairwise(edges))
         assert any(part.start % (96 // PATCHES) for part in parts)
-    keep = explain.all_masks(len(parts))
+    keep = explain.shapley.all_masks(len(parts))
     keep = keep[np.random.default_rng(1).permutation(len(keep))]
     shared = explain.Masks(run, parts, reference)(keep)
     alone = apart(explain.Masks(run, parts, reference))(keep)
@@ -62,7 +65,7 @@ def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
     run = run_of(lens, 8)
     parts = explain.segments(run, parts=PARTS, season=1)
     assert len(parts) == PARTS
-    keep = explain.all_masks(PARTS)
+    keep = explain.shapley.all_masks(PARTS)
     layer = lens.adapter.model.stacked_xf[0]
     shared, alone = explain.Masks(run, parts, "mean"), apart(explain.Masks(run, parts, "mean"))
     for masks in (shared, alone):
@@ -92,6 +95,6 @@ def test_the_model_is_left_as_it_was(lens: Lens) -> None:
     masks = explain.Masks(run, explain.segments(run, parts=3, season=1), "mean")
     with pytest.raises(IndexError), lens.adapter.sharing(np.zeros((1, 12), int)):
         raise IndexError
-    masks(explain.all_masks(len(masks.segments)))
+    masks(explain.shapley.all_masks(len(masks.segments)))
     assert "forward" not in lens.adapter.model.__dict__
     np.testing.assert_array_equal(lens.forecast(run.batch, 8).quantiles, before)

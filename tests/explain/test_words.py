@@ -11,13 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import xarray as xr
 
 from tsfm_lens import explain, explore
 from tsfm_lens.cli.analyses import explain as command
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run
-from tsfm_lens.viz.input_attribution import read_inputs
 from tsfm_lens.viz.input_routes import past_attention, read_routes
 from tsfm_lens.viz.theme import true_minus
 
@@ -68,17 +66,6 @@ def test_no_hyphen_stands_for_a_minus_sign_on_a_page(page: Any) -> None:
     drawn = "".join(panel.figure.to_json() for panel in page.panels)
     assert [name for name in names if true_minus(name) != name and name in drawn] == []
     assert any("attention" in text for text in read_routes(found["input_routes"]))
-
-
-def test_a_mean_over_steps_does_not_hide_what_moves_single_steps(page: Any) -> None:
-    data = page.found["input_attribution"]
-    hidden = data["segment"].values[-1]
-    moved = xr.zeros_like(data["attribution"]) + 1.0
-    assert "Single steps" not in read_inputs(data.assign(attribution=moved))[0]
-    swings = xr.DataArray(5 * (-1.0) ** np.arange(data.sizes["step"]), dims="step")
-    moved = moved.where(moved["segment"] != hidden, swings)
-    (said, *_) = read_inputs(data.assign(attribution=moved))
-    assert f"Single steps are moved most by {hidden}, each by 5" in said
 
 
 def test_a_page_states_its_rules_and_the_series_that_python_gave(page: Any) -> None:

@@ -16,7 +16,9 @@ MODELS = ("chronos-nano", "bolt-nano")
 @cache
 def _work(model: str) -> Results:
     few = 2 if model == "chronos-nano" else None
-    return Results(load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few))
+    run = load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few)
+    # logits are what one figure is drawn of
+    return Results(run, {"logit_lens": {"logits": True}} if few else None)
 
 
 @pytest.fixture(params=MODELS, scope="session")

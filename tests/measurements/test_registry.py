@@ -136,7 +136,7 @@ for command in (
         ("patching,circut", "no measurement 'circut'. Closest: circuit"),
         ("sweep_curves", "made of many runs"),
         ("", "at least one section"),
-        ("forecast,lens_logits", "logits over a vocabulary, which bolt-nano does not have"),
+        ("forecast,lines_of_thought", "logits over a vocabulary, which bolt-nano does not have"),
     ],
 )
 def test_chapters_that_cannot_be_are_refused_before_anything_is_written(

@@ -26,7 +26,7 @@ from planted.patching import attribution_patching, edges, patching, paths
 from planted.ranks import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
 from planted.schema import differences, table_differences
 from planted.series import EMBED, IDS, components, rivers_and_roads, series, tokens, with_components
-from planted.structure import entropic_rank, head_similarity, layer_similarity, spectra
+from planted.structure import entropic_rank, layer_similarity, spectra
 from planted.sweep import sweep
 
 
@@ -44,7 +44,6 @@ def in_report(ids: Sequence[str] = IDS, **options: Any) -> dict[str, xr.Dataset]
         "spectra": spectra(),
         "entropic_rank": entropic_rank(on),
         "layer_similarity": layer_similarity(),
-        "head_similarity": head_similarity(),
         "kernel": kernel_regression(on),
         "head_entropy": head_entropy(),
         "autoregressive_attention": rollout(on),

@@ -88,7 +88,7 @@ def layer_gain(
 
 def lens_logits(on: xr.Dataset = THREE) -> xr.Dataset:
     """Bins of width 5 from -50; the logit of value v at step h in layer l is (l + 1) * -|v - 5 h|."""
-    ds = described(on, "lens_logits").assign_coords(layer=["embed", "0"])
+    ds = described(on, "logit_lens").assign_coords(layer=["embed", "0"])
     value = np.tile(-50 + 5.0 * np.arange(40), (ds.sizes["series"], 1))
     gap = np.abs(value[:, None, :] - 5.0 * ds["step"].values[None, :, None])
     ds["logit"] = (("layer", "series", "step", "bin"), -np.stack([gap, 2 * gap]))

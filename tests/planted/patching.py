@@ -75,7 +75,7 @@ def paths(on: xr.Dataset = THREE, senders: Sequence[Row] = SENDERS, values: np.n
     ds, found = _through(on, "paths", senders, values)
     axes = ("sender", "receiver", "series")
     ds["recovered"], ds["effect"] = (axes, found), (axes, 4 * np.abs(found))
-    ds = judge(ds.assign_attrs(via="all"), "recovered", floor=0.01, signed=True)
+    ds = judge(ds, "recovered", floor=0.01, signed=True)
     return judge(ds, "effect", floor=0.04)
 
 

@@ -38,13 +38,3 @@ def layer_similarity() -> xr.Dataset:
     ds["cka"] = (("stream", "other_stream"), np.array([[1, 0.75, 0.2], [0.75, 1, 0.25], [0.2, 0.25, 1]]))
     ds["update_cosine"] = (("layer", "other_layer"), np.array([[1.0, -0.5], [-0.5, 1.0]]))
     return ds.assign_coords(stream=streams, other_stream=streams, layer=streams[1:], other_layer=streams[1:])
-
-
-def head_similarity() -> xr.Dataset:
-    """Heads 0 and 2 of layer 1 are alike (0.75), 0 and 1 of layer 0 opposed (-0.25)."""
-    cosine = np.tile(np.eye(3), (2, 1, 1))
-    cosine[1, 0, 2] = cosine[1, 2, 0] = 0.75
-    cosine[0, 0, 1] = cosine[0, 1, 0] = -0.25
-    ds = described(None, "head_similarity", attention="cross_attn")
-    ds["cosine"] = (("layer", "head", "other_head"), cosine)
-    return ds.assign_coords(layer=["0", "1"], head=[0, 1, 2], other_head=[0, 1, 2])

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
-from tiny_lenses import fresh
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import load
-from tsfm_lens.probes import lines_of_thought, logit_lens, trace_lines
+from tsfm_lens.probes.lines_of_thought import lines_of_thought, trace_lines
 
 BINS, STEPS = 101, 12
 VALUES = np.arange(BINS, dtype=float)
@@ -131,7 +130,6 @@ def test_lines_of_a_model() -> None:
     found = lines_of_thought(run)
     assert found["count"].sum() == found.sizes["line"]
     assert not found["spurious_count"].isel(layer=-1).any()
-    xr.testing.assert_identical(found, trace_lines(logit_lens(run)))
     # the sharpest line of the last layer is the forecast
     last = found.isel(line=np.flatnonzero((found["line_layer"] == "2") & (found["line_series"] == "co2")))
     best = last.isel(line=int(last["mass"].values.argmax()))
@@ -140,8 +138,6 @@ def test_lines_of_a_model() -> None:
 
 
 def test_only_modes_over_values_are_followed() -> None:
-    with pytest.raises(InputError, match="this is one without probabilities"):
-        trace_lines(logit_lens(fresh("chronos-bolt").run(bundled("co2").tail(40), 4)))
     maps = drawn([level(50)])
     for wrong in ({"height": 0.0}, {"smooth": -1.0}, {"jump": 0.0}, {"gap": -1}, {"min_steps": 0}, {"overlap": 2.0}):
         with pytest.raises(InputError, match=next(iter(wrong))):

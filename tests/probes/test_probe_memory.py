@@ -38,10 +38,8 @@ CALLS: dict[str, Call] = {
     "context_parroting": lambda m, x, o: probes.context_parroting(m.run(x, HORIZON, **o)),
     "entropic_rank": lambda m, x, o: probes.entropic_rank(m.run(x, HORIZON, **o)),
     "head_entropy": lambda m, x, o: probes.head_entropy(m.run(x, HORIZON, **o)),
-    "head_similarity": lambda m, x, o: probes.head_similarity(m.run(x, HORIZON, **o)),
     "kernel_regression": lambda m, x, _: probes.kernel_regression(m.run(x.select([0]), HORIZON)),
     "layer_similarity": lambda m, x, o: probes.layer_similarity(m.run(x, HORIZON, **o)),
-    "lens_logits": lambda m, x, o: probes.lens_logits(m.run(x, HORIZON, **o)),
     "lines_of_thought": lambda m, x, o: probes.lines_of_thought(m.run(x, HORIZON, **o)),
     "logit_lens": lambda m, x, o: probes.logit_lens(m.run(x, HORIZON, **o)),
     "minimal_circuit": lambda m, x, _: probes.minimal_circuit(m.run(x, HORIZON, rollout=False), None, nodes=MLPS),
@@ -50,15 +48,15 @@ CALLS: dict[str, Call] = {
     "seasonality_bias": lambda m, x, o: probes.seasonality_bias(m.run(x, HORIZON, **o)),
     "stream_shares": lambda m, x, o: probes.stream_shares(m.run(x, HORIZON, **o)),
 }
-TOKENS_ONLY = {"lens_logits", "lines_of_thought", "induction_scores"}
+TOKENS_ONLY = {"lines_of_thought", "induction_scores"}
 # of one series, of weights alone, made of the probes above, or streaming its series as test_rank_probes.py has it
 OTHERS = set(
     "attention_rollout attention_patterns component_writes head_parroting head_spectra head_states embedding_ranks "
-    "flow_of_ranks row_angles signal_families weight_ranks heads_at_1pp heads_by_stable_rank lag_attention "
+    "flow_of_ranks row_angles signal_families weight_ranks heads_by_stable_rank lag_attention "
     "norm_weighted_attention patch_attention random_heads autoregressive_attention".split()
 )
 # differences of equals, which are rounding and nothing else
-ROUNDING = {"completeness_error", "identity_error", "equal_norm_error"}
+ROUNDING = {"completeness_error", "identity_error"}
 # a gradient of all series together, and activations that are heard of all of them
 WHOLE = {"attribution_patching", "edge_attribution", "path_patching"}
 

@@ -13,8 +13,8 @@ from tiny_lenses import fresh, lens_of
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures
-from tsfm_lens.probes import entropic_rank, head_similarity, head_spectra, kernel_regression, layer_similarity
-from tsfm_lens.probes.kernel_regression import concentration_bound, equal_norm_weights, spectral_kernel
+from tsfm_lens.probes import entropic_rank, head_spectra, kernel_regression, layer_similarity
+from tsfm_lens.probes.kernel_regression import concentration_bound, spectral_kernel
 from tsfm_lens.probes.similarity import head_entropy_of_writes, linear_cka
 from tsfm_lens.probes.weights import stable_rank
 from tsfm_lens.testing import assert_close
@@ -113,9 +113,6 @@ def test_similarities_of_a_model(name: str) -> None:
     assert name == "chronos-bolt" or np.isfinite(own).all()
     np.testing.assert_allclose(own[np.isfinite(own)], 1)
     np.testing.assert_allclose(np.diag(layers["update_cosine"]), 1)
-    heads = head_similarity(run)["cosine"].values
-    np.testing.assert_allclose(np.diagonal(heads, axis1=1, axis2=2), 1)
-    assert (np.abs(heads) <= 1 + 1e-9).all()
 
 
 @pytest.mark.parametrize("name", ["moirai-2", "chronos-2"])
@@ -148,31 +145,6 @@ def test_kernel_and_tilt_are_the_softmax(seed: int, n: int, m: int, d: int, size
     assert_close(spectral_kernel(queries, keys, product)[2], expected, depth=1000)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 9), st.integers(1, 8), st.floats(0.1, 5))
-def test_attention_to_keys_of_one_length_is_a_gaussian_kernel(seed: int, n: int, m: int, d: int, length: float) -> None:
-    """Against PyTorch's own attention, whose scores are divided by the root of the head's width."""
-    queries, keys, _ = draw(seed, n, m, d, d, 1.0)
-    keys = length * keys / keys.norm(dim=-1, keepdim=True)
-    kernel, off = equal_norm_weights(queries, keys, d**0.5)
-    attention = torch.nn.functional.scaled_dot_product_attention(
-        queries[None], keys[None], torch.eye(m, dtype=torch.float64)[None]
-    )[0]
-    # scores of up to 100 are summed before the exponential
-    assert_close(kernel, attention, depth=20 * d, magnitude=100.0)
-    assert_close(off, torch.zeros(n, dtype=torch.float64), depth=20 * d, magnitude=100.0)
-
-
-def test_keys_of_other_lengths_are_off_by_what_is_said() -> None:
-    queries, keys, _ = draw(2, 4, 6, 5, 5, 1.0)
-    kernel, off = equal_norm_weights(queries, keys, 1.0)
-    attention = torch.softmax(queries @ keys.T, dim=-1)
-    assert float(off.min()) > 0
-    assert_close(off, (kernel - attention).abs().max(-1).values, depth=5, magnitude=1.0)
-    with pytest.raises(InputError, match="variance 0"):
-        equal_norm_weights(queries, keys, 0.0)
-
-
 def test_the_bound_comes_with_what_it_is_made_of() -> None:
     queries, keys, product = draw(4, 6, 7, 6, 2, 30.0)
     found = concentration_bound(queries, keys, product, 2)
@@ -180,24 +152,11 @@ def test_the_bound_comes_with_what_it_is_made_of() -> None:
     assert int(at.sum()) > 0
     whole = product[0] @ product[1].T
     scores = queries @ whole @ keys.T
-    size, top = float(scores.abs().max()), scores.topk(2).values
+    top = scores.topk(2).values
     margin = top[:, 0] - top[:, 1]
-    # a d |S q| is the margin, by the definition of the angle
-    stretched = (queries @ torch.linalg.svd(whole)[0] * torch.linalg.svd(whole)[1])[:, :2].norm(dim=-1)
-    assert_close(found["alignment"] * found["distance"] * stretched, margin, depth=100, magnitude=size)
     # of a product of rank 2 nothing is cut off, so that the allowance is 0
     assert_close(found["bound"][at], (6 * torch.exp(-margin))[at], depth=1000)
     assert_close(found["missing"], 1 - torch.softmax(scores, dim=-1).max(-1).values, depth=100, magnitude=1.0)
-
-
-def test_equal_lengths_leave_the_kernel_alone() -> None:
-    queries, keys, _ = draw(1, 4, 6, 5, 5, 1.0)
-    keys = keys / keys.norm(dim=-1, keepdim=True)
-    _, log_tilt, weights, bandwidth = spectral_kernel(queries, keys, (torch.eye(5, dtype=torch.float64),) * 2)
-    assert_close(float(log_tilt.std()), 0, depth=1000, magnitude=1.0)
-    plain = torch.softmax(-0.5 * torch.cdist(queries, keys).square(), dim=-1)
-    assert_close(weights, plain, depth=100)
-    assert_close(bandwidth, torch.ones(5, dtype=torch.float64), depth=100)
 
 
 @settings(max_examples=150, deadline=None, derandomize=True)
@@ -226,8 +185,6 @@ def test_heads_of_the_t5_family(name: str) -> None:
     assert (found["missing"].values[applicable] <= found["bound"].values[applicable] * (1 + 1e-6) + 1e-9).all()
     assert (found["tilt_share"] >= 0).all()
     np.testing.assert_array_equal(found["vacuous"], ~(found["bound"] < 1))
-    np.testing.assert_array_equal(found["slack"], found["bound"] - found["missing"])
-    assert float(found["vacuous_share"]) == pytest.approx(float(found["vacuous"].mean()))
     assert found.attrs["beta"] == 1
 
 

@@ -28,7 +28,7 @@ from tsfm_lens.viz.parroting import read_lag, read_parroting, read_seasons
 from tsfm_lens.viz.patching import read_attribution_patching, read_estimate, read_patched_forecasts, read_patching
 from tsfm_lens.viz.path_patching import read_paths
 from tsfm_lens.viz.rollout import read_flow, read_norm_weighted, read_rollout
-from tsfm_lens.viz.similarity import read_entropic_rank, read_head_similarity, read_layer_similarity
+from tsfm_lens.viz.similarity import read_entropic_rank, read_layer_similarity
 from tsfm_lens.viz.weights import read_spectra, read_stable_rank
 from tsfm_lens.viz.words import is_head, nats_of
 from tsfm_lens.viz.zero_ablation import read_ablation, read_ablation_forecasts
@@ -93,10 +93,6 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     (read_layer_similarity, "layer_similarity", ("cka",), ("between layer 0 and layer 1 (CKA 0.25)",)),
     (read_layer_similarity, "layer_similarity", ("update_cosine",), ("(cosine −0.5)",)),
-    (
-        *(read_head_similarity, "head_similarity", ()),
-        ("Most alike are heads 0 and 2 of layer 1 (+0.75), least alike heads 0 and 1 of layer 0 (−0.25).",),
-    ),
     # widths 1, 2, 4 in three heads and 0.5, 2, 4 in the other
     (read_bandwidths, "kernel", (), ("layer 0, head 1, with a bandwidth of 0.5", "is 4 times as wide")),
     (read_tilt, "kernel", (), ("layer 1, head 0 (2); it varies as much as the scores themselves, or more, in 1 of 4",)),

@@ -48,7 +48,8 @@ def _work(model: str) -> Results:
         entry = {"target": 1 + cause[:72], "past_covariates": {"cause": cause[:72]}}
         return Results(load(model).run(as_series([entry | {"future_covariates": {"cause": cause[72:]}}]), 8))
     few = 4 if model == "chronos-nano" else None
-    return Results(load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few))
+    run = load(model).run(bundled("co2", "elnino"), 12, holdout=True, num_samples=few)
+    return Results(run, {"logit_lens": {"logits": True}} if few else None)
 
 
 def _records() -> list[xr.Dataset]:

@@ -19,7 +19,6 @@ from tsfm_lens.training.losses import (
     ordinal_cross_entropy,
     own_forecasts,
     patch_loss,
-    step_weights,
     token_loss,
     token_step_losses,
 )
@@ -56,15 +55,6 @@ def patch_model() -> PreTrainedModel:
     return ChronosBoltModelForForecasting(T5Config(**SIZES, **IDS, **config, dropout_rate=0.0)).eval()
 
 
-def test_without_smoothing_the_loss_is_the_usual_cross_entropy() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(3, 5, 20, generator=generator)
-    labels = torch.randint(3, 20, (3, 5), generator=generator)
-    expected = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none")
-    ours = ordinal_cross_entropy(logits, labels, smoothing=0.0, first_bin=3)
-    assert_close(ours.flatten(), expected, depth=100)
-
-
 def test_the_smoothed_loss_equals_its_definition_at_the_edges_too() -> None:
     logits = torch.randn(4, 12, generator=torch.Generator().manual_seed(1)).double()
     labels = torch.tensor([3, 4, 8, 11])
@@ -76,12 +66,6 @@ def test_the_smoothed_loss_equals_its_definition_at_the_edges_too() -> None:
         expected = -(target * logits[row].log_softmax(-1).numpy()).sum()
         ours = ordinal_cross_entropy(logits[row : row + 1], labels[row : row + 1], smoothing=1.5, first_bin=3)
         assert ours.item() == pytest.approx(expected)
-
-
-def test_step_weights_fall_from_the_first_and_keep_the_mean() -> None:
-    weights = step_weights(24, 3.0)
-    assert weights.mean().item() == pytest.approx(1.0)
-    assert_close((weights / weights[-1])[:5], [3.0, 2.5, 2.0, 1.5, 1.0], depth=16, dtype=np.float32)
 
 
 def test_the_token_loss_is_the_native_one_where_both_are_defined() -> None:

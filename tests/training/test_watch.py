@@ -340,5 +340,5 @@ def test_runs_and_seeds_are_laid_over_each_other() -> None:
     assert data["n_keys"].values.tolist() == [3, 3, 3]
     with pytest.raises(InputError, match="no dataset"):
         together({})
-    with pytest.raises(InputError, match="kinds loss_landscape, training_watch"):
-        together({"a": seen(range(1), 0, "x"), "b": xr.Dataset(attrs={"kind": "loss_landscape"})})
+    with pytest.raises(InputError, match="kinds attention_norms, training_watch"):
+        together({"a": seen(range(1), 0, "x"), "b": xr.Dataset(attrs={"kind": "attention_norms"})})

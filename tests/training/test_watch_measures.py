@@ -1,15 +1,14 @@
-"""Measures of attention against known answers; slices through losses, and weights that come back."""
+"""Measures of attention against known answers."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
@@ -21,8 +20,6 @@ from tsfm_lens.training import (
     Watch,
     attention_measures,
     attention_norms,
-    filter_normalised,
-    loss_landscape,
     patterns_of,
 )
 
@@ -93,85 +90,3 @@ def test_layers_of_other_sizes_stand_side_by_side() -> None:
     for wrong, words in (({}, "no attention"), ({"a": torch.ones(2, 2)}, r"shape \(2, 2\)"), ({"a": 1}, "int")):
         with pytest.raises(InputError, match=words):
             attention_norms(wrong)  # type: ignore[arg-type]
-
-
-def bowl() -> tuple[nn.Module, Callable[[], Tensor]]:
-    model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
-    x, y = torch.randn(9, 3), torch.randn(9, 1)
-    return model, lambda: (model(x) - y).square().mean()
-
-
-def bits(model: nn.Module) -> list[tuple[int, bytes]]:
-    """Where the weights lie, and what stands there."""
-    return [(weight.data_ptr(), weight.detach().numpy().tobytes()) for weight in model.parameters()]
-
-
-@pytest.mark.parametrize("axes", [1, 2])
-def test_a_slice_is_the_loss_at_moved_weights(axes: int) -> None:
-    model, loss = bowl()
-    before, weights = bits(model), [weight.detach().clone() for weight in model.parameters()]
-    random = [[torch.randn_like(weight) for weight in weights] for _ in range(axes)]
-    found = loss_landscape(loss, model, directions=random, span=0.7, points=5)
-    assert bits(model) == before
-    assert found["loss"][(2,) * axes] == found.attrs["centre"] == float(loss().detach())
-    directions = [filter_normalised(direction, weights) for direction in random]
-    at = found["first"].values
-    for place in np.ndindex(*[5] * axes):
-        with torch.no_grad():
-            for index, (weight, former) in enumerate(zip(model.parameters(), weights, strict=True)):
-                weight.copy_(former + sum(at[p] * d[index] for p, d in zip(place, directions, strict=True)))
-            expected = loss()
-        assert_close(found["loss"].values[place], expected, depth=200, dtype=torch.float32)
-
-
-def test_directions_are_as_long_as_the_filters_and_leave_biases_alone() -> None:
-    weights = [torch.randn(3, 2, 4), torch.randn(5), torch.zeros(2, 2), torch.randn(2, 6)]
-    random = [torch.randn_like(weight) for weight in weights]
-    random[3][1] = 0
-    found = filter_normalised(random, weights)
-    for filters, weight, direction in zip(found, weights, random, strict=True):
-        if weight.ndim < 2:
-            assert not filters.any()
-            continue
-        for one, of, along in zip(filters, weight, direction, strict=True):
-            assert_close(one.norm(), of.norm() if along.any() else 0.0, depth=100, magnitude=10.0, dtype=torch.float32)
-            assert_close(one * along.norm(), along * one.norm(), depth=100)
-    with pytest.raises(InputError, match=r"\(2, 2\) where the weights have \(3, 2, 4\)"):
-        filter_normalised([torch.ones(2, 2)], weights)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_weights_come_back_to_the_bit_whatever_happens(error: type[BaseException]) -> None:
-    model, loss = bowl()
-    before, rng = bits(model), torch.get_rng_state()
-    calls = itertools.count()
-
-    def broken() -> Tensor:
-        torch.rand(1)
-        if next(calls) == 7:
-            raise error
-        return loss()
-
-    with pytest.raises(error):
-        loss_landscape(broken, model, points=5)
-    assert bits(model) == before
-    assert torch.equal(rng, torch.get_rng_state())
-
-
-def test_slices_that_cannot_be_are_refused() -> None:
-    model, loss = bowl()
-    for options, words in (
-        ({"axes": 3}, "axes=3"),
-        ({"points": 1}, "points=1"),
-        ({"span": 0.0}, "span=0.0"),
-        ({"directions": []}, "0 directions"),
-        ({"directions": [[torch.ones(1)]]}, "expected a tensor a weight"),
-    ):
-        with pytest.raises(InputError, match=words):
-            loss_landscape(loss, model, **options)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="the loss is nan"):
-        loss_landscape(lambda: torch.tensor(torch.nan), model)
-    # far away a loss may be anything
-    weight = torch.ones(1, 1, requires_grad=True)
-    far = loss_landscape(lambda: torch.log(weight.sum()), [weight], axes=1, span=2.0, points=3)
-    assert np.isnan(far["loss"]).sum() == 1

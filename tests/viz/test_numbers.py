@@ -26,7 +26,6 @@ everything = cache(planted.everything)
 MAPS: dict[str, Case] = {
     "stable_rank_map": ("spectra", {"product": "OV"}, lambda ds: [ds["stable_rank"].sel(product="OV")]),
     "similarity_map": ("layer_similarity", {"measure": "update_cosine"}, lambda ds: [ds["update_cosine"]]),
-    "head_similarity_map": ("head_similarity", {"layers": [1, 0]}, lambda ds: ds["cosine"][::-1]),
     "tilt_map": ("kernel", {}, lambda ds: [ds["tilt_share"]]),
     "lag_attention_map": ("lag", {}, lambda ds: [100 * ds["mass"]]),
     "head_entropy_map": ("head_entropy", {}, lambda ds: [ds["entropy"]]),
@@ -80,7 +79,7 @@ def test_maps_hold_the_numbers(name: str) -> None:
     maps = [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
     for trace, values in zip(maps, expected(ds), strict=True):
         assert_close(np.asarray(trace.z, dtype=float), np.asarray(values), depth=16, dtype=np.float32)
-    if name in ("similarity_map", "head_similarity_map"):
+    if name == "similarity_map":
         assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
 
 

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.browser
 SCREEN = 900  # pixels of a figure in a notebook, or in a report that has room
 NAME = "Wirkleistung Knoten Köln-Süd"
 UNIT = "megawatt hours per day"
-FEW = ("head_similarity", "effects", "seasonality", "explore")  # maps, points and bars, lines, panels of all kinds
+FEW = ("layer_similarity", "effects", "seasonality", "explore")  # maps, points and bars, lines, panels of all kinds
 DRAW = """
 const [spec, width, height, done] = arguments, {data, layout} = JSON.parse(spec), plot = document.createElement("div");
 document.getElementById("plot").replaceWith(plot);

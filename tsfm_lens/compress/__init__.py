@@ -1,70 +1,19 @@
 """Low-rank compression and pruning of models, and their effect on forecasts."""
+# ruff: noqa: F403
 
-from tsfm_lens.compress.checkpoint import save_compressed
-from tsfm_lens.compress.healing import healed
-from tsfm_lens.compress.layers import Compressed, Factors, LowRankLinear, PartialLinear, error_of, product, truncate
-from tsfm_lens.compress.matrices import WeightMatrix, factorised, matrices
-from tsfm_lens.compress.measure import cost, pareto, quality, sizes, smallest_harmless
-from tsfm_lens.compress.methods import (
-    METHODS,
-    Allocation,
-    allocate,
-    allocated,
-    calibration_run,
-    chosen_ranks,
-    compressed,
-    deviation,
-    rank_effects,
-)
-from tsfm_lens.compress.moments import output_sensitivity, second_moments
-from tsfm_lens.compress.prune import prune, prune_native, pruned
-from tsfm_lens.compress.schedule import (
-    BlockShape,
-    Ratio,
-    guideline,
-    rank_schedule,
-    ranks_by_epsilon,
-    ranks_by_share,
-    ratio_of,
-)
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "Allocation",
-    "BlockShape",
-    "Compressed",
-    "Factors",
-    "LowRankLinear",
-    "METHODS",
-    "PartialLinear",
-    "Ratio",
-    "WeightMatrix",
-    "allocate",
-    "allocated",
-    "calibration_run",
-    "chosen_ranks",
-    "compressed",
-    "cost",
-    "deviation",
-    "error_of",
-    "factorised",
-    "guideline",
-    "healed",
-    "matrices",
-    "output_sensitivity",
-    "pareto",
-    "product",
-    "prune",
-    "prune_native",
-    "pruned",
-    "quality",
-    "rank_effects",
-    "rank_schedule",
-    "ranks_by_epsilon",
-    "ranks_by_share",
-    "ratio_of",
-    "save_compressed",
-    "second_moments",
-    "sizes",
-    "smallest_harmless",
-    "truncate",
-]
+from tsfm_lens.extensions import export
+
+# exports are found at run time; these lines are for type checkers and editors alone
+if TYPE_CHECKING:
+    from tsfm_lens.compress.checkpoint import *
+    from tsfm_lens.compress.healing import *
+    from tsfm_lens.compress.layers import *
+    from tsfm_lens.compress.matrices import *
+    from tsfm_lens.compress.measure import *
+    from tsfm_lens.compress.methods import *
+    from tsfm_lens.compress.prune import *
+    from tsfm_lens.compress.schedule import *
+
+__all__ = export(__name__)

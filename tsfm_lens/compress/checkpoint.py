@@ -43,7 +43,7 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 from tsfm_lens.places import follow_umask
 
-__all__ = ["CompressedCheckpoint", "CompressionRecord", "folded", "save_compressed"]
+__all__ = ["save_compressed"]
 
 DOWN, UP, REST, WEIGHT = ".down", ".up", ".rest", ".weight"
 

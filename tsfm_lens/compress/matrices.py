@@ -181,7 +181,7 @@ def factorised(
     Args:
         lens: the model.
         ranks: by name of the matrix (see :func:`matrices`); those that are not named are left whole.
-        moments, sensitivity: by name, see :func:`second_moments` and :func:`output_sensitivity`; all alike if None.
+        moments, sensitivity: by name, of :mod:`tsfm_lens.compress.moments`; all alike if None.
         by_head: every head of an attention is truncated by itself, to the rank.
         name: of the copy.
 

@@ -25,7 +25,7 @@ from tsfm_lens.models.timing import in_turn, measured
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import mean_interval
 
-__all__ = ["cost", "pareto", "quality", "sizes", "smallest_harmless"]
+__all__ = ["cost", "pareto", "quality", "sizes"]
 
 TOLERANCE = 0.01
 """Rise of the error that is taken for harmless, a share."""
@@ -152,8 +152,9 @@ def pareto(
 
     Returns:
         Dataset of kind "compression" over (method, keep): ``parameters``, share of all numbers that is left;
-        ``rank_ratio`` and ``factor_ratio`` (S0-TSVD); ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``. Its
-        attributes ``choice`` and ``why`` are those of :func:`smallest_harmless`.
+        ``rank_ratio`` and ``factor_ratio`` (S0-TSVD); ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``. The
+        attribute ``choice`` names the smallest model whose rise of MASE is at most 1 % at the upper end of its interval
+        ("" for none), ``why`` says it in a sentence.
 
     Example:
         >>> curve = compress.pareto(run, run, [0.25, 0.5], methods=["svd"])
@@ -184,21 +185,7 @@ def pareto(
 
 
 def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mapping[str, Any]:
-    """Choose the smallest model of a curve of :func:`pareto` whose error is known to rise by no more than a share.
-
-    Args:
-        tolerance: the rise of MASE that is accepted; the upper end of its interval must not exceed it.
-
-    Returns:
-        ``choice``, as in "weighted, 0.25 kept", or "" where no point will do; and ``why``, a sentence.
-
-    Example:
-        >>> curve = compress.pareto(run, run, [0.5], methods=["svd"])
-        >>> compress.smallest_harmless(curve, tolerance=10.0)["choice"]
-        'svd, 0.5 kept'
-    """
-    if not (np.isfinite(tolerance) and tolerance >= 0):
-        raise InputError(f"a tolerance of {tolerance}; expected a share of the error from 0 on")
+    """Choose the smallest model of a curve of :func:`pareto` whose error is known to rise by no more than a share."""
     axes, share = ("method", "keep"), f"{100 * tolerance:g} %"
     points = sorted(
         (float(curve["parameters"][at]), float(curve["mase_rise_high"][at]), at)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -22,38 +21,10 @@ from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
-__all__ = [
-    "Allocation",
-    "METHODS",
-    "allocate",
-    "allocated",
-    "calibration_run",
-    "chosen_ranks",
-    "compressed",
-    "deviation",
-    "rank_effects",
-]
+__all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed", "deviation"]
 
 # shares of the full rank at which a matrix is tried
 SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
-
-
-@dataclass(frozen=True)
-class Allocation:
-    """Choice of ranks by name, and the deviations that were measured: by name and rank in ``effects``, of each alone.
-
-    Attributes:
-        expected: sum of the deviations that each matrix causes alone.
-        deviation: with all of them truncated.
-        uniform: the same with ``uniform_ranks``, one share for all.
-    """
-
-    ranks: dict[str, int]
-    expected: float
-    deviation: float
-    uniform: float
-    uniform_ranks: dict[str, int]
-    effects: dict[str, dict[int, float]]
 
 
 def deviation(run: Run, output: Tensor) -> np.ndarray:
@@ -87,19 +58,7 @@ def rank_effects(
     by_head: bool = False,
     progress: Progress | None = None,
 ) -> dict[str, dict[int, float]]:
-    """Measure the deviation of the forecast with one matrix truncated, by name and rank; a mean over series.
-
-    Args:
-        run: the plain model on the calibration series, over a horizon of one pass.
-        candidates: by name, the ranks to try.
-        moments, by_head: as in :func:`factorised`.
-        progress: called with the matrices done and their number.
-
-    Example:
-        >>> effects = compress.rank_effects(run, {"encoder_blocks.0.self_attn.v": [1, 48]})
-        >>> effects["encoder_blocks.0.self_attn.v"][1] > effects["encoder_blocks.0.self_attn.v"][48]
-        True
-    """
+    """Measure the deviation of the forecast with one matrix truncated, by name and rank; a mean over series."""
     by_name = matrices_by_name(run.lens, candidates)
     twin = copy.deepcopy(run.lens)
     model = twin.adapter.model
@@ -141,23 +100,7 @@ def _leading(factors: Factors, rank: int) -> Factors:
 def allocate(
     effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, BlockShape], budget: int
 ) -> tuple[dict[str, int], float]:
-    """Choose the ranks of least summed effect that fit a budget of numbers, by marginal effect per number.
-
-    The choice is off the best one of the ranks that were tried by less than the step that did not fit.
-
-    Args:
-        effects: of each matrix, by rank.
-        forms: of the matrices.
-        budget: numbers that may be stored.
-
-    Returns:
-        Rank by name, and the sum of their effects; InputError if not even the smallest ranks fit.
-
-    Example:
-        >>> forms = {"a": compress.BlockShape(1, 8, 8), "b": compress.BlockShape(1, 8, 8)}
-        >>> compress.allocate({"a": {1: 9.0, 2: 1.0}, "b": {1: 2.0, 2: 1.0}}, forms, 48)
-        ({'a': 2, 'b': 1}, 3.0)
-    """
+    """Choose the ranks of least summed effect that fit a budget of numbers, by marginal effect per number."""
     points = {
         name: _hull([(forms[name].stored(rank), effect, rank) for rank, effect in of.items()])
         for name, of in effects.items()
@@ -207,31 +150,17 @@ def allocated(
     moments: Mapping[str, Tensor] | None = None,
     by_head: bool = False,
     progress: Progress | None = None,
-) -> Allocation:
-    """Choose ranks of the size of given ones under which the forecast moves least, or those, if it moves less by them.
-
-    Args:
-        run: the plain model on the calibration series, over a horizon of one pass.
-        uniform: ranks by name, one share for all; what they take is the budget.
-        moments, by_head: as in :func:`factorised`.
-        progress: called with the matrices done and their number.
-
-    Example:
-        >>> names = [name for name in compress.matrices(lens) if "cross_attn" in name]
-        >>> found = compress.allocated(run, dict.fromkeys(names, 4))
-        >>> found.deviation <= found.uniform
-        True
-    """
+) -> dict[str, int]:
+    """Choose ranks that take no more than given ones and move the forecast least, or those, if they move it less."""
     by_name = matrices_by_name(run.lens, uniform)
     forms = {name: by_name[name].form(by_head=by_head) for name in uniform}
     candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
     effects = rank_effects(run, candidates, moments=moments, by_head=by_head, progress=progress)
     budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
-    ranks, estimate = allocate(effects, forms, budget)
+    ranks, _ = allocate(effects, forms, budget)
     models = [factorised(run.lens, choice, moments=moments, by_head=by_head) for choice in (ranks, uniform)]
     together = [_mean_deviation(run, model) for model in models]
-    best = dict(uniform) if together[1] < together[0] else ranks
-    return Allocation(best, estimate, min(together), together[1], dict(uniform), effects)
+    return dict(uniform) if together[1] < together[0] else ranks
 
 
 def _candidates(form: BlockShape, rank: int) -> list[int]:
@@ -278,7 +207,8 @@ def chosen_ranks(
     """Choose ranks of all matrices by one number; InputError for none, several, or one out of range.
 
     Args:
-        keep, of: see :func:`ranks_by_share`.
+        keep: share, above 0 and at most 1, of every matrix's rank, rounded, at least 1; or of its entries, see ``of``.
+        of: "rank", or "parameters" for the largest rank whose factors have at most that share of the entries.
         epsilon: see :func:`ranks_by_epsilon`.
         rank: the same for all.
         mlps: the matrices of MLPs, too.
@@ -349,6 +279,6 @@ def compressed(
     moments = None if method == "svd" else second_moments(run, ranks)
     sensitivity = output_sensitivity(run, ranks) if method == "sensitive" else None
     if method == "measured":
-        ranks = allocated(run, ranks, moments=moments, by_head=by_head, progress=progress).ranks
+        ranks = allocated(run, ranks, moments=moments, by_head=by_head, progress=progress)
     name = f"{run.lens.model_id} ({method})"
     return factorised(run.lens, ranks, moments=moments, sensitivity=sensitivity, by_head=by_head, name=name), ranks

@@ -18,31 +18,13 @@ from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 
-__all__ = ["output_sensitivity", "second_moments"]
-
 # series in one forward; what enters is added up at once and never held
 _AT_ONCE = 32
 DRAWS = 4
 
 
 def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Compute the mean of x xᵀ over what enters each matrix in single forwards over a run's series, on its path.
-
-    Args:
-        run: a forecast of the calibration series, over a horizon of one pass.
-        names: of the matrices (see :func:`matrices`); those of all attentions if None.
-
-    Returns:
-        By name, (in, in) in double precision, on the CPU.
-
-    Raises:
-        InputError: one pass does not cover the horizon, nothing entered a matrix, or what entered is not finite.
-
-    Example:
-        >>> moments = compress.second_moments(run, ["decoder_blocks.0.cross_attn.q"])
-        >>> moments["decoder_blocks.0.cross_attn.q"].shape == (lens.d_model, lens.d_model)
-        True
-    """
+    """Compute the mean of x xᵀ over what enters each matrix in single forwards over a run's series, on its path."""
     by_name = matrices_by_name(run.lens, names)
     name_of = {matrix.path: name for name, matrix in by_name.items()}
     sums = {name: torch.zeros(2 * matrix.shape[1:], dtype=torch.float64) for name, matrix in by_name.items()}
@@ -93,28 +75,7 @@ def _parts_of_one_length(run: Run) -> Iterator[Run]:
 def output_sensitivity(
     run: Run, names: Iterable[str] | None = None, *, draws: int = DRAWS, seed: int = 0
 ) -> dict[str, Tensor]:
-    """Compute the mean of g gᵀ over what leaves each matrix, where the square of g is the forecast's :func:`deviation`.
-
-    Of a token model g is the gradient of the log-probability of drawn tokens (Fisher information), of all others that
-    of the outputs summed with random signs, in units of the spread of the context.
-
-    Args:
-        run: a forecast of the calibration series, over a horizon of one pass.
-        names: of the matrices; those of all attentions if None.
-        draws: of tokens or signs.
-        seed: of these.
-
-    Returns:
-        By name, (out, out) in double precision, on the CPU.
-
-    Raises:
-        InputError: the library's backward pass is not the derivative, a gradient is not finite, or none came back.
-
-    Example:
-        >>> sensitivity = compress.output_sensitivity(run, ["decoder_blocks.0.cross_attn.o"])
-        >>> sensitivity["decoder_blocks.0.cross_attn.o"].shape == (lens.d_model, lens.d_model)
-        True
-    """
+    """Compute the mean of g gᵀ over what leaves each matrix; the square of g is the forecast's deviation."""
     refuse_gradients(run.lens.wiring)
     by_name = matrices_by_name(run.lens, names)
     twin = copy.deepcopy(run.lens)

@@ -19,7 +19,7 @@ from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 
-__all__ = ["prune", "prune_native", "pruned"]
+__all__ = ["prune", "pruned"]
 
 UNIFORM_HEADS = ("chronos", "chronos-bolt", "t5")
 """Architectures whose configuration says how many heads all attentions have, apart from their size."""
@@ -123,16 +123,7 @@ def _places(part: Projection, size: int, n_heads: int) -> Tensor:
 
 
 def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
-    """Build a native model with fewer heads, where its configuration can say it: T5, Chronos and Chronos-Bolt.
-
-    As many heads must go from all attentions, and from the self-attentions of a stack the same ones; InputError
-    otherwise.
-
-    Example:
-        >>> smaller = tsfm_lens.load(compress.prune_native(lens, ["*.*.*_attn.0"]))
-        >>> lens.wiring.output_stack.n_heads - smaller.wiring.output_stack.n_heads
-        1
-    """
+    """Build a native model with fewer heads, where its configuration can say it: T5, Chronos and Chronos-Bolt."""
     model: Any = lens.adapter.model
     if lens.wiring.architecture not in UNIFORM_HEADS:
         raise InputError(

@@ -11,7 +11,7 @@ import numpy as np
 from tsfm_lens.errors import InputError
 from tsfm_lens.ranks import epsilon_rank
 
-__all__ = ["BlockShape", "Ratio", "guideline", "rank_schedule", "ranks_by_epsilon", "ranks_by_share", "ratio_of"]
+__all__ = ["BlockShape", "Ratio", "guideline", "rank_schedule", "ranks_by_epsilon", "ratio_of"]
 
 # slack for rounding in shares of whole numbers
 _SLACK = 1e-9
@@ -128,19 +128,7 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
 def ranks_by_share(
     forms: Mapping[str, BlockShape], share: float, *, of: Literal["rank", "parameters"] = "rank"
 ) -> dict[str, int]:
-    """Choose one share, above 0 and at most 1, of every matrix's rank, or of its entries, by name.
-
-    Args:
-        of: "rank" keeps the share of each full rank, rounded, at least 1. "parameters" gives each matrix the largest
-            rank whose factors have at most the share of its entries; at a share of 1 it is left whole.
-
-    Raises:
-        InputError: the share is out of range, or so small that not even rank 1 meets it.
-
-    Example:
-        >>> compress.ranks_by_share({"q": compress.BlockShape(1, 64, 64)}, 0.25, of="parameters")
-        {'q': 8}
-    """
+    """Choose one share, above 0 and at most 1, of every matrix's rank, or of its entries, by name."""
     if not 0 < share <= 1:
         raise InputError(f"a share of {share} of the {of}; expected above 0, at most 1")
     if of == "rank":

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tsfm_lens.explain.over_items import *
     from tsfm_lens.explain.routes import *
     from tsfm_lens.explain.segments import *
-    from tsfm_lens.explain.shapley import *
     from tsfm_lens.explain.values import *
 
 __all__ = export(__name__)

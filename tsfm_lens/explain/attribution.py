@@ -16,15 +16,15 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attention import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import slopes
 from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.segments import EXACT, Segment, cut_parts, item_of, refined, segment_coords, token_edges
-from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley, shapley_interactions
+from tsfm_lens.explain.segments import EXACT, Segment, segment_coords
+from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley
 from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import probe
 
-__all__ = ["METHODS", "attribute_inputs", "refine_inputs"]
+__all__ = ["METHODS", "attribute_inputs"]
 
 
 @dataclass
@@ -37,7 +37,7 @@ class MethodResult:
     attrs: dict[str, object] = field(default_factory=dict)
 
 
-def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **options: Any) -> MethodResult:
+def _shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult:
     players = len(masks.segments)
     if players > exact:
         # the mean over steps as one step more: its error does not follow from those of the steps
@@ -49,12 +49,7 @@ def _shapley(masks: Masks, *, exact: int = EXACT, interactions: bool = False, **
         mean_error = (("segment", "quantile"), estimate.error[..., -1])
         attrs: dict[str, object] = {"exact": 0, "orders": estimate.orders, "settled": int(estimate.settled)}
         return MethodResult(estimate.attribution[..., :-1], estimate.error[..., :-1], {"mean_error": mean_error}, attrs)
-    values = masks(all_masks(players))
-    result = MethodResult(exact_shapley(values, players), attrs={"exact": 1})
-    if interactions and players > 1:
-        dims = ("segment", "other_segment", "quantile", "step")
-        result.variables["interaction"] = (dims, shapley_interactions(values, players))
-    return result
+    return MethodResult(exact_shapley(masks(all_masks(players)), players), attrs={"exact": 1})
 
 
 def _single(masks: Masks, shown: bool) -> MethodResult:
@@ -114,7 +109,6 @@ def attribute_inputs(
     The value of a mask is the forecast from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
     - "shapley": exact of up to ``exact`` segments; of more, sampled orders, which end by ``orders`` and ``tolerance``.
-      ``interactions=True`` adds the joint effect of every two segments beyond the sum of both.
     - "occlusion": the forecast less that without the segment.
     - "inclusion": the forecast of the segment alone less the reference forecast.
     - "integrated gradients", "gradient × input": the slope towards the segment, integrated from a reference of numbers,
@@ -141,7 +135,7 @@ def attribute_inputs(
         ``mean_error`` (segment, quantile), of the mean over steps, standard errors where orders or sample paths are
         drawn; ``share`` (segment, step) of attention. Attributes ``rounding``: how far rounding moves the forecast;
         ``reference_distance``: from the middle of the reference forecast to the mean of the context, in its standard
-        deviations; ``missing_values``: see :func:`tsfm_lens.explain.mask_seen`.
+        deviations; ``missing_values``: the model's own mask, or what its library fills gaps by.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874; Zeiler and Fergus 2014, arXiv:1311.2901.
@@ -210,81 +204,3 @@ def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:
     variables["mean_error"] = (("segment", "quantile"), values.mean(-1).std(0, ddof=1) * by_seed)
     error = values.std(0, ddof=1) * by_seed
     return MethodResult(values.mean(0), error, variables, {**results[0].attrs, "repeats": len(results)})
-
-
-@saying_once
-def refine_inputs(
-    run: Run,
-    item: int | str = 0,
-    method: str = "shapley",
-    reference: Reference = "mean",
-    *,
-    target: int | str = 0,
-    parts: Any = 4,
-    rounds: int = 2,
-    into: int = 4,
-    widths: Sequence[int] | None = None,
-    share: float = 0.6,
-    most: int = 24,
-    **how: Any,
-) -> xr.Dataset:
-    """Attribute to coarse segments, cut those that matter most, and attribute again, the whole anew in every round.
-
-    Args:
-        run, item, method, reference, target, parts: see :func:`tsfm_lens.explain.attribute_inputs`.
-        rounds: how often the heaviest are cut.
-        into: pieces that each is cut into.
-        widths: steps of a piece in each round, counted back from the end of its segment, in place of ``into`` and
-            ``rounds``: (8760, 168, 24) for years, weeks and days of hours.
-        share: of the mass, the mean size of the effect over steps, that the segments to be cut make up.
-        most: segments at most; fewer are cut where there would be more.
-        how: further arguments of :func:`tsfm_lens.explain.attribute_inputs`.
-
-    Returns:
-        What :func:`tsfm_lens.explain.attribute_inputs` gives of the last segments, with ``first`` (segment), the
-        segment of the first round that it is of, and the attribute ``cuts``, the segments cut in each round.
-
-    Raises:
-        InputError: rounds, into or widths are no numbers of 1 or more, or share is none.
-
-    Example:
-        >>> found = explain.refine_inputs(driven, method="occlusion", parts=2, rounds=1, into=2)
-        >>> found.sizes["segment"] > 4
-        True
-    """
-    pieces = () if widths is None else tuple(widths)
-    if not all(map(is_count, (rounds, into, most, *pieces))) or not 0 < share <= 1:
-        raise InputError(
-            f"rounds={rounds!r}, into={into!r}, widths={widths!r}, share={share!r}, most={most!r}; expected numbers of "
-            "1 or more, and a share of the mass above 0 and up to 1"
-        )
-    edges = token_edges(item_of(run, item))
-    current = cut_parts(run, item, target, parts)
-    origin = {part: part.name for part in current}
-    cuts: list[str] = []
-
-    def attribution() -> xr.Dataset:
-        return attribute_inputs(run, item, method, reference, target=target, parts=current, **how)
-
-    result = attribution()
-    for width in pieces or [None] * rounds:
-        middle = result["attribution"].sel(quantile=0.5, method="nearest").transpose("segment", "step").values
-        mass = np.abs(middle).mean(1)
-        finer, cut, total = current, list[Segment](), 0.0
-        for index in np.argsort(-mass, kind="stable"):
-            if total >= share * mass.sum():
-                break
-            part = current[index]
-            total += float(mass[index])
-            trial = refined(finer, [part], into=into, width=width, edges=edges)
-            if len(finer) < len(trial) <= most:
-                origin |= {piece: origin[part] for piece in trial if piece not in finer}
-                finer = trial
-                cut.append(part)
-        if not cut:
-            break
-        cuts.append(", ".join(part.name for part in cut))
-        current = finer
-        result = attribution()
-    first = ("segment", [origin[part] for part in current])
-    return result.assign_coords(first=first).assign_attrs(cuts="; ".join(cuts))

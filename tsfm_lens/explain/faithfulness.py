@@ -28,7 +28,7 @@ from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE
 from tsfm_lens.verdict import RULES, verdict
 
-__all__ = ["RULES", "deletion_curves", "named_routes", "route_faithfulness", "verdict"]
+__all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
 _SOURCE = (
     "Geiger et al. 2021, arXiv:2106.02997 (interchange interventions); Wang et al. 2022 (faithfulness of circuits)"
@@ -43,20 +43,7 @@ mean moves every activation with any of its values, and takes that back with the
 
 
 def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
-    """Return by segment the components that carry most of its influence: above the noise, and a quarter of the largest.
-
-    Args:
-        routes: of kind "input_routes".
-        most: components named for a segment.
-
-    Returns:
-        Names, largest first; none for segments whose total effect is noise, or less than a tenth of another's.
-
-    Example:
-        >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
-        >>> all(len(names) <= 2 for names in explain.named_routes(found, most=2).values())
-        True
-    """
+    """Return by segment the components of most influence, largest first: above noise and a quarter of the largest."""
     names = [str(name) for name in routes["component"].values]
     totals = np.abs(routes["total"].values).mean(-1)
     above_floor = totals > max(float(routes["total_floor"]), MATTERS * totals.max(initial=0.0))
@@ -108,8 +95,8 @@ def route_faithfulness(
         Dataset of kind "route_faithfulness" over segments that have named routes: ``cut`` counts components, the last
         place all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data units,
         ``predicted``, of all together the segment's total effect, of single ones their effect to first order (NaN
-        without gradients); and ``measured``. ``prediction_error`` (segment), of all together, and ``single_error``, of
-        single components: the root of squared error over squared change. As shares of the total effect ``necessity``
+        without gradients); and ``measured``. ``prediction_error`` (segment), of all
+        together: the root of squared error over squared change. As shares of the total effect ``necessity``
         and ``sufficiency`` (segment), ``random_necessity`` and ``random_sufficiency`` (segment, draw), and
         ``necessity_p`` and ``sufficiency_p``, the share of sets at random, itself counted, that do as well.
         ``overlap`` (segment): single necessities over that of all together. ``total`` (segment, step).
@@ -177,7 +164,6 @@ def route_faithfulness(
         measured=(("segment", "cut", "step"), measured),
         total=(("segment", "step"), total),
         prediction_error=(of, _relative_error(predicted[:, -1:], measured[:, -1:])),
-        single_error=(of, _relative_error(predicted[:, :-1], measured[:, :-1])),
         overlap=(of, single / shares[0, :, 0]),
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):

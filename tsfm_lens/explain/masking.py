@@ -16,7 +16,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.segments import Segment, refuse_overlap
 from tsfm_lens.models.lens import Lens
 
-__all__ = ["REFERENCES", "MaskedBatch", "mask_seen", "masked", "reference_values"]
+__all__ = ["REFERENCES", "masked", "reference_values"]
 
 REFERENCES = ("missing", "seasonal naive", "mean", "shuffled", "zero")
 """Names of the values of masked steps; see :func:`reference_values`."""
@@ -38,7 +38,7 @@ def reference_values(
 ) -> tuple[np.ndarray, ...]:
     """Return the value that replaces each step when it is masked.
 
-    "missing" is NaN, the model's own missing value (:func:`mask_seen`). "seasonal naive" is the value one season
+    "missing" is NaN. "seasonal naive" is the value one season
     before, ahead the last one known, in the first season the next. "mean" is of the context, of categories the most
     frequent one. "shuffled" is another order of context and known future. "zero" is 0.
 
@@ -126,19 +126,7 @@ def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
 
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
-    """Find out by its inputs if a model sees that values are missing, or if its library fills them first.
-
-    Args:
-        lens: the model.
-        batch: series; the first one's target gets the gap.
-
-    Returns:
-        "the model's own mask", "linear interpolation", "the last value", "the mean so far" or "zero".
-
-    Example:
-        >>> explain.mask_seen(lens, run.batch)
-        "the model's own mask"
-    """
+    """Find out by its inputs if a model sees that values are missing, or if its library fills them first."""
     first = batch.select([row for row, group in enumerate(batch.groups) if group == batch.groups[0]])
     values = np.nan_to_num(first.values[0].astype(float))
     length = len(values)

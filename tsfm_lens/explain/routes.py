@@ -32,7 +32,7 @@ from tsfm_lens.probes.patching import with_gradients
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 from tsfm_lens.registry import probe
 
-__all__ = ["input_routes", "missed_by_search"]
+__all__ = ["input_routes"]
 
 # steps of a forecast that have gradients of their own at most, and numbers that are held of all gradients
 _STEPS, _NUMBERS = 48, 2**26
@@ -167,7 +167,6 @@ def input_routes(
     parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
     reference: Reference = "mean",
     components: Sequence[str | Component] | None = None,
-    direct: bool = False,
     top: int | None = None,
     seed: int = 0,
     progress: Progress | None = None,
@@ -185,14 +184,13 @@ def input_routes(
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
-        direct: also the effect of each component on the readout alone, all later branches held.
         top: components that are tried for each segment; if None all of up to 96, and 32 of more.
         seed: of a shuffled reference, and of the components tried at random.
         progress: called with (segments done, of).
 
     Returns:
         Dataset of kind "input_routes" over (segment, component, step), in data units: ``effect``, NaN where it was not
-        tried, ``estimate``, the same to first order where gradients exist, and ``direct``. Over (segment, step)
+        tried, and ``estimate``, the same to first order where gradients exist. Over (segment, step)
         ``total``, ``no_component``, ``no_attention`` (every attention held at what it writes with the segment) and
         ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment, component) ``size``, the mean absolute
         effect, with what :func:`tsfm_lens.probes.findings.judge` adds, and ``share``, the projection of the effect on
@@ -224,7 +222,6 @@ def input_routes(
     axes = ("segment", "component", "step")
     blank = np.full((len(pair.segments), len(places), pair.run.horizon), np.nan)
     effects = {"effect": blank.copy()}
-    effects |= {"direct": blank.copy()} if direct else {}
     effects |= {} if slopes is None else {"estimate": blank.copy()}
     branches = [branch for branch in pair.branches if branch.stack == pair.run.lens.wiring.output_stack.name]
     terms, checks, misses = [], 0, 0
@@ -236,9 +233,7 @@ def input_routes(
             order = by_size(effects["estimate"][number])
             sample = np.random.default_rng([seed, number]).permutation(order[count:])[:_SPOT]
             tried = np.concatenate([order[:count], sample])
-        effects["effect"][number, tried], alone = _effects(pair, without, [places[at] for at in tried], direct)
-        if direct:
-            effects["direct"][number, tried] = alone
+        effects["effect"][number, tried] = _effects(pair, without, [places[at] for at in tried])
         if not full:
             sizes = np.abs(effects["effect"][number]).mean(-1)
             least = np.sort(sizes[tried[:count]])[::-1][:LARGEST][-1]
@@ -267,7 +262,7 @@ def all_effects(pair: PairedRuns, components: Any = None) -> tuple[list[Place], 
     """Return components, the effects of all segments through them (segment, component, step), and the total effects."""
     places = _candidates(pair.run.lens, components)
     runs = (pair.without([number]) for number in range(len(pair.segments)))
-    results = [(_effects(pair, without, places)[0], pair.total(without)) for without in runs]
+    results = [(_effects(pair, without, places), pair.total(without)) for without in runs]
     effect, total = (np.stack(each) for each in zip(*results, strict=True))
     return places, effect, total
 
@@ -294,15 +289,10 @@ def _candidates(lens: Lens, components: Any) -> list[Place]:
     return places
 
 
-def _effects(
-    pair: PairedRuns, without: Run, places: Sequence[Place], direct: bool = False
-) -> tuple[np.ndarray, np.ndarray]:
-    """Compute effects through places, and on the readout alone if asked for, (component, step) each."""
+def _effects(pair: PairedRuns, without: Run, places: Sequence[Place]) -> np.ndarray:
+    """Compute effects through places, (component, step)."""
     acts = without.record(sorted({place.point for place in places}))
-    through = [Variant(str(place.target), (PatchFrom(place.target, acts),)) for place in places]
-    alone = pair.directly(acts, [place.target for place in places]) if direct else []
-    change = pair.change([*through, *alone])
-    return change[: len(places)], change[len(places) :]
+    return pair.change([Variant(str(place.target), (PatchFrom(place.target, acts),)) for place in places])
 
 
 def _terms(pair: PairedRuns, without: Run, branches: Sequence[Component]) -> dict[str, np.ndarray]:
@@ -341,31 +331,3 @@ def _with_findings(data: xr.Dataset, pair: PairedRuns) -> xr.Dataset:
     data = data.assign_coords(target=[pair.name])
     sizes = data["size"].expand_dims(target=data["target"])
     return judge(data, "size", floor=pair.floor, values=sizes, over="target", groups="segment")
-
-
-def missed_by_search(routes: xr.Dataset, top: int, *, largest: int = LARGEST) -> float:
-    """Compute the share of the largest routes of all segments that a search of ``top`` components would miss.
-
-    Args:
-        routes: of kind "input_routes", of a full search of a model with gradients.
-        top: components that would have been tried for each segment.
-        largest: routes of each segment above the noise that should be found.
-
-    Raises:
-        InputError: the search was not full, or there are no estimates.
-
-    Example:
-        >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
-        >>> explain.missed_by_search(found, 4)
-        0.0
-    """
-    if routes.attrs.get("search") != "full" or "estimate" not in routes:
-        raise InputError("misses are counted against a full search with estimates; give no top, and a run of one pass")
-    misses, count = 0, 0
-    for number in range(routes.sizes["segment"]):
-        one = routes.isel(segment=number)
-        candidates = set(by_size(one["estimate"].values)[:top])
-        true = [place for place in by_size(one["effect"].values)[:largest] if one["size_stands_out"].values[place]]
-        count += len(true)
-        misses += len(set(true) - candidates)
-    return misses / max(count, 1)

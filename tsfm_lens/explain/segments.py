@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal
 
@@ -18,7 +17,7 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.run import Run
 
-__all__ = ["Segment", "item_of", "item_rows", "refined", "segments", "token_edges"]
+__all__ = ["Segment", "segments"]
 
 Kind = Literal["past", "variate", "past covariate", "known covariate"]
 KINDS: tuple[Kind, ...] = ("past", "variate", "past covariate", "known covariate")
@@ -27,9 +26,6 @@ WAYS = ("past and future", "whole", "stretches")
 EXACT = 12
 """Segments up to which all 2 ** n masks are run."""
 _FEWEST = 4
-
-# what a name ends in beside the series' own
-_PLACE = re.compile(r"(, past|, future| -?\d+ to -?\d+)$")
 
 
 @dataclass(frozen=True)
@@ -59,16 +55,7 @@ def _is_position(value: Any, first: int, count: int) -> bool:
 
 
 def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
-    """Return positions of the series of one item: by its position, its group's name, or the id of one of its series.
-
-    Raises:
-        InputError: there are fewer items.
-        UnknownNameError: no group or series is called so.
-
-    Example:
-        >>> explain.item_rows(driven.batch)
-        [0, 1]
-    """
+    """Return positions of the series of one item: by its position, its group's name, or the id of one of its series."""
     groups = list(dict.fromkeys(batch.groups))
     if isinstance(item, str):
         name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
@@ -82,12 +69,7 @@ def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
 
 
 def item_of(run: Run, item: int | str = 0) -> Run:
-    """Select one item of a run; errors as in :func:`item_rows`.
-
-    Example:
-        >>> len(explain.item_of(driven).batch)
-        2
-    """
+    """Select one item of a run; errors as in :func:`item_rows`."""
     return run.select(item_rows(run.batch, item))
 
 
@@ -105,12 +87,7 @@ def target_row(batch: SeriesBatch, target: int | str = 0) -> int:
 
 
 def token_edges(run: Run) -> tuple[int, ...]:
-    """Return steps at which a token of the input stack begins or ends, ascending; those of the context alone.
-
-    Example:
-        >>> explain.token_edges(run)[-3:]
-        (-2, -1, 0)
-    """
+    """Return steps at which a token of the input stack begins or ends, ascending; those of the context alone."""
     spans = run.spans[run.lens.wiring.stacks[0].name]
     return tuple(sorted(edge for edge in {*spans.start, *spans.stop} if edge <= 0))
 
@@ -225,69 +202,6 @@ def _segment(
     elif (start, stop) != whole:
         name += f" {start} to {stop - 1}"
     return Segment(name, row, start, stop, kind)
-
-
-def refined(
-    parts: Sequence[Segment],
-    where: Iterable[str | int | bool | Segment],
-    *,
-    into: int = 2,
-    width: int | None = None,
-    edges: Sequence[int] | None = None,
-) -> tuple[Segment, ...]:
-    """Cut some segments further and keep the others.
-
-    Args:
-        parts: segments of one item.
-        where: names, positions or segments to cut, or one bool for each.
-        into: pieces of each.
-        width: steps of a piece, counted back from the end of its segment, in place of ``into``.
-        edges: steps of the past at which a piece may begin or end, as of :func:`token_edges`; any if None.
-
-    Raises:
-        InputError: into or width is no number of 1 or more.
-        UnknownNameError: no segment is called so.
-
-    Example:
-        >>> whole = explain.segments(driven, parts=1)
-        >>> [part.name for part in explain.refined(whole, ["cause, future"], width=4)][-2:]
-        ['cause 0 to 3', 'cause 4 to 7']
-    """
-    _refuse_no_count(into=into, width=1 if width is None else width)
-    positions = _positions(parts, where)
-    result: list[Segment] = []
-    for index, part in enumerate(parts):
-        result += _pieces(part, into, width, edges) if index in positions else [part]
-    return tuple(result)
-
-
-def _positions(parts: Sequence[Segment], where: Iterable[str | int | bool | Segment]) -> set[int]:
-    selection: list[Any] = [where] if isinstance(where, str | Segment) else list(where)
-    if selection and all(isinstance(each, bool | np.bool_) for each in selection):
-        if len(selection) != len(parts):
-            raise InputError(f"{len(selection)} bools choose among {len(parts)} segments; expected one each")
-        return set(np.flatnonzero(selection).tolist())
-    names = [part.name for part in parts]
-    for each in selection:
-        if isinstance(each, int | np.integer) and not 0 <= each < len(parts):
-            raise InputError(f"segment {each} of {len(parts)}; expected a position from 0")
-        if isinstance(each, str | Segment) and (name := getattr(each, "name", each)) not in names:
-            raise unknown_name("segment", name, names)
-    positions = {name: position for position, name in enumerate(names)}
-    return {positions.get(getattr(each, "name", each), each) for each in selection}
-
-
-def _pieces(part: Segment, into: int, width: int | None, edges: Sequence[int] | None) -> list[Segment]:
-    step = -(-len(part) // into) if width is None else width
-    aims = range(part.stop - step, part.start, -step)
-    free = edges is None or part.start >= 0
-    inner = [edge for edge in edges or () if part.start < edge < part.stop]
-    cuts = {aim if free else _nearest(inner, aim) for aim in aims if free or inner}
-    if not cuts:
-        return [part]
-    series = _PLACE.sub("", part.name)
-    ends = pairwise(sorted({part.start, part.stop, *cuts}))
-    return [replace(part, name=f"{series} {a} to {b - 1}", start=a, stop=b) for a, b in ends]
 
 
 def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:

@@ -12,8 +12,6 @@ from numpy.typing import NDArray
 
 from tsfm_lens.errors import InputError
 
-__all__ = ["Sampled", "all_masks", "exact_shapley", "sampled_shapley", "shapley_interactions"]
-
 Array = NDArray[np.float64]
 Value = Callable[[NDArray[np.bool_]], Array]
 """Masks (mask, player) -> values (mask, …)."""
@@ -27,15 +25,7 @@ _FEWEST = 4
 
 
 def all_masks(players: int) -> NDArray[np.bool_]:
-    """Return every mask of 1 to 20 players, (2 ** players, player): the first shows none, the last all.
-
-    Raises:
-        InputError: another number of players.
-
-    Example:
-        >>> explain.all_masks(2).tolist()
-        [[False, False], [True, False], [False, True], [True, True]]
-    """
+    """Return every mask of 1 to 20 players, (2 ** players, player): the first shows none, the last all."""
     if not 1 <= players <= _MOST:
         raise InputError(
             f"{players} segments have {2**players} masks; all are run of 1 to {_MOST}. Sample orders, or cut coarser"
@@ -44,18 +34,7 @@ def all_masks(players: int) -> NDArray[np.bool_]:
 
 
 def exact_shapley(values: Any, players: int) -> Array:
-    """Compute Shapley values (player, …) from the value of every mask (2 ** player, …), as :func:`all_masks` has them.
-
-    Raises:
-        InputError: not a value for every mask.
-
-    Source:
-        Shapley 1953, A value for n-person games.
-
-    Example:
-        >>> explain.exact_shapley([0.0, 1.0, 2.0, 5.0], 2).tolist()
-        [2.0, 3.0]
-    """
+    """Compute Shapley values (player, …) from values (2 ** player, …) of :func:`all_masks`."""
     table = np.asarray(values, dtype=float)
     masks = all_masks(players)
     if table.shape[:1] != (len(masks),):
@@ -64,37 +43,6 @@ def exact_shapley(values: Any, players: int) -> Array:
     share = np.array([factorial(k) * factorial(players - k - 1) / factorial(players) for k in range(players)])
     weights = np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)])
     return np.tensordot(weights, table, 1)
-
-
-def shapley_interactions(values: Any, players: int) -> Array:
-    """Compute joint effects of two players beyond the sum of both, averaged over the others: (player, player, …).
-
-    Args:
-        values: (2 ** player, …) in the order of :func:`all_masks`.
-        players: at least 2.
-
-    Returns:
-        Symmetric; NaN on the diagonal.
-
-    Source:
-        Grabisch and Roubens 1999, An axiomatic approach to the concept of interaction: the interaction index.
-
-    Example:
-        >>> float(explain.shapley_interactions([0.0, 1.0, 2.0, 5.0], 2)[0, 1])
-        2.0
-    """
-    table = np.asarray(values, dtype=float)
-    masks, number = all_masks(players), np.arange(2**players)
-    size = masks.sum(1)
-    share = np.array([factorial(k) * factorial(players - k - 2) for k in range(players - 1)]) / factorial(players - 1)
-    interactions = np.full((players, players, *table.shape[1:]), np.nan)
-    for i in range(players):
-        for j in range(i):
-            without = number[~masks[:, i] & ~masks[:, j]]
-            first, second = 1 << i, 1 << j
-            both = table[without | first | second] - table[without | first] - table[without | second] + table[without]
-            interactions[i, j] = interactions[j, i] = np.tensordot(share[size[without]], both, 1)
-    return interactions
 
 
 @dataclass(frozen=True)
@@ -110,28 +58,7 @@ class Sampled:
 def sampled_shapley(
     value: Value, players: int, *, orders: int = 400, tolerance: float = 0.02, seed: int = 0
 ) -> Sampled:
-    """Estimate Shapley values by independent blocks of eight orders; the spread of blocks gives the standard error.
-
-    A block is an order, three rotations of it, and the reverse of each.
-
-    Args:
-        value: of masks.
-        players: at least 2.
-        orders: most that are followed, rounded up to whole blocks; at least four blocks are.
-        tolerance: orders end when each player's standard error, averaged over the axes of a value, is below this share
-            of the mean size of what all players together change.
-        seed: of the orders.
-
-    Source:
-        Castro, Gómez and Tejada 2009; Mitchell et al. 2022, Sampling permutations for Shapley value estimation.
-
-    Raises:
-        InputError: fewer than 2 players, or orders or tolerance are none.
-
-    Example:
-        >>> explain.sampled_shapley(lambda masks: masks @ np.arange(3.0), 3).attribution.tolist()
-        [0.0, 1.0, 2.0]
-    """
+    """Estimate Shapley values by independent blocks of eight orders; the spread of blocks gives the standard error."""
     if players < 2 or orders < 1 or not tolerance >= 0:
         raise InputError(
             f"{players} segments, orders={orders!r}, tolerance={tolerance!r}; expected 2 segments or more, at least "

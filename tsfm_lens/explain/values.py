@@ -157,7 +157,7 @@ class Masks(MaskedItem):
 
     @cached_property
     def mask(self) -> str:
-        """Treatment of missing values by the model; see :func:`tsfm_lens.explain.mask_seen`."""
+        """Treatment of missing values by the model; see :func:`mask_seen`."""
         return mask_seen(self.run.lens, self.batch)
 
     @cached_property

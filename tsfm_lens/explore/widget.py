@@ -16,8 +16,9 @@ from IPython.display import display
 
 from tsfm_lens.ablation.metrics import mae, spearman_distance
 from tsfm_lens.errors import InputError, LensError
-from tsfm_lens.explain import Masks, Segment, item_of
+from tsfm_lens.explain import Masks, Segment
 from tsfm_lens.explain.masking import Reference
+from tsfm_lens.explain.segments import item_of
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz import forecast_fan
 from tsfm_lens.viz.head_states import (

@@ -100,7 +100,7 @@ def figures() -> dict[str, NamedFigure]:
 
 def _of_run(measurement: Measurement, figure: Figure) -> NamedFigure:
     def draw(run: Run) -> list[FigureFile]:
-        cache = Results(run)
+        cache = Results(run, {measurement.kind: figure.probe_options})
         results = tuple(cache[kind] for kind in (measurement.kind, *figure.beside))
         return [FigureFile("", figure.draw(*results), results)]
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.head_states import *
     from tsfm_lens.probes.induction import *
     from tsfm_lens.probes.kernel_regression import *
-    from tsfm_lens.probes.lens_logits import *
     from tsfm_lens.probes.lines_of_thought import *
     from tsfm_lens.probes.logit_lens import *
     from tsfm_lens.probes.parroting import *

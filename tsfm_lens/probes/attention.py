@@ -18,7 +18,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import stack_named
 from tsfm_lens.registry import probe
 
-__all__ = ["attention_patterns", "head_entropy", "row_entropy"]
+__all__ = ["attention_patterns", "head_entropy"]
 
 
 SHARP_BELOW = 0.38
@@ -168,12 +168,7 @@ def refuse_variates(batch: SeriesBatch) -> None:
 
 
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
-    """Compute the entropy in nats of attention rows, (…, query, key) -> (…, query); rows are normalised, empty ones 0.
-
-    Example:
-        >>> probes.row_entropy(np.array([[0.5, 0.5], [0.25, 0.75]])).round(3).tolist()
-        [0.693, 0.562]
-    """
+    """Compute the entropy in nats of attention rows, normalised, (…, query, key) -> (…, query); 0 of empty rows."""
     total = pattern.sum(axis=-1, keepdims=True)
     p = np.divide(pattern, total, out=np.zeros_like(pattern), where=total > 0)
     return -np.sum(p * np.log(p, out=np.zeros_like(p), where=p > 0), axis=-1)

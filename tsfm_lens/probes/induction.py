@@ -50,7 +50,6 @@ def induction_scores(
     positions: str = "last",
     within: float = WITHIN,
     decoding: str = "rollout",
-    sub_extension: bool = False,
     prefix_from: float = PREFIX_FROM,
     copy_from: float = COPY_FROM,
     seed: int = 0,
@@ -71,7 +70,6 @@ def induction_scores(
         within: half-width of the range of values that tokens are drawn from, in units of the scale.
         decoding: "rollout" continues the decoder by its own most probable token, as in the paper, and leaves out
             positions whose token is not in the context; "forced" feeds it the motif.
-        sub_extension: begin one more repeat, as the released code does, and the decoder with the second token.
         prefix_from, copy_from: scores from which a head is an induction head.
         seed: of the motifs.
 
@@ -81,8 +79,7 @@ def induction_scores(
         that writes nothing), with what :func:`tsfm_lens.probes.findings.judge` adds over sequences, against an even
         spread and the copy score of the average token; ``entropy`` of its attention rows in nats; ``induction``,
         whether both scores reach their thresholds; ``copy_accuracy``, share of positions at which the model's most
-        probable token is the right one, ``copy_rank_score``, its z-score under the whole model, and ``matched``, share
-        of positions that have a right token.
+        probable token is the right one, and ``matched``, share of positions that have a right token.
 
     Source:
         tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY); Olsson et al. 2022.
@@ -95,19 +92,16 @@ def induction_scores(
         >>> probes.induction_scores(lens, motif=8, n_sequences=8)["prefix_matching"].dims
         ('layer', 'head')
     """
-    extra = int(sub_extension)
-    tokens = _refuse(lens, motif, repeats, extra, offset, decoding, positions)
+    tokens = _refuse(lens, motif, repeats, offset, decoding, positions)
     stack = lens.wiring.output_stack
-    ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed, extra)
-    # as the decoder goes through them
-    decoder_motifs = motifs.roll(-extra, dims=1)
+    ids, motifs = _sequences(lens, motif, repeats, n_sequences, within, seed)
     start = torch.full((n_sequences, 1), tokens.model.config.decoder_start_token_id)
     if decoding == "forced":
-        decoder = torch.cat([start, decoder_motifs[:, :-1]], dim=1)
-        targets = _forced_targets(decoder_motifs, repeats, extra)
+        decoder = torch.cat([start, motifs[:, :-1]], dim=1)
+        targets = _forced_targets(motifs, repeats)
     else:
-        decoder = _roll_out(lens, ids, torch.cat([start, decoder_motifs[:, :1]], dim=1), motif)
-        targets = _match_targets(ids[:, : motif * repeats + extra], decoder[:, 1:])
+        decoder = _roll_out(lens, ids, torch.cat([start, motifs[:, :1]], dim=1), motif)
+        targets = _match_targets(ids[:, : motif * repeats], decoder[:, 1:])
     encoded = tokens.encode_tokens(ids, decoder)
     places = [f"{stack.prefix}.{layer}.cross_attn" for layer in range(stack.n_layers)]
     points = [f"{at}.{point}" for at in places for point in ("hook_pattern", "hook_result")]
@@ -125,21 +119,19 @@ def induction_scores(
         prefix, copy, others = (np.stack([_by_sequence(one, selection.valid) for one in part]) for part in parts)
         entropy = [row_entropy(pattern.cpu().double().numpy()).mean(axis=(0, 2)) for pattern in patterns]
         accuracy = float((logits[:, 1:].argmax(-1) == targets.right)[valid].float().mean())
-        strength = float(_z_score(logits[:, 1:], targets.right)[valid].mean())
     data = xr.Dataset(
         {
             "prefix_matching": (("layer", "head"), prefix.mean(-1)),
             "copy_score": (("layer", "head"), copy.mean(-1)),
             "entropy": (("layer", "head"), np.stack(entropy), {"units": "nats"}),
             "copy_accuracy": accuracy,
-            "copy_rank_score": strength,
             "matched": float(valid.float().mean()),
         },
         coords={"layer": list(map(str, range(stack.n_layers))), "head": range(stack.n_heads)},
     )
     data["induction"] = (data["prefix_matching"] >= prefix_from) & (data["copy_score"] >= copy_from)
     settings: dict[str, Any] = {"motif": motif, "repeats": repeats, "n_sequences": n_sequences, "seed": seed}
-    settings |= {"offset": offset, "positions": positions, "decoding": decoding, "sub_extension": sub_extension}
+    settings |= {"offset": offset, "positions": positions, "decoding": decoding}
     settings |= {"prefix_from": prefix_from, "copy_from": copy_from}
     data.attrs = describe(lens, "induction", "Repeated random tokens", _SOURCE, attention="cross_attn", **settings)
     off, axes = relative_rounding(lens), ("layer", "head", "sequence")
@@ -152,14 +144,14 @@ def induction_scores(
     return data
 
 
-def _refuse(lens: Lens, motif: int, repeats: int, extra: int, offset: int, decoding: str, positions: str) -> Any:
+def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str, positions: str) -> Any:
     tokens, kinds = lens.tokens, lens.wiring.output_stack.attention_kinds()
     if tokens is None or "cross_attn" not in kinds:
         raise InputError(
             f"{lens.model_id} is no encoder-decoder model over value tokens; the repeated-tokens test needs one. "
             "repeated_motif asks the same of every model, in values"
         )
-    if motif < 3 or repeats < 2 or motif * repeats + extra > lens.context_length:
+    if motif < 3 or repeats < 2 or motif * repeats > lens.context_length:
         raise InputError(
             f"motif {motif} × repeats {repeats} does not fit: expected a motif of 3 or more, 2 or more repeats, and at "
             f"most {lens.context_length} tokens in all"
@@ -177,16 +169,14 @@ def frequent_tokens(lens: Lens, within: float = WITHIN) -> Tensor:
     return torch.nonzero(centers.abs() <= within).reshape(-1) + lens.first_value_token
 
 
-def _sequences(
-    lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int, extra: int = 0
-) -> tuple[Tensor, Tensor]:
-    """Return encoder ids, with ``extra`` tokens of one more repeat and the end token, and the motifs."""
+def _sequences(lens: Lens, motif: int, repeats: int, count: int, within: float, seed: int) -> tuple[Tensor, Tensor]:
+    """Return encoder ids, the end token included, and the motifs."""
     settings = lens.tokens.settings
     pool = frequent_tokens(lens, within)
     generator = torch.Generator().manual_seed(seed)
     motifs = pool[torch.randint(len(pool), (count, motif), generator=generator)]
     end = torch.full((count, int(settings.use_eos_token)), settings.eos_token_id)
-    return torch.cat([motifs.repeat(1, repeats), motifs[:, :extra], end], dim=1), motifs
+    return torch.cat([motifs.repeat(1, repeats), end], dim=1), motifs
 
 
 def _roll_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
@@ -201,10 +191,10 @@ def _roll_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
     return torch.nn.functional.pad(tokens, (0, short), value=int(lens.tokens.settings.pad_token_id))
 
 
-def _forced_targets(motifs: Tensor, repeats: int, extra: int = 0) -> _Targets:
+def _forced_targets(motifs: Tensor, repeats: int) -> _Targets:
     """Return the same place in the last repeat: the decoder goes along the motif."""
     count, motif = motifs.shape
-    keys = (repeats - 1) * motif + extra + torch.arange(motif - 1)
+    keys = (repeats - 1) * motif + torch.arange(motif - 1)
     return _Targets(keys.expand(count, -1), motifs[:, 1:], torch.ones(count, motif - 1, dtype=torch.bool))
 
 
@@ -262,13 +252,6 @@ def _unembedding(lens: Lens) -> tuple[Tensor, Tensor]:
     # the deviation of the logits over the vocabulary is the length of this root times the state
     root = torch.linalg.qr(centred.double(), mode="r").R / (len(weight) - 1) ** 0.5
     return centred, root.to(weight.dtype)
-
-
-def _z_score(logits: Tensor, right: Tensor) -> Tensor:
-    """Compute by how many standard deviations the right token's logit is above the mean; 0 where all are equal."""
-    above = logits.gather(-1, right[..., None])[..., 0] - logits.mean(-1)
-    spread = logits.std(-1)
-    return torch.where(spread > 0, above / spread.clamp(min=torch.finfo(logits.dtype).tiny), 0.0)
 
 
 SCORES = ("prefix_matching", "copy_score", "normalised")

@@ -16,11 +16,10 @@ from scipy.signal import find_peaks, peak_widths
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.given import of_kind
 from tsfm_lens.probes.logit_lens import logit_lens
 from tsfm_lens.registry import probe
 
-__all__ = ["lines_of_thought", "trace_lines"]
+__all__ = ["lines_of_thought"]
 
 
 _VARIABLES = ("context", "truth", "native_median", "probability", "value")
@@ -62,11 +61,37 @@ class _Trajectory:
 
 @probe("lines_of_thought", "first")
 def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
-    """Follow the modes of every layer's logit map along the forecast, and through depth; see :func:`trace_lines`.
+    """Follow the modes of every layer's logit map along the forecast, and through depth; the paper has no algorithm.
+
+    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is the probability between the
+      valleys beside it, its width that at half its prominence.
+    - Two modes are *within reach* if they are no further apart than the context's largest step times ``jump``, plus
+      half the width of the wider one.
+    - A *line* joins modes of successive steps that are within reach, the nearest first over all.
+    - A line is *continuous* if it begins at the first step within reach of the last context value, or later, within
+      reach of a continuous line's place one step earlier.
+    - Two lines of different layers are *at the same place* if they share at least the part ``overlap`` of the shorter
+      one's steps, and are within reach there on average.
+    - A line is *spurious* if it is not continuous and no line of the last layer is at its place.
+    - A *thread* joins lines of successive layers at the same place, one to one, nearest first.
 
     Args:
         run: the forecast to explain, of a token model.
-        rules: options of :func:`trace_lines`.
+        rules: ``smooth=0.25``, standard deviation of the Gaussian over bins, in largest steps of the context;
+            ``height=0.05`` and ``prominence=0.05`` of the lowest mode, as shares of the highest one's height;
+            ``distance=2``, fewest bins between two modes; ``jump=1.0`` and ``overlap=0.5``, see above; ``gap=1``, steps
+            without a mode that a line may pass over, with more reach; ``min_steps=2``, modes of the shortest line.
+
+    Returns:
+        Dataset of kind "lines_of_thought", with the maps. Over (layer, series): ``count`` of lines, ``spurious_count``,
+        and ``spurious_mass``, the probability on spurious lines, mean over steps. Along ``line``: ``line_layer``,
+        ``line_series``, ``start`` and ``stop`` (steps, the last one excluded), ``length`` (modes), ``mean_value`` (data
+        units), ``mass`` (mean over all steps), ``continuous``, ``survives``, ``spurious``, ``thread``, and ``birth``
+        and ``death``, the thread's first and last layer. ``path`` and ``path_mass`` (line, step), NaN and 0 without a
+        mode; ``largest_step`` (series), that of the context times ``jump``, at least one bin, in data units.
+
+    Source:
+        tsfm-lens paper, section 2.3 and figure 1C, in words.
 
     Raises:
         InputError: the model has no output bins in the order of their values, or an option out of range.
@@ -100,47 +125,7 @@ def trace_lines(
     min_steps: int = 2,
     overlap: float = 0.5,
 ) -> xr.Dataset:
-    """Trace lines of thought in logit maps that are there already; the paper has words and no algorithm.
-
-    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is the probability between the
-      valleys beside it, its width that at half its prominence.
-    - Two modes are *within reach* if they are no further apart than the context's largest step times ``jump``, plus
-      half the width of the wider one.
-    - A *line* joins modes of successive steps that are within reach, the nearest first over all.
-    - A line is *continuous* if it begins at the first step within reach of the last context value, or later, within
-      reach of a continuous line's place one step earlier.
-    - Two lines of different layers are *at the same place* if they share at least the part ``overlap`` of the shorter
-      one's steps, and are within reach there on average.
-    - A line is *spurious* if it is not continuous and no line of the last layer is at its place.
-    - A *thread* joins lines of successive layers at the same place, one to one, nearest first.
-
-    Args:
-        maps: of kind "logit_lens" of a token model.
-        smooth: standard deviation of the Gaussian over bins, in largest steps of the context; 0 smoothes nothing.
-        height, prominence: of the lowest mode, as shares of the highest one's height.
-        distance: fewest bins between two modes.
-        jump, overlap: see above.
-        gap: steps without a mode that a line may pass over; its reach grows with them.
-        min_steps: modes of the shortest line.
-
-    Returns:
-        Dataset of kind "lines_of_thought", with the maps. Over (layer, series): ``count`` of lines, ``spurious_count``,
-        and ``spurious_mass``, the probability on spurious lines, mean over steps. Along ``line``: ``line_layer``,
-        ``line_series``, ``start`` and ``stop`` (steps, the last one excluded), ``length`` (modes), ``mean_value`` (data
-        units), ``mass`` (mean over all steps), ``continuous``, ``survives``, ``spurious``, ``thread``, and ``birth``
-        and ``death``, the thread's first and last layer. ``path`` and ``path_mass`` (line, step), NaN and 0 without a
-        mode; ``largest_step`` (series), that of the context times ``jump``, at least one bin, in data units.
-
-    Source:
-        tsfm-lens paper, section 2.3 and figure 1C, in words.
-
-    Raises:
-        InputError: no such maps, or a parameter is out of range.
-
-    Example:
-        >>> probes.trace_lines(probes.logit_lens(run)).sizes["line"] > 1
-        True
-    """
+    """Trace lines of thought in logit maps that are there already; see :func:`lines_of_thought`."""
     if smooth < 0 or not (0 < height < 1 and 0 < prominence < 1) or distance < 1:
         raise InputError(
             f"smooth {smooth}, height {height}, prominence {prominence}, distance {distance}: "
@@ -153,8 +138,6 @@ def trace_lines(
         )
     shape = {"smooth": smooth, "height": height, "prominence": prominence, "distance": distance}
     rules = SimpleNamespace(**shape, jump=jump, gap=gap, min_steps=min_steps, overlap=overlap)
-    if "probability" not in of_kind(maps, "logit_lens", "trace_lines"):
-        raise InputError("lines of thought are traced in a token model's logit_lens; this is one without probabilities")
     probability = maps["probability"].transpose("layer", "series", "step", "bin").values
     values, context = maps["value"].transpose("series", "bin").values, maps["context"].values
     n_layers, n_series, steps, _ = probability.shape

@@ -21,7 +21,7 @@ from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import of_kind
 from tsfm_lens.registry import probe
 
-__all__ = ["bin_quantiles", "count_peaks", "layer_gain", "logit_lens"]
+__all__ = ["layer_gain", "logit_lens"]
 
 
 PEAK_HEIGHT = 0.02
@@ -32,12 +32,13 @@ _SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 
 
 @probe("logit_lens")
-def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
+def logit_lens(run: Run, *, levels: Sequence[float] = DECILES, logits: bool = False) -> xr.Dataset:
     """Read every layer's residual stream out through the model's own final norm and head.
 
     Args:
         run: the forecast to explain.
         levels: quantiles of a token model's lens distribution.
+        logits: also the ``logit`` of every value bin, of a token model.
 
     Returns:
         Dataset of kind "logit_lens" over ``layer`` ("embed", "0", …), ``series``, ``step``, forecasts in data units.
@@ -48,21 +49,24 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES) -> xr.Dataset:
         ``rounding`` (series) bounds its rounding error.
 
     Raises:
-        InputError: a horizon longer than one pass, or hooks that change the model behind the last block.
+        InputError: a horizon longer than one pass, hooks that change the model behind the last block, or logits of a
+            model without a vocabulary.
         WiringError: the readout of the last layer is not the model's own forecast, by more than rounding.
 
     Example:
         >>> probes.logit_lens(run)["layer"].values.tolist()
         ['embed', '0', '1', '2']
     """
+    readout = run.lens.emits
+    if logits and readout != "token":
+        raise InputError(f"{run.lens.model_id} emits {readout}s, not tokens of a vocabulary, so there are no logits")
     names, streams = layer_streams(run)
     data = run.dataset().assign_coords(layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
-    readout = run.lens.emits
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
     data.attrs = run.describe("logit_lens", "Logit lens", _SOURCE, readout=readout, first_step=run.first_step)
     if readout == "token":
-        return _token_lens(run, streams, data, tuple(levels))
+        return _token_lens(run, streams, data, tuple(levels), with_logits=logits)
     return _quantile_lens(run, streams, data)
 
 
@@ -75,19 +79,25 @@ def layer_streams(run: Run) -> tuple[list[str], list[Tensor]]:
     return ["embed", *map(str, range(stack.n_layers))], [acts[point] for point in points]
 
 
-def _token_lens(run: Run, streams: list[Tensor], data: xr.Dataset, levels: tuple[float, ...]) -> xr.Dataset:
+def _token_lens(
+    run: Run, streams: list[Tensor], data: xr.Dataset, levels: tuple[float, ...], *, with_logits: bool
+) -> xr.Dataset:
     lens = run.lens
     first, values = lens.first_value_token, lens.bin_values(run.encoded).double().numpy()
     rows: list[tuple[np.ndarray, ...]] = []
+    bin_logits: list[np.ndarray] = []
     for stream in streams:
         with torch.no_grad():
             logits = own_readout(run, stream) if stream is streams[-1] else lens.readout(stream, run.encoded)
             p = torch.softmax(logits.double(), dim=-1).cpu()
+        if with_logits:
+            bin_logits.append(logits[..., first:].float().cpu().numpy())
         bins, wide = p[..., first:].numpy(), (p > EFFECTIVE_PROBABILITY).sum(-1).numpy()
         entropy, quantiles = torch.special.entr(p).sum(-1).numpy(), bin_quantiles(bins, values, levels)
         rows.append((bins.astype(np.float32), entropy, count_peaks(bins), wide, quantiles))
     probability, entropy, peaks, effective, quantiles = (np.stack(row) for row in zip(*rows, strict=True))
     best, where = probability.argmax(axis=-1), ("layer", "series", "step")
+    data = data.assign(logit=((*where, "bin"), np.stack(bin_logits))) if bin_logits else data
     return data.assign_coords(quantile=list(levels)).assign(
         probability=((*where, "bin"), probability),
         value=(("series", "bin"), values),
@@ -113,12 +123,7 @@ def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Data
 
 
 def count_peaks(probability: np.ndarray) -> np.ndarray:
-    """Count modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02, two bins apart.
-
-    Example:
-        >>> int(probes.count_peaks(np.array([0.5, 0.0, 0.0, 0.0, 0.5])))
-        2
-    """
+    """Count modes of distributions over bins, (…, bin) -> (…): peaks of at least 0.02, two bins apart."""
     flat = probability.reshape(-1, probability.shape[-1])
     # padding lets a mode in the first or last bin count
     padded = np.pad(flat, ((0, 0), (1, 1)))
@@ -127,20 +132,7 @@ def count_peaks(probability: np.ndarray) -> np.ndarray:
 
 
 def bin_quantiles(probability: np.ndarray, values: np.ndarray, levels: Sequence[float]) -> np.ndarray:
-    """Compute quantiles of distributions over bins: the first value whose cumulative probability reaches the level.
-
-    Args:
-        probability: (series, step, bin), need not sum to 1 (mass on special tokens is left out).
-        values: (series, bin), ascending.
-        levels: between 0 and 1.
-
-    Returns:
-        (series, level, step).
-
-    Example:
-        >>> probes.bin_quantiles(np.full((1, 1, 4), 0.25), np.array([[1.0, 2.0, 3.0, 4.0]]), [0.5]).tolist()
-        [[[2.0]]]
-    """
+    """Compute quantiles of distributions over bins: the first value whose cumulative probability reaches the level."""
     cumulative = np.cumsum(probability, axis=-1)
     cumulative /= cumulative[..., -1:]
     out = np.empty((probability.shape[0], len(levels), probability.shape[1]))

@@ -322,37 +322,31 @@ _FINENESS = 4  # trial frequencies in the width of a peak, which is one cycle ov
 
 
 @probe("seasonality")
-def seasonality_bias(run: Run, *, periods: Any = None) -> xr.Dataset:
+def seasonality_bias(run: Run) -> xr.Dataset:
     """Measure amplitudes of the forecast at the context's period and at the model's patch length.
 
     Args:
         run: the forecast to explain; the median of the library's own is used.
-        periods: (series,) periods in steps; the strongest of each context if None.
 
     Returns:
-        Dataset of kind "seasonality" over ``series``: ``period``; ``context_amplitude``, ``forecast_amplitude`` and,
-        with a truth, ``truth_amplitude`` of the sine at that period, in data units; ``amplitude_ratio``, forecast over
-        context, and ``amplitude_change``, that less 1; ``spread_ratio``, standard deviation of the forecast over the
-        context's; for models that read patches ``patch_amplitude`` and ``patch_pull``, the forecast's amplitude at the
-        patch length less the context's, in standard deviations of the context; for change and pull what
-        :func:`tsfm_lens.probes.findings.judge` adds. ``amplitude`` (part, series, trial_period), at periods from 3
-        steps to the horizon, in standard deviations of the context, of the end of the context, the forecast, the truth.
-        NaN where a stretch is shorter than the period.
+        Dataset of kind "seasonality" over ``series``: ``period``, the strongest of the context; ``context_amplitude``,
+        ``forecast_amplitude`` and, with a truth, ``truth_amplitude`` of the sine at that period, in data units;
+        ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less 1; ``spread_ratio``, standard
+        deviation of the forecast over the context's; for models that read patches ``patch_amplitude`` and
+        ``patch_pull``, the forecast's amplitude at the patch length less the context's, in standard deviations of the
+        context; for change and pull what :func:`tsfm_lens.probes.findings.judge` adds. ``amplitude`` (part, series,
+        trial_period), at periods from 3 steps to the horizon, in standard deviations of the context, of the end of the
+        context, the forecast, the truth. NaN where a stretch is shorter than the period.
 
     Source:
         tsfm-lens paper, section 5 and figure 20 (S3-F20), for mean regression and periods tied to the patch.
-
-    Raises:
-        InputError: periods are not one number above 1 per series.
 
     Example:
         >>> probes.seasonality_bias(run)["period"].round().values.tolist()
         [12.0]
     """
     batch, steps, forecast = run.batch, run.horizon, run.forecast.median
-    period = np.array([dominant_period(values) for values in batch.values]) if periods is None else np.asarray(periods)
-    if period.shape != (len(batch),) or (np.asarray(period, dtype=float) <= 1).any():
-        raise InputError(f"periods {period.tolist()}: expected a number above 1 for each of {len(batch)} series")
+    period = np.array([dominant_period(values) for values in batch.values])
     data = run.dataset()
     context, ahead = amplitudes(batch.values, period), amplitudes(forecast, period)
     spread = np.array([np.nanstd(values) for values in batch.values])

@@ -13,15 +13,13 @@ from torch import Tensor
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers
-from tsfm_lens.hooks.interventions import Intervention, PatchFrom, rows_in_place
+from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.state import RunState
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.patching import Direction, RunPair, _PointEdit, contrast, slopes
 from tsfm_lens.probes.places import Place, later_branches, listed, nodes_of, place_coords, place_of, places_of
 from tsfm_lens.registry import probe
@@ -42,7 +40,6 @@ def path_patching(
     *,
     senders: Sequence[str | Component] | None = None,
     receivers: Sequence[str | Component] | None = None,
-    via: str = "all",
     direction: Direction = "noise",
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -56,7 +53,6 @@ def path_patching(
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`.
         senders: heads and branches; the heads and MLPs of the stack that is read out if None.
         receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
-        via: the input of receiving heads that changes: "all", "q", "k" or "v".
         progress: called with (done, of), in senders.
 
     Returns:
@@ -67,7 +63,7 @@ def path_patching(
         Wang et al. 2022; Goldowsky-Dill et al. 2023.
 
     Raises:
-        InputError: no such input, or receivers that are no heads while ``via`` names one; as in activation patching.
+        InputError: as in activation patching.
         UnknownNameError: no such component.
 
     Example:
@@ -75,7 +71,6 @@ def path_patching(
         >>> dict(data["recovered"].sizes)
         {'sender': 1, 'receiver': 1, 'series': 1}
     """
-    refuse_word("via", via, ("all", "q", "k", "v"))
     lens = clean.lens
     froms = nodes_of(lens, senders, "senders")
     targets: list[str | Component] = [*writers(lens.wiring), OUTPUT]
@@ -83,17 +78,13 @@ def path_patching(
         targets = listed(receivers, "receivers")
     to_output = OUTPUT in targets
     tos = places_of(lens, [receiver for receiver in targets if receiver != OUTPUT]) if targets != [OUTPUT] else []
-    if via != "all":
-        tos = [place for place in tos if place.head is not None] if receivers is None else tos
-        if any(place.head is None for place in tos):
-            raise InputError(f"via={via!r} is an input of heads; name only heads as receivers")
     pair = sender_contrast(clean, corrupted, froms, direction=direction)
     forecasts = np.full((len(froms), len(tos) + to_output, *pair.base.point.shape), np.nan)
     paths: dict[tuple[int, int], Variant] = {}
-    for row, (sender, direct, receiver_acts) in enumerate(chain.from_iterable(heard_in_groups(pair, froms, tos, via))):
+    for row, (sender, direct, receiver_acts) in enumerate(chain.from_iterable(heard_in_groups(pair, froms, tos))):
         later = set(later_branches(lens.wiring, sender.component))
         columns = [column for column, place in enumerate(tos) if place.branch in later]
-        paths |= {(row, column): Variant("path", (receive(tos[column], receiver_acts, via),)) for column in columns}
+        paths |= {(row, column): Variant("path", (PatchFrom(tos[column].target, receiver_acts),)) for column in columns}
         if to_output:
             forecasts[row, -1] = direct
         if paths and (len(paths) >= _MOST_PATHS or row + 1 == len(froms)):
@@ -102,7 +93,7 @@ def path_patching(
         if progress is not None:
             progress(row + 1, len(froms))
     names = [*(str(place.target) for place in tos), *([OUTPUT] if to_output else [])]
-    attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters(), via=via)
+    attrs = clean.describe("paths", "Path patching", _SOURCE, **pair.parameters())
     coords = {**place_coords(froms, "sender"), "receiver": names}
     return pair.result(forecasts, coords, attrs, ("sender", "receiver"))
 
@@ -116,7 +107,7 @@ def sender_contrast(clean: Run, corrupted: Run, senders: Sequence[Place], *, dir
 
 
 def heard_in_groups(
-    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place], via: str = "all"
+    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place]
 ) -> Iterator[list[tuple[Place, np.ndarray, Activations]]]:
     """Yield senders, forecasts (series, step) of their direct effects, and receivers' activations, in groups."""
     points = len({place.point for place in receivers})
@@ -124,18 +115,18 @@ def heard_in_groups(
     fit = _NUMBERS // (tokens * pair.base.lens.d_model * max(points, 1))
     step = max(_SENDERS, fit)
     for first in range(0, len(senders), step):
-        yield _run_together(pair, senders[first : first + step], receivers, via)
+        yield _run_together(pair, senders[first : first + step], receivers)
 
 
 def _run_together(
-    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place], via: str
+    pair: RunPair, senders: Sequence[Place], receivers: Sequence[Place]
 ) -> list[tuple[Place, np.ndarray, Activations]]:
     run = pair.base
     stores: list[dict[str, list[Call]]] = [{} for _ in senders]
     variants = []
     for sender, store in zip(senders, stores, strict=True):
         later = later_branches(run.lens.wiring, sender.component)
-        points = dict.fromkeys(_input(place, via) for place in receivers if place.branch in later)
+        points = dict.fromkeys(place.point for place in receivers if place.branch in later)
         listeners = [_PointEdit(point, partial(_record_call, store), by_place=False) for point in points]
         # a branch is recorded before it is held, so listeners come first
         patches = [PatchFrom(branch, pair.base_acts) for branch in later]
@@ -153,25 +144,6 @@ def _record_call(store: dict[str, list[Call]], value: Tensor, state: RunState, p
     if (state.step, offset) not in [(call.step, call.offset) for call in calls]:
         calls.append(Call(state.step, offset, value.detach().clone()))
     return value
-
-
-def receive(place: Place, receiver_acts: Activations, via: str) -> Intervention:
-    """Set a receiver, or one head's queries, keys or values, to those of another run."""
-    head = place.head
-    if via == "all" or head is None:
-        return PatchFrom(place.target, receiver_acts)
-
-    def exchange(value: Tensor, state: RunState, point: Point) -> Tensor:
-        out = value.clone()
-        out[..., head, :] = rows_in_place(receiver_acts, point, value, state)[..., head, :].to(value)
-        return out
-
-    return _PointEdit(_input(place, via), exchange)
-
-
-def _input(place: Place, via: str) -> str:
-    """Return the hook point at which a receiver is recorded."""
-    return place.point if via == "all" else place.point.replace("hook_z", f"hook_{via}")
 
 
 @probe("edges", "pair")

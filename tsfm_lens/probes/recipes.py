@@ -10,15 +10,14 @@ import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae, relative_change
-from tsfm_lens.ablation.points import Progress, point_forecasts
+from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
-from tsfm_lens.ablation.search import TOLERANCE, better, run_search, scan
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import Measure, noise_floor, told_apart
+from tsfm_lens.models.noise import Measure, noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.findings import judge
@@ -27,15 +26,7 @@ from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import rank_distance, seasonal_scales, size_of
 from tsfm_lens.registry import probe
 
-__all__ = [
-    "ablated_share",
-    "ablation_recipes",
-    "diffuse_heads",
-    "heads_at_1pp",
-    "heads_by_stable_rank",
-    "random_heads",
-    "sharp_heads",
-]
+__all__ = ["ablation_recipes", "diffuse_heads", "heads_by_stable_rank", "random_heads", "sharp_heads"]
 
 ORDERS = ("low", "high")
 
@@ -118,86 +109,6 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
         2
     """
     return _by_entropy(entropy, count, -1.0)
-
-
-def heads_at_1pp(run: Run, *, tolerance: float = TOLERANCE, kind: str | None = None, paired: bool = True) -> xr.Dataset:
-    """Find how many heads a layer must keep so that the error on these series rises by less than one percent.
-
-    That is the smallest number that passes, in the order of stable rank that keeps fewer heads, or rises less.
-
-    Args:
-        run: the forecast to explain, with the truth.
-        tolerance: relative rise of the geometric mean MASE that is allowed, exclusive.
-        kind, paired: see :func:`heads_by_stable_rank`.
-
-    Returns:
-        Dataset of kind "heads_at_1pp" over ``layer``: ``kept`` heads, ``order`` and the relative ``rise`` of the error.
-
-    Source:
-        tsfm-lens paper, definition 5.2 (S3-H1PP): a relative percent, strictly below.
-
-    Raises:
-        InputError: the run has no truth, a plain forecast has no error, or the tolerance is not above 0.
-        UnknownNameError: no such kind of attention.
-
-    Example:
-        >>> bolt = tsfm_lens.load("bolt-nano").run(run.batch, 12, truth=run.truth)
-        >>> probes.heads_at_1pp(bolt)["kept"].dims
-        ('layer',)
-    """
-    stack = run.lens.wiring.output_stack
-    attention, layers = stack.layers_with(attention_over_time(stack) if kind is None else kind)
-    rises = _rises(run, layers, attention, paired)
-    orders, winners = [], []
-    for layer in layers:
-        looks = {order: (lambda count, _look, at=(layer, order): rises[*at, count]) for order in ORDERS}
-        searches = {order: run_search(scan(stack.n_heads, tolerance), look) for order, look in looks.items()}
-        order, winner = better(searches)
-        orders.append(order)
-        winners.append(winner)
-    data = xr.Dataset(
-        {
-            "kept": ("layer", [winner.kept for winner in winners]),
-            "order": ("layer", orders),
-            "rise": ("layer", [winner.change for winner in winners]),
-        },
-        coords={"layer": list(map(str, layers))},
-    )
-    facts = {"attention": attention, "heads": stack.n_heads, "paired": paired, "tolerance": tolerance}
-    facts |= {"rollout": int(run.rollout), "statistic": run.statistic}
-    source = "tsfm-lens paper, definition 5.2 (S3-H1PP)"
-    data.attrs = run.describe("heads_at_1pp", "Heads at one percent", source, **facts)
-    return data
-
-
-def _rises(run: Run, layers: list[int], kind: str, paired: bool) -> dict[tuple[int, str, int], float]:
-    """Compute by layer, order and number of heads kept how far the error rises; all are forecast together."""
-    base = -np.inf if run.truth is None else _log_error(run, run.point)
-    if not np.isfinite(base):
-        raise InputError("heads@1pp needs the truth of every series, and forecasts that miss it")
-    ranks = _stable_ranks(run.lens, kind)
-    ablations: dict[tuple[int, str, int], tuple[Component, ...]] = {}
-    for layer in layers:
-        for order in ORDERS:
-            first = _ablation_order(ranks, layer, order)
-            for count in range(len(first)):
-                heads = _heads(run.lens, {layer: first[: len(first) - count]}, kind, paired)
-                ablations[layer, order, count] = tuple(heads)
-    # without any head both orders are alike
-    each = list(dict.fromkeys(ablations.values()))
-    forecasts = point_forecasts(run, [Variant.zero(*heads) for heads in each])
-    # heads that write nothing change no error, however small that is
-    errors = _log_error(run, told_apart(run, forecasts, run.point))
-    rises = dict(zip(each, np.expm1(errors - base).tolist(), strict=True))
-    return {place: rises[heads] for place, heads in ablations.items()}
-
-
-def _log_error(run: Run, forecasts: np.ndarray) -> np.ndarray:
-    """Compute the logarithm of the geometric mean error of forecasts (…, series, step), (…)."""
-    assert run.truth is not None
-    # the scale of MASE is the same before and after, so that it cancels in the ratio
-    with np.errstate(divide="ignore"):
-        return np.asarray(np.log(mae(forecasts, run.truth)).mean(-1))
 
 
 def _stable_ranks(lens: Lens, kind: str) -> xr.DataArray:
@@ -338,16 +249,7 @@ def ablation_recipes(
 
 
 def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int, int, int]:
-    """Count the heads that a recipe takes, all heads of the kinds of attention touched, and the MLPs that it takes.
-
-    Args:
-        wiring: of the model.
-        components: heads, branches or layers.
-
-    Example:
-        >>> probes.ablated_share(lens.wiring, lens.components("decoder.0.cross_attn"))
-        (4, 12, 0)
-    """
+    """Count the heads that a recipe takes, all heads of the kinds of attention touched, and the MLPs that it takes."""
     heads: set[tuple[str, str, int, int]] = set()
     mlps: set[tuple[str, int]] = set()
     for component in components:

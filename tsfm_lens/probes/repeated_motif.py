@@ -41,7 +41,6 @@ class _Plan:
     patch: int
     repeats: int
     count: int
-    noise: float
     steps: int
 
 
@@ -52,7 +51,6 @@ def repeated_motif(
     motif: int | tuple[int, int] | None = None,
     repeats: int = 4,
     n_series: int = 16,
-    noise: float = 0.0,
     horizon: int | None = None,
     kind: str | None = None,
     queries: str | None = None,
@@ -70,7 +68,6 @@ def repeated_motif(
         motif: length in tokens, or shortest and longest; half of what fits (at most 8) to that one if None.
         repeats: times that the longest motif occurs; shorter ones fill the same context more often.
         n_series: random motifs.
-        noise: standard deviation of the noise added to every context value, in those of the motif.
         horizon: forecast steps; the model's own, at most the longest motif, if None.
         kind: kind of attention; the last one over time of the stack that is read out if None.
         queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last repeat;
@@ -103,10 +100,10 @@ def repeated_motif(
     keys_from = row.attention(attention, layers[0]).keys_from or row.name
     patch = _token_steps(lens, keys_from)
     low, high = _lengths(lens, motif, repeats, patch)
-    if n_series < 1 or noise < 0:
-        raise InputError(f"n_series {n_series} and noise {noise}: expected 1 or more series and a noise of 0 or more")
+    if n_series < 1:
+        raise InputError(f"n_series is {n_series}, expected 1 or more")
     steps = min(lens.prediction_length, high * patch) if horizon is None else int(horizon)
-    plan = _Plan(low, high, patch, repeats, n_series, float(noise), steps)
+    plan = _Plan(low, high, patch, repeats, n_series, steps)
     context, future, lengths = _draw(lens, plan, seed)
     options: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
     run = lens.run(context, steps, truth=future, forced_path=future, **options)
@@ -133,7 +130,7 @@ def repeated_motif(
         errors = {"copy_error": error, "naive_error": naive, "relative_copy_error": error / naive}
         data = data.assign({name: ("series", values) for name, values in errors.items()})
     settings: dict[str, Any] = {"motif": [low, high], "repeats": repeats, "n_series": n_series, "patch": patch}
-    settings |= {"noise": noise, "attention": attention, "stack": row.name}
+    settings |= {"attention": attention, "stack": row.name}
     data.attrs = run.describe("repeated_motif", "Repeated motifs", _SOURCE, **settings)
     advantage = xr.DataArray(plain - other, dims=(*where, "series"))
     return judge(data, "advantage", floor=relative_rounding(lens), groups="target", values=advantage)
@@ -184,12 +181,7 @@ def _draw(lens: Lens, plan: _Plan, seed: int, *, repeating: bool = True) -> tupl
         whole[series] = shape[np.arange(-context, plan.steps) % length]
     if not repeating:
         whole = _values(lens, rng, whole.shape)
-    values = whole[:, :context]
-    if plan.noise:
-        if lens.takes_ids:
-            raise InputError(f"{lens.model_id} takes token ids, to which no noise can be added; leave noise out")
-        values = values + plan.noise * rng.standard_normal(values.shape)
-    return values, whole[:, context:], lengths
+    return whole[:, :context], whole[:, context:], lengths
 
 
 def _targets(

@@ -1,4 +1,4 @@
-"""Similarity of heads, of layers' updates and streams, and how many directions heads write in."""
+"""Similarity of layers' updates and streams, and how many directions heads write in."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.logit_lens import layer_streams
 from tsfm_lens.registry import probe
 
-__all__ = ["entropic_rank", "head_similarity", "layer_similarity"]
+__all__ = ["entropic_rank", "layer_similarity"]
 
 
 @probe("layer_similarity")
@@ -56,51 +56,6 @@ def layer_similarity(run: Run) -> xr.Dataset:
     source = "Kornblith et al. 2019, equation 6"
     data.attrs = run.describe("layer_similarity", "Similarity of layers", source)
     return data
-
-
-@probe("head_similarity")
-def head_similarity(run: Run, *, kind: str | None = None) -> xr.Dataset:
-    """Compute the cosine between what the heads of a layer write at a token, mean over tokens and series.
-
-    Args:
-        run: the forecast to explain.
-        kind: kind of attention; the stack's last kind if None.
-
-    Returns:
-        Dataset of kind "head_similarity": ``cosine`` (layer, head, other_head), 1 on the diagonal.
-
-    Raises:
-        InputError: a horizon longer than one pass.
-        UnknownNameError: no such kind of attention.
-
-    Example:
-        >>> dict(probes.head_similarity(run)["cosine"].sizes)
-        {'layer': 3, 'head': 4, 'other_head': 4}
-    """
-    lens = run.lens
-    stack = lens.wiring.output_stack
-    attention, layers = stack.layers_with(kind)
-    points = [f"{stack.prefix}.{layer}.{attention}.hook_result" for layer in layers]
-    visible = run.encoded.shown(stack.name)
-    with torch.no_grad():
-        reduce = by_row(partial(_head_cosines, lens, visible=visible))
-        _, acts = lens.run_with_cache(run.encoded, names_filter=points, reduce=reduce)
-    cosine = np.stack([acts[point].sum(dim=0).cpu().numpy() for point in points]) / int(visible.sum())
-    data = xr.Dataset(
-        {"cosine": (("layer", "head", "other_head"), cosine)},
-        coords={"layer": list(map(str, layers)), "head": range(stack.n_heads), "other_head": range(stack.n_heads)},
-    )
-    title = f"Similarity of heads of {attention}"
-    data.attrs = run.describe("head_similarity", title, "tsfm-lens paper, section 4", attention=attention)
-    return data
-
-
-def _head_cosines(lens: Lens, writes: Tensor, visible: Tensor) -> Tensor:
-    """Sum cosines over visible tokens (batch, pos), (batch, pos, head, d_model) -> (batch, head, head)."""
-    own = lens.registry.state.own(visible).to(writes.device)
-    z = torch.where(own[..., None, None], writes.double(), 0.0)
-    unit = z / z.norm(dim=-1, keepdim=True).clamp(min=1e-30)
-    return torch.einsum("bphd,bpgd->bhg", unit, unit)
 
 
 def linear_cka(representations: list[Tensor]) -> np.ndarray:

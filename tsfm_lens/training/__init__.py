@@ -5,7 +5,6 @@ from tsfm_lens.training.sam import SAM
 from tsfm_lens.training.state import read_log
 from tsfm_lens.training.watch.attention import ATTENTION_MEASURES, attention_measures, attention_norms, patterns_of
 from tsfm_lens.training.watch.callback import Watch, read_watch, together
-from tsfm_lens.training.watch.landscape import filter_normalised, loss_landscape
 from tsfm_lens.training.watch.sharpness import GradientNoise, Sharpness, gradient_noise, sharpness
 
 __all__ = [
@@ -19,9 +18,7 @@ __all__ = [
     "Watch",
     "attention_measures",
     "attention_norms",
-    "filter_normalised",
     "gradient_noise",
-    "loss_landscape",
     "patterns_of",
     "read_log",
     "read_watch",

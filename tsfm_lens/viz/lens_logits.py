@@ -5,45 +5,23 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.logit_lens import central_range, visible_rows
+from tsfm_lens.viz.logit_lens import LOGIT_LENS, central_range, visible_rows
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import TOKENS
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, model_of, positions
 from tsfm_lens.viz.sheet import Look
 from tsfm_lens.viz.theme import BLACK, number, plain
-from tsfm_lens.viz.words import layer_names, layers, num
+from tsfm_lens.viz.words import layer_names
 
 __all__ = ["lens_logit_map"]
 
 
-LENS_LOGITS = measurement("lens_logits", needs=TOKENS)
-
-
-def _largest_logits(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the value of the largest logit, and the logit, a row per layer and step."""
-    logit = ds["logit"].isel(series=0)
-    value = ds["value"].isel(series=0, bin=logit.argmax("bin")).drop_vars("bin", errors="ignore")
-    return frame(xr.Dataset({"value": value, "logit": logit.max("bin")}), "value", "logit")
-
-
-def read_lens_logits(ds: xr.Dataset) -> list[str]:
-    """Describe how the largest logits grow along the depth."""
-    logit, words = array(ds, "logit", "layer", "step", "bin", series=0), layers(ds)
-    lead = (logit.max(-1) - np.median(logit, axis=-1)).mean(-1)
-    return [
-        f"The largest logit of a step is {num(lead[0])} above the median of all values' logits at {words[0]} and "
-        f"{num(lead[-1])} at {words[-1]}, mean over steps."
-    ]
-
-
-@LENS_LOGITS.figure(table=_largest_logits, sentences=read_lens_logits)
+@LOGIT_LENS.figure(variables=("logit",), probe_options={"logits": True}, needs=TOKENS, instead="lens_forecast")
 def lens_logit_map(
     ds: xr.Dataset,
     *,

@@ -81,11 +81,9 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     sheet.colours(colour_scale(title, low=0.0, high=limit, diverging=variable != "effect", nticks=7))
     sheet.fig.update_layout(plot_bgcolor=PALE)
     base, source = way(ds)
-    via = str(ds.attrs.get("via", "all"))
     return sheet.dress(
         f"{KINDS[kind]} of {model_of(ds)}: what each component passes on to later ones",
         f"{over_series(ds, rows)}, {source} activations in the {base} run",
-        f"via the receiver's {via}" if via != "all" else "",
         f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else "",
         f"grey: no path{', or no effect' if kind == 'edges' else ''}",
         beyond,

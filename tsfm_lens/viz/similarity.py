@@ -1,8 +1,8 @@
-"""Similarity of layers and of heads, and entropic rank."""
+"""Similarity of layers, and entropic rank of heads."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import numpy as np
 import plotly.graph_objects as go
@@ -11,22 +11,17 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, check, frame, measurement
 from tsfm_lens.viz.attention import attention_kind
-from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.logit_lens import layer_axis
 from tsfm_lens.viz.maps import colour_scale, two_digits
-from tsfm_lens.viz.select import array, layer_name, model_of, names, positions
+from tsfm_lens.viz.select import array, layer_name, model_of, names
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
-from tsfm_lens.viz.words import capital, extremes, layer_names, layers, listed, num, signed
+from tsfm_lens.viz.words import extremes, layer_names, layers, listed, num, signed
 
-__all__ = ["entropic_rank_line", "head_similarity_map", "similarity_map"]
+__all__ = ["entropic_rank_line", "similarity_map"]
 
-
-_MAX_NUMBERED = 36  # cells of a panel that still have room for their number
 
 LAYER_SIMILARITY = measurement("layer_similarity")
-
-HEAD_SIMILARITY = measurement("head_similarity")
 
 
 def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
@@ -51,26 +46,6 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
         f"The updates most alike are those of {words[rows[high]]} and {words[columns[high]]} "
         f"(cosine {signed(pairs[high])}), the least alike those of {words[rows[low]]} and {words[columns[low]]} "
         f"({signed(pairs[low])})."
-    ]
-
-
-def read_head_similarity(ds: xr.Dataset) -> list[str]:
-    """Name the two heads that write most alike, and the layer whose heads do so most."""
-    values, words, heads = array(ds, "cosine", "layer", "head", "other_head"), layers(ds), names(ds, "head")
-    rows, columns = np.triu_indices(len(heads), 1)
-    if not len(rows):
-        return ["There is only one head a layer."]
-    pairs = values[:, rows, columns]
-    low, high = extremes(pairs)
-
-    def pair(flat: int) -> str:
-        layer, place = divmod(flat, len(rows))
-        return f"heads {heads[rows[place]]} and {heads[columns[place]]} of {words[layer]} ({signed(pairs.flat[flat])})"
-
-    means = pairs.mean(axis=1)
-    return [
-        f"Most alike are {pair(high)}, least alike {pair(low)}.",
-        f"{capital(words[int(means.argmax())])} has the largest mean over pairs, {signed(means.max())}.",
     ]
 
 
@@ -102,24 +77,6 @@ def similarity_map(ds: xr.Dataset, *, measure: str = "cka") -> go.Figure:
         "1: alike" if cka else "1: alike, −1: opposite",
         f"empty: the {' and '.join(alike)}, the same at every token" if alike else "",
     )
-
-
-@HEAD_SIMILARITY.figure(table=("cosine",), sentences=read_head_similarity)
-def head_similarity_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
-    """Draw how alike the heads of a layer write, each against each, a panel per layer."""
-    rows, heads = positions(ds, "layer", layers), names(ds, "head")
-    labels = layer_names(ds, rows)
-    grid = panel_grid([(label,) for label in labels], row_height=max(150, 16 * min(len(heads), 16)))
-    hover = "heads %{y} and %{x}<br>cosine %{z:.3f}"
-    cosines = array(ds, "cosine", "layer", "head", "other_head")[rows]
-    for panel, value, label in zip(grid, cosines, labels, strict=True):
-        panel.cells(value, heads, heads, f"{plain(label)}, {hover}", write=two_digits, printed=_MAX_NUMBERED)
-    title_axes(grid, "head", "head")
-    grid.x(type="category", ticks="")
-    grid.y(type="category", ticks="", autorange="reversed")
-    grid.colours(colour_scale("cosine", high=1.0, diverging=True))
-    cosine = "cosine between what two heads of a layer write at a token, mean over tokens and series"
-    return grid.dress(f"Similarity of the heads of {model_of(ds)}", attention_kind(ds), cosine)
 
 
 @LAYER_SIMILARITY.panels

@@ -96,7 +96,7 @@ def _scheme(run: Run) -> Files:
 
 @figure("1C")
 def _logits(run: Run) -> Files:
-    ds = probes.lens_logits(first_item(run))
+    ds = probes.logit_lens(first_item(run), logits=True)
     return [_file(viz.lens_logit_map(ds), ds)]
 
 

@@ -388,7 +388,7 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
     """Join datasets of one kind over a new axis ``run``, and ``seed`` where a run has several.
 
     Args:
-        runs: a dataset by name, or one a seed; of kind "training_watch", "attention_norms" or "loss_landscape".
+        runs: a dataset by name, or one a seed; of kind "training_watch" or "attention_norms".
 
     Returns:
         Dataset of the same kind over all steps, layers and heads that occur, NaN where a run has none, with ``run``

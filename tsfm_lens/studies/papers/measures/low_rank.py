@@ -161,7 +161,7 @@ def sketches(context: Context) -> MeasuredValues:
         for of in ("rows", "columns"):
             weight = torch.randn(heads * size, heads * size, generator=generator, dtype=torch.float64)
             factors = compress.truncate(weight, size, heads=heads, of=of)
-            off = compress.error_of(weight, compress.product(factors)) ** 0.5
+            off = compress.layers.error_of(weight, compress.product(factors)) ** 0.5
             misses += off > heads * size * np.finfo(float).eps
     record, result = _record("attention", {"matrices": str(2 * len(sizes))})
     result.add("not_given_back", misses)
