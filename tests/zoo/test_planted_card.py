@@ -121,8 +121,7 @@ def by_hand(rule: SeasonalCopy | LocalMean | LinearTrend | Gate, x: list[float],
             case SeasonalCopy():
                 values.append(values[len(values) - rule.period])
             case LocalMean():
-                seen = values if rule.recursive else x
-                values.append(sum(seen[-rule.width :]) / rule.width)
+                values.append(sum(x[-rule.width :]) / rule.width)
             case LinearTrend():
                 late = sum(x[-rule.width :]) / rule.width
                 early = sum(x[-rule.width - rule.lag : -rule.lag]) / rule.width
@@ -139,7 +138,6 @@ def by_hand(rule: SeasonalCopy | LocalMean | LinearTrend | Gate, x: list[float],
 RULES = [
     SeasonalCopy(period=5),
     LocalMean(width=4),
-    LocalMean(width=4, recursive=True),
     LinearTrend(width=3, lag=6),
     Gate(period=5, tolerance=0.2),
 ]

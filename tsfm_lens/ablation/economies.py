@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from math import prod
 from typing import Any
@@ -14,7 +15,6 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.edit import resolve
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.registry import HookRegistry
@@ -30,7 +30,7 @@ class SharedSource:
         self._encoder, self._rows = encoder, rows
         self._memo: tuple[list[Tensor], Any] | None = None
 
-    def serving(self, copies: int, *, is_shared: bool) -> Block[None]:
+    def serving(self, copies: int, *, is_shared: bool) -> AbstractContextManager[None]:
         """Serve a run of so many variants while the block runs; shared if none of them changes the encoder."""
         return shadowed([(self._encoder, lambda forward: partial(self._encode, forward, copies if is_shared else 1))])
 
@@ -70,7 +70,7 @@ def _same(a: list[Tensor], b: list[Tensor]) -> bool:
     return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
+def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> AbstractContextManager[None]:
     """Leave out what is zeroed while the block runs; each variant is a block of rows."""
     dead: dict[str, set[int]] = defaultdict(set)
     for block, variant in enumerate(variants):

@@ -22,13 +22,6 @@ class TokenSpans:
     special: tuple[str, ...]
     variate: tuple[int, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not len(self.start) == len(self.stop) == len(self.special):
-            raise ValueError(
-                f"start, stop and special must have one entry per token, "
-                f"got {len(self.start)}, {len(self.stop)}, {len(self.special)}"
-            )
-
     def __len__(self) -> int:
         return len(self.start)
 

@@ -2,39 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from tsfm_lens.hooks.block import Block, Steps
-
-
-class Turns:
-    """Queue in which one thread at a time holds a turn, by a token; each change is one call of C, for interrupts."""
-
-    def __init__(self) -> None:
-        self._queue: list[tuple[int, object]] = []
-
-    def take(self, token: object) -> None:
-        """Wait until no other thread holds a turn, and hold one."""
-        thread = threading.get_ident()
-        self._queue.append((thread, token))
-        while self._queue[0][0] != thread:
-            time.sleep(0.001)
-
-    def give(self, token: object) -> None:
-        """Give a turn back; a token that holds none is left alone."""
-        for entry in tuple(self._queue):
-            if entry[1] is token:
-                with contextlib.suppress(ValueError):
-                    self._queue.remove(entry)
-
-
 # of torch's generators, and of the forwards of modules that hand back what was stored
-ONE_RUN = Turns()
+ONE_RUN = threading.RLock()
 
 
 @dataclass
@@ -68,11 +44,16 @@ class RunState:
         self.first, self.whole = part
         self.offset.clear()
 
+    @contextmanager
     def running(
         self, rows: int, place: tuple[int, int | None] = (0, None), block_rows: int | None = None
-    ) -> Block[None]:
+    ) -> Iterator[None]:
         """Count steps and rows of one run of the lens's own while the block runs."""
-        return Block(Steps(None, lambda: self.restart(rows, block_rows, place), self.restart))
+        self.restart(rows, block_rows, place)
+        try:
+            yield
+        finally:
+            self.restart()
 
     def own(self, rows: Tensor) -> Tensor:
         """Return the rows of the part that runs, of a tensor with the rows of the whole batch."""

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 import xarray as xr
-from torch import Tensor
 from torch.distributions import Distribution
 
 from tsfm_lens.data import SeriesBatch, by_variate
@@ -35,8 +33,8 @@ class Forecast:
         samples: (series, sample, step), or None for a model that draws none.
         context: the series.
         attrs: provenance.
-        distribution: the predictive distribution in data units, batch shape (series, step), of a model that has
-            one; it is not part of the dataset.
+        distribution: the predictive distribution in data units, batch shape (series, step), of a model that has one
+            and a batch that ran in one piece; it is not part of the dataset.
     """
 
     quantiles: np.ndarray
@@ -63,14 +61,13 @@ class Forecast:
         if len(parts) == 1:
             return parts[0]
         samples = [part.samples for part in parts if part.samples is not None]
-        distributions = [part.distribution for part in parts if part.distribution is not None]
         return replace(
             parts[0],
             quantiles=np.concatenate([part.quantiles for part in parts]),
             mean=np.concatenate([part.mean for part in parts]),
             samples=np.concatenate(samples) if samples else None,
             context=context,
-            distribution=JoinedDistribution(distributions) if distributions else None,
+            distribution=None,
         )
 
     def __repr__(self) -> str:
@@ -138,47 +135,6 @@ class Forecast:
                 frame[str(level)] = self.quantiles[index, column]
             frames.append(frame)
         return pd.concat(frames, ignore_index=True)
-
-
-class JoinedDistribution(Distribution):
-    """Distributions of several parts of a batch as one, along the first axis."""
-
-    arg_constraints: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, parts: Sequence[Distribution]) -> None:
-        self.parts = list(parts)
-        self._sizes = [part.batch_shape[0] for part in self.parts]
-        shape = torch.Size((sum(self._sizes), *self.parts[0].batch_shape[1:]))
-        super().__init__(shape, self.parts[0].event_shape, validate_args=False)
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of each entry."""
-        return torch.cat([part.mean for part in self.parts])
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of each entry."""
-        return torch.cat([part.variance for part in self.parts])
-
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw samples (sample…, batch…)."""
-        shape = torch.Size(sample_shape)
-        return torch.cat([part.sample(shape) for part in self.parts], dim=len(shape))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Compute the logarithm of the density at values that broadcast with the batch shape."""
-        return self._each(lambda part, values: part.log_prob(values), value)
-
-    def cdf(self, value: Tensor) -> Tensor:
-        """Compute the cumulative probability at values that broadcast with the batch shape."""
-        return self._each(lambda part, values: part.cdf(values), value)
-
-    def _each(self, function: Callable[[Distribution, Tensor], Tensor], value: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(value.shape, self.batch_shape)
-        axis = len(shape) - len(self.batch_shape)
-        cuts = value.expand(shape).split(self._sizes, dim=axis)
-        return torch.cat([function(part, values) for part, values in zip(self.parts, cuts, strict=True)], dim=axis)
 
 
 def is_count(value: Any) -> bool:
