@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import warnings
 from typing import Any
 
@@ -14,7 +13,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiny_lenses import lens_of
 from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants
-from tsfm_lens.ablation.notices import said_once
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import Component, EditPattern, Mean, Noise, Resample, Steer, Zero, writers
@@ -188,18 +186,6 @@ def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series() -> None
     assert products.rows == {"queries": [rows], "keys": [rows, rows]}
 
 
-def test_what_is_zeroed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()["chronos"].tiny(), check=False)
-    rows: list[int] = []
-    mm = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b, **kwargs: rows.append(len(a)) or mm(a, b, **kwargs))
-    batch = as_series([np.sin(np.arange(40) / 3)])
-    variants = [Variant.zero(Component("decoder", 0, "mlp")), *[Variant.zero(Component("decoder", 1))] * 3]
-    forecast_variants(lens, batch, 1, variants, num_samples=2, max_rows=4)
-    # block 0: wi and wo for three of four variants; block 1: q, k, v, o, q, o, wi, wo for one
-    assert sorted(rows) == [2] * 8 + [6] * 2
-
-
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "toto-1"])
 def test_nothing_is_left_behind(name: str) -> None:
     lens = lens_of(name)
@@ -301,31 +287,6 @@ def test_a_library_warns_once_a_request(name: str, caplog: pytest.LogCaptureFixt
     assert said(2) == 2
     assert warnings.showwarning.__module__ == "warnings"
     assert {name: logging.getLogger(name).filters for name in filters} == filters
-
-
-def test_a_request_keeps_its_own_words_alone_to_one(caplog: pytest.LogCaptureFixture) -> None:
-    lens = lens_of("chronos")
-    logger, words = logging.getLogger("chronos.a_module"), "longer than it was trained for"
-    said, done = threading.Event(), threading.Event()
-
-    def request() -> None:
-        with said_once(lens):
-            logger.warning(words)
-            logger.warning(words)
-            said.set()
-            done.wait(60)
-
-    other = threading.Thread(target=request)
-    other.start()
-    try:
-        assert said.wait(60)
-        # what this thread says is none of the other's business
-        logger.warning(words)
-        logger.warning(words)
-    finally:
-        done.set()
-        other.join()
-    assert [record.getMessage() for record in caplog.records] == [words] * 3
 
 
 @pytest.mark.parametrize(

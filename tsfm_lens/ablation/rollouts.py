@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tsfm_lens.ablation.economies import SharedSource, skipped
 from tsfm_lens.ablation.engine import OnePass, Variant, points_of, side_by_side, sweep
 from tsfm_lens.ablation.notices import said_once
+from tsfm_lens.ablation.shared_source import SharedSource
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import COLUMNS
 from tsfm_lens.errors import InputError
@@ -227,7 +227,6 @@ class VariantRequest(ForecastRequest):
             torch.no_grad(),
             drawing or nullcontext(),
             self._source.serving(copies, is_shared=is_shared) if self._source else nullcontext(),
-            skipped(self.lens.registry, variants),
             self.lens.edit(*side_by_side(variants, self.rows)),
         ):
             prediction = self.predicted(copies)

@@ -11,7 +11,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
-from tsfm_lens.hooks.names import Point, nearest, select
+from tsfm_lens.hooks.names import Point, nearest
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.residual import Decomposed
 from tsfm_lens.hooks.spans import TokenSpans
@@ -113,10 +113,6 @@ class Activations(Decomposed):
     def calls(self, name: Key) -> list[Call]:
         """Return every recorded pass through one hook point, in order; UnknownNameError if there is none."""
         return self.recorded[self._name(name)]
-
-    def select(self, pattern: str) -> dict[str, Tensor]:
-        """Return all recorded activations whose name matches a glob, by name."""
-        return {name: self[name] for name in select(self.recorded, pattern, what="recorded activation")}
 
     def to(self, device: torch.device | str) -> Activations:
         """Move all activations to a device."""

@@ -21,7 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.errors import HookError, WiringError
-from tsfm_lens.hooks.attention_capture import AttentionCapture
+from tsfm_lens.hooks.attention_capture import LOCAL, brackets
 from tsfm_lens.hooks.hook_checks import check_table, refuse_recomputation
 from tsfm_lens.hooks.names import HEADS, RESIDUAL, Point, hook_points
 from tsfm_lens.hooks.native import (
@@ -74,7 +74,6 @@ class HookRegistry:
         self.model, self.wiring = model, wiring
         self.modules = dict(model.named_modules(remove_duplicate=False))
         check_table(model, wiring, self.modules)
-        self._stacks = {stack.name: stack for stack in wiring.stacks}
         self.points: dict[str, Point] = hook_points(wiring)
         self.rank = {name: float(place) for place, name in enumerate(self.points)}
         self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
@@ -97,7 +96,7 @@ class HookRegistry:
 
     def stack_of(self, point: Point) -> Stack:
         """Return the stack that a hook point belongs to."""
-        return self._stacks[point.stack]
+        return self.wiring.stack(point.stack)
 
     @property
     def in_use(self) -> list[str]:
@@ -143,7 +142,9 @@ class HookDispatcher:
         self._acts: dict[ModuleSide, list[Act]] = {}
         self._connections: dict[str, list[Connection]] = {}
         self._tracking = list(self._track())
-        self._capture = AttentionCapture(self._fire_inside, self._in_use_inside)
+        # attentions whose calls it looks at, and paths of those that made one
+        self.attentions: dict[nn.Module, str] = {}
+        self.callers: set[str] = set()
         # whether gradients were recorded when the model was entered
         self._gradients = False
         # by hook point: edits for a write to carry, and the output of heads in this pass
@@ -229,7 +230,10 @@ class HookDispatcher:
         self._acts = {side: sorted(by_key.values(), key=attrgetter("rank")) for side, by_key in acts.items()}
         for side in acts.keys() - self._handles.keys():
             self._handles[side] = set_hook(self._registry.modules[side[0]], side[1], partial(self._run, side))
-        self._capture.look_at({self._registry.modules[side[0]]: side[0] for side in acts if "check" in acts[side]})
+        before = self.attentions
+        self.attentions = {self._registry.modules[side[0]]: side[0] for side in acts if "check" in acts[side]}
+        if before or self.attentions:
+            LOCAL.interceptor.listen(self)
         if not self.scopes:
             # remains of a run that was broken off
             self._edits.clear()
@@ -272,10 +276,24 @@ class HookDispatcher:
         return [*connections, self._carry_edits(point)] if point.aside else connections
 
     def _connect_attention(self, path: str) -> Iterator[Connection]:
-        for at in self._capture.brackets(path, self._registry.modules[path]):
-            yield (at, "end"), "capture", _FIRST, self._capture.leave
-            yield (at, "in"), "capture", _LAST, self._capture.enter
-        yield (path, "out"), "check", _FIRST, partial(self._capture.check, path)
+        """Turn the interceptor on around an attention, and refuse one that runs without its attention call."""
+
+        def enter(module: nn.Module, *_call: Any) -> None:
+            self.callers.discard(self.attentions.get(module, ""))
+            LOCAL.interceptor.enter(module)
+
+        def check(module: nn.Module, *_call: Any) -> None:
+            if path not in self.callers:
+                raise WiringError(
+                    f"{path} ({type(module).__name__}) computed attention without torch's "
+                    "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its 'sdpa' "
+                    "attention, without xformers or another fused replacement."
+                )
+
+        for at in brackets(path, self._registry.modules[path]):
+            yield (at, "end"), "capture", _FIRST, lambda module, *_call: LOCAL.interceptor.leave(module)
+            yield (at, "in"), "capture", _LAST, enter
+        yield (path, "out"), "check", _FIRST, check
 
     def _track(self) -> Iterator[Connection]:
         """Keep :attr:`state` true while anything is connected."""
@@ -371,7 +389,8 @@ class HookDispatcher:
         else:
             yield (path, "in"), point.name, rank, before
 
-    def _in_use_inside(self, path: str, how: str) -> bool:
+    def in_use_inside(self, path: str, how: str) -> bool:
+        """Return whether a hook acts at a point inside an attention."""
         point = self._registry.inside_attention.get((path, how))
         # asked at every attention call, mostly of points that no block has connected
         return (
@@ -380,8 +399,9 @@ class HookDispatcher:
             and bool(self._acting_at(point.name))
         )
 
-    def _fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
-        if not self._in_use_inside(path, how):
+    def fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
+        """Pass "q", "k", "v", "scores", "pattern", "z", or "result", which is z after all its hooks, to the hooks."""
+        if not self.in_use_inside(path, how):
             return tensor
         point = self._registry.inside_attention[path, how]
         if how == "result":
