@@ -102,17 +102,6 @@ def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
         lens.run_with_cache([ONE], incl_bwd=True, loss=torch.sum)
 
 
-def test_blocks_of_toto_2_know_their_steps_and_spans() -> None:
-    lens = fresh("toto-2")
-    point = "blocks.0.hook_resid_post"
-    lens.adapter.decode_block_size = 16  # type: ignore[attr-defined]
-    _, acts = lens.run_with_cache([ONE], names_filter=point, rollout=True, horizon=48)
-    assert [call.step for call in acts.calls(point)] == [0, 16, 32]
-    # after the first pass, the block just predicted and the one to predict
-    spans = [acts.token_spans(point, call) for call in range(3)]
-    assert [(s.start[0], s.stop[-1]) for s in spans if s is not None] == [(-32, 16), (0, 32), (16, 48)]
-
-
 @pytest.mark.parametrize("name", ["toto-1", "toto-2", "timesfm-3", "timesfm-2.5", "moirai-1.1", "moirai-2"])
 def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> None:
     lens = fresh(name)

@@ -59,11 +59,9 @@ class PostNorm(Wired):
 class AttentionFree(Wired):
     """A table without heads, whose sizes are 0."""
 
-    sizes = 0
-
     def stack(self) -> Stack:
         stack = super().stack()
-        return replace(stack, writers=stack.writers[1:], n_heads=self.sizes, d_head=self.sizes)
+        return replace(stack, writers=stack.writers[1:], n_heads=0, d_head=0)
 
 
 SUMS: dict[str, Callable[[Lens, SeriesBatch], object]] = {
@@ -150,9 +148,3 @@ def test_a_stack_without_attention_needs_no_heads(model: Forecaster) -> None:
             refused(lens)
     with pytest.raises(InputError, match=r"blocks\.0 has no attention"):
         probes.flow_of_ranks(lens.run(series))
-
-    class Invented(AttentionFree):
-        sizes = 1
-
-    with pytest.raises(WiringError, match="n_heads=1, but no branch is an attention; expected 0"):
-        Lens(Invented(native), "invented")

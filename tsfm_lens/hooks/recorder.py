@@ -128,23 +128,29 @@ def reducers_of(names: list[str], reduce: Reducer | Mapping[str, Reducer] | None
 
 
 def axes_after(axes: tuple[str, ...], value: Tensor, result: Tensor, reducer: Reducer) -> tuple[str, ...]:
-    """Return the names of the axes of a reduced activation; "axis_0", … where they are ambiguous."""
+    """Return the names of the axes of a reduced activation; "axis_0", … for those that are ambiguous."""
     if result.ndim == value.ndim == len(axes):
         return axes
+    unknown = tuple(f"axis_{index}" for index in range(result.ndim))
+    if result.ndim > value.ndim or value.ndim != len(axes):
+        return unknown
 
     def ways(shape: Sequence[int], left: Sequence[int]) -> list[tuple[int, ...]]:
         every = combinations(range(len(shape)), len(left))
         return [way for way in every if [shape[axis] for axis in way] == list(left)]
 
     matches = ways(value.shape, result.shape)
+    if result.untyped_storage()._cdata == value.untyped_storage()._cdata:
+        matches = [way for way in matches if tuple(value.stride(axis) for axis in way) == result.stride()] or matches
     if len(matches) != 1 and getattr(reducer, "by_row", False):
         # an operation may have no sizes on torch's meta device
         with suppress(RuntimeError, NotImplementedError, ValueError):
             apart = [value.ndim * size + axis for axis, size in enumerate(value.shape)]
             matches = ways(apart, reducer(torch.empty(apart, device="meta")).shape) or matches
-    if len(matches) != 1 or value.ndim != len(axes):
-        return tuple(f"axis_{index}" for index in range(result.ndim))
-    return tuple(axes[axis] for axis in matches[0])
+    if not matches:
+        return unknown
+    candidates = [{way[index] for way in matches} for index in range(result.ndim)]
+    return tuple(axes[min(which)] if len(which) == 1 else name for which, name in zip(candidates, unknown, strict=True))
 
 
 class _Arrival(Exception):

@@ -37,8 +37,7 @@ from tsfm_lens.hooks.native import (
     to_native,
     to_vocabulary,
 )
-from tsfm_lens.hooks.scopes import HookScope, acting_hooks
-from tsfm_lens.hooks.state import RunState
+from tsfm_lens.hooks.scopes import HookScope, RunState, acting_hooks
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Stack, Wiring
 
@@ -86,17 +85,9 @@ class HookRegistry:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
 
-    def factor(self, point: Point) -> float:
-        """Return the factor on a write at a hook point, as the model has it now; 1 where it is added as it is."""
-        return 1.0 if point.mix is None else self.gains(point)[0]
-
     def gains(self, point: Point) -> tuple[float, float]:
         """Return the factors that the block puts on a write at a hook point, and on the stream that it is added to."""
-        return point.mix(self.modules[self.stack_of(point).block(point.layer)]) if point.mix else (1.0, 1.0)
-
-    def stack_of(self, point: Point) -> Stack:
-        """Return the stack that a hook point belongs to."""
-        return self.wiring.stack(point.stack)
+        return point.mix(self.modules[self.wiring.stack(point.stack).block(point.layer)]) if point.mix else (1.0, 1.0)
 
     @property
     def in_use(self) -> list[str]:
@@ -208,7 +199,7 @@ class HookDispatcher:
 
     def _witnesses(self, point: Point) -> tuple[str, ...]:
         """Return modules that cannot run to their end without passing a hook point: the model, and its block."""
-        block = self._registry.stack_of(point).block(max(point.layer, 0))
+        block = self._wiring.stack(point.stack).block(max(point.layer, 0))
         return ("", block) if point.layer >= 0 or point.name.endswith("hook_embed") else ("",)
 
     # --- setting torch hooks -----------------------------------------------------------------------------
@@ -357,7 +348,7 @@ class HookDispatcher:
 
     def _connect_result(self, point: Point) -> Iterator[Connection]:
         """Compute each head's write, a norm behind it frozen to this pass's scale; only an edit changes the sum."""
-        stack, rank = self._registry.stack_of(point), self._registry.rank[point.name]
+        stack, rank = self._wiring.stack(point.stack), self._registry.rank[point.name]
         row, path = stack.attention(point.kind, point.layer), point.site.module
         layout = row.write.layout if row.post_norm else row.stream_layout
 
@@ -366,7 +357,7 @@ class HookDispatcher:
 
         def after(norm: nn.Module, args: tuple[Any, ...], _kwargs: Any, output: Any) -> Any:
             weights = head_output_weights(self._registry.model, stack, point.layer, point.kind)
-            factor, sizes = self._registry.factor(point), self._sizes(point)
+            factor, sizes = self._registry.gains(point)[0], self._sizes(point)
             heads = fold_leading(self._heads.pop(point.name), point.site.layout)
             z = to_vocabulary(heads, point.site.layout, HEADS, sizes)
             result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
@@ -413,13 +404,13 @@ class HookDispatcher:
 
     def _sizes(self, point: Point) -> dict[str, int]:
         """Return the lengths of axes that layouts may fold together."""
-        return {**self.state.sizes, "head": self._registry.stack_of(point).n_heads}
+        return {**self.state.sizes, "head": self._wiring.stack(point.stack).n_heads}
 
     def _fire(self, point: Point, native: Tensor) -> Tensor:
         """Pass a native tensor to a hook point's hooks; the very same tensor comes back if nobody changed it."""
         layout, axes, sizes = point.site.layout, point.axes, self._sizes(point)
         value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
-        factor = self._registry.factor(point)
+        factor = self._registry.gains(point)[0]
         if factor != 1.0:
             value = value * factor
         # keys and values that a library repeats for every query head before the call

@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from tsfm_lens.hooks.native import Side, get_input, get_output, hooked, put_output
 from tsfm_lens.hooks.repeated import Repeated
-from tsfm_lens.hooks.state import ONE_RUN
 
 T = TypeVar("T")
+# of torch's generators, and of the forwards of modules that hand back what was stored
+ONE_RUN = threading.RLock()
 # numbers that are copied in less time than it takes to do without
 _FEW = 2**16
 

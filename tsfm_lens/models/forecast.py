@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import xarray as xr
-from torch.distributions import Distribution
 
-from tsfm_lens.data import SeriesBatch, by_variate
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible
@@ -33,8 +32,6 @@ class Forecast:
         samples: (series, sample, step), or None for a model that draws none.
         context: the series.
         attrs: provenance.
-        distribution: the predictive distribution in data units, batch shape (series, step), of a model that has one
-            and a batch that ran in one piece; it is not part of the dataset.
     """
 
     quantiles: np.ndarray
@@ -43,7 +40,6 @@ class Forecast:
     samples: np.ndarray | None
     context: SeriesBatch
     attrs: dict[str, object] = field(default_factory=dict)
-    distribution: Distribution | None = None
 
     @classmethod
     def of(
@@ -53,7 +49,7 @@ class Forecast:
         samples = None if prediction.samples is None else prediction.samples.numpy().astype(float)
         quantiles = prediction.quantiles.permute(0, 2, 1).numpy().astype(float)
         mean = prediction.mean.numpy().astype(float)
-        return cls(quantiles, levels, mean, samples, context, attrs, prediction.distribution)
+        return cls(quantiles, levels, mean, samples, context, attrs)
 
     @classmethod
     def joined(cls, parts: Sequence[Forecast], context: SeriesBatch) -> Forecast:
@@ -67,7 +63,6 @@ class Forecast:
             mean=np.concatenate([part.mean for part in parts]),
             samples=np.concatenate(samples) if samples else None,
             context=context,
-            distribution=None,
         )
 
     def __repr__(self) -> str:
@@ -102,7 +97,7 @@ class Forecast:
             return self
         samples = None if self.samples is None else self.samples[rows]
         parts: dict[str, Any] = {"quantiles": self.quantiles[rows], "mean": self.mean[rows], "samples": samples}
-        return replace(self, **parts, context=batch, distribution=None)
+        return replace(self, **parts, context=batch)
 
     def targets(self) -> Forecast:
         """Return the forecast without the model's output for covariates: of known ones the future is given."""
@@ -117,10 +112,6 @@ class Forecast:
             data["sample"] = (("series", "draw", "step"), self.samples)
         data.attrs = {"kind": "forecast", "title": "Forecast", **self.attrs}
         return data
-
-    def by_variate(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """Return the dataset with dims ``series``, the groups, and ``variate``; InputError if not multivariate."""
-        return by_variate(self.to_dataset(truth))
 
     def to_frame(self) -> pd.DataFrame:
         """Return a table of id, group and variate if multivariate, step, timestamp if known, mean, and quantiles."""

@@ -19,9 +19,8 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import held_out
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
-from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.recorder import by_row
-from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.batching import limit_of
