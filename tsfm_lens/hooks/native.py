@@ -19,12 +19,10 @@ from tsfm_lens.errors import WiringError
 T = TypeVar("T")
 Side = Literal["in", "out", "end"]
 """Side of a module: before its forward, after it, or after it even where it raised an error."""
-TorchHook = tuple[nn.Module, Side, Callable[..., Any]]
-"""(module, side, function of the module, its positional arguments, its keywords and, behind it, its output)."""
 
 
 def set_hook(module: nn.Module, side: Side, act: Callable[..., Any]) -> RemovableHandle:
-    """Put a function on a side of a module."""
+    """Put a function of module, positional arguments, keywords and, behind it, output on a side of a module."""
 
     def hook(*call: Any) -> Any:
         # torch leaves the keywords out where another thread takes the hook off while this one is about to call it
@@ -36,7 +34,7 @@ def set_hook(module: nn.Module, side: Side, act: Callable[..., Any]) -> Removabl
 
 
 @contextmanager
-def hooked(hooks: list[TorchHook], value: T) -> Iterator[T]:
+def hooked(hooks: list[tuple[nn.Module, Side, Callable[..., Any]]], value: T) -> Iterator[T]:
     """Set torch hooks for as long as a block, which gives ``value``."""
     with ExitStack() as handles:
         for hook in hooks:

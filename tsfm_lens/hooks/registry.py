@@ -153,7 +153,6 @@ class HookDispatcher:
 
     def unconnected(self) -> list[str]:
         """Return the hook points where a hook acts and that no block has connected."""
-        # asked before every run, mostly of a model without hooks
         in_use = self._registry.in_use
         if not in_use:
             return []
