@@ -181,7 +181,7 @@ def test_a_forward_stops_at_every_layer_and_leaves_nothing_behind(name: str) -> 
                 stream, acts[f"{stack.prefix}.{layer}.hook_resid_pre"], depth=200 * lens.d_model, what=str(layer)
             )
     assert torch.equal(lens.forward(encoded), before)
-    assert not lens.registry.in_use
+    assert not lens.registry.busy
 
 
 def test_what_a_forward_does_not_come_to_is_refused() -> None:

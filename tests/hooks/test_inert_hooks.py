@@ -301,7 +301,7 @@ def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
     for name in ("chronos", "chronos-2", "toto-1"):
         lens = fresh(name)
         case = example_case(lens, n_series=1)
-        *_, head = last_attention(lens)
+        *_, z, head = last_attention(lens)
         twin = copy.deepcopy(lens)
         with torch.no_grad():
             plain = lens.forward(case.encoded)
@@ -312,6 +312,9 @@ def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
             with lens.ablate(head):
                 assert torch.equal(lens.forward(case.encoded), ablated)
         assert not torch.equal(ablated, plain)
-        for duplicate in (copy.deepcopy, pickle.dumps):
-            with lens.ablate(head), pytest.raises(HookError, match="a copy would not have them"):
-                duplicate(lens)
+        twin.add_hook(z, double)
+        with torch.no_grad():
+            assert torch.equal(copy.deepcopy(twin).forward(case.encoded), twin.forward(case.encoded))
+        for duplicate, what in ((copy.deepcopy, lens), (pickle.dumps, lens.adapter.model)):
+            with lens.ablate(head), pytest.raises(HookError, match=r"a context is open.*leave it first"):
+                duplicate(what)

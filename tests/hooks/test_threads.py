@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from typing import Any
 
 import numpy as np
@@ -214,6 +214,57 @@ def test_a_context_outlives_the_task_of_a_notebook_cell(token_lens: Lens, token_
         await asyncio.create_task(cell(context.__exit__, None, None, None))
 
     asyncio.run(cells())
+    assert native_traces(token_lens) == 0
+
+
+def test_a_generator_that_waits_inside_a_context_is_refused(token_lens: Lens, token_case: Case) -> None:
+    plain, alone = forward(token_lens, token_case), ablated(token_lens, token_case, PARTS[0])
+
+    def outputs() -> Generator[Tensor, None, None]:
+        with token_lens.ablate(PARTS[0]):
+            yield forward(token_lens, token_case)
+            yield forward(token_lens, token_case)
+
+    generator = outputs()
+    assert torch.equal(next(generator), alone)
+    for attempt in (
+        lambda: forward(token_lens, token_case),
+        lambda: token_lens.native.model.model(
+            torch.ones(1, 4, dtype=torch.long), decoder_input_ids=torch.ones(1, 1).long()
+        ),
+        lambda: ablated(token_lens, token_case, PARTS[1]),
+    ):
+        with pytest.raises(HookError, match=r"open in the generator .*outputs .*before the yield"):
+            attempt()
+    assert torch.equal(next(generator), alone)
+    generator.close()
+    assert torch.equal(forward(token_lens, token_case), plain)
+    assert native_traces(token_lens) == 0
+
+
+def test_context_managers_around_a_context_act(token_lens: Lens, token_case: Case) -> None:
+    expected = ablated(token_lens, token_case, PARTS[0])
+
+    @contextmanager
+    def wrapped() -> Iterator[None]:
+        with token_lens.ablate(PARTS[0]):
+            yield
+
+    @asynccontextmanager
+    async def awaited() -> AsyncIterator[None]:
+        with wrapped():
+            yield
+
+    async def main() -> Tensor:
+        async with awaited():
+            return forward(token_lens, token_case)
+
+    with wrapped():
+        assert torch.equal(forward(token_lens, token_case), expected)
+    with ExitStack() as stack:
+        stack.enter_context(wrapped())
+        assert torch.equal(forward(token_lens, token_case), expected)
+    assert torch.equal(asyncio.run(main()), expected)
     assert native_traces(token_lens) == 0
 
 

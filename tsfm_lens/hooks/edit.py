@@ -9,6 +9,7 @@ from torch import Tensor
 from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.errors import HookError, InputError
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, PatchFrom, Rows, Steer, Zero
 from tsfm_lens.hooks.names import PATTERN, Point, select
@@ -48,7 +49,7 @@ def _points(registry: HookRegistry, part: Component, intervention: Intervention)
     return [(f"{at}.hook_out", None) if part.head is None else (f"{at}.hook_z", part.head)]
 
 
-def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], value: T) -> HookScope[T]:
+def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], value: T) -> Block[T]:
     """Put interventions on their hook points, in the order given, while the block runs, which gives ``value``."""
     acts: dict[str, list[_Act]] = {}
     for intervention in interventions:
@@ -57,7 +58,7 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], valu
             acts.setdefault(name, []).append(_Act(intervention, head, change))
     # TransformerLens keeps them in the order in which they are set
     hooks: list[Hook] = [(name, _Edit(registry, registry.points[name], own), "fwd") for name, own in acts.items()]
-    return HookScope(registry, value, hooks)
+    return Block(HookScope(registry, value, hooks))
 
 
 def acts_by_row(intervention: Intervention, point: Point) -> bool:

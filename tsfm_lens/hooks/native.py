@@ -3,43 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal, TypeVar
+from typing import Any
 from weakref import WeakSet
 
 import torch
 from einops import EinopsError, rearrange
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 
 from tsfm_lens.errors import WiringError
-
-T = TypeVar("T")
-Side = Literal["in", "out", "end"]
-"""Side of a module: before its forward, after it, or after it even where it raised an error."""
-
-
-def set_hook(module: nn.Module, side: Side, act: Callable[..., Any]) -> RemovableHandle:
-    """Put a function of module, positional arguments, keywords and, behind it, output on a side of a module."""
-
-    def hook(*call: Any) -> Any:
-        # torch leaves the keywords out where another thread takes the hook off while this one is about to call it
-        return act(*call) if len(call) == (3 if side == "in" else 4) else None
-
-    if side == "in":
-        return module.register_forward_pre_hook(hook, with_kwargs=True)
-    return module.register_forward_hook(hook, with_kwargs=True, always_call=side == "end")
-
-
-@contextmanager
-def hooked(hooks: list[tuple[nn.Module, Side, Callable[..., Any]]], value: T) -> Iterator[T]:
-    """Set torch hooks for as long as a block, which gives ``value``."""
-    with ExitStack() as handles:
-        for hook in hooks:
-            handles.callback(set_hook(*hook).remove)
-        yield value
 
 
 def get_output(output: Any, arg: int | str) -> Tensor:

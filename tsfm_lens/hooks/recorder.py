@@ -15,6 +15,7 @@ from transformer_lens.utilities import Slice
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.activations import Activations, Call
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point, select
 from tsfm_lens.hooks.registry import HookRegistry
@@ -76,7 +77,7 @@ def record(
     device: torch.device | str | None = None,
     reduce: Reducer | Mapping[str, Reducer] | None = None,
     gradients: bool = False,
-) -> HookScope[Activations]:
+) -> Block[Activations]:
     """Record the values of the named hook points while the block runs, in this thread and task."""
     selection = list(names)
     reducers = reducers_of(selection, reduce)
@@ -104,7 +105,7 @@ def record(
         hooks.append((name, hook, "fwd"))
         if gradients:
             hooks.append((name, partial(keep, name=name, suffix="_grad"), "bwd"))
-    return HookScope(registry, into, hooks)
+    return Block(HookScope(registry, into, hooks))
 
 
 def at_positions(points: Mapping[str, Point], names: Iterable[str], which: Any) -> dict[str, Reducer]:
@@ -189,7 +190,7 @@ def stream_into(registry: HookRegistry, layer: int | str | Component, run: Calla
         raise _Arrival(value)
 
     stop.reads_only = True  # type: ignore[attr-defined]
-    with HookScope(registry, None, [(_stopping_point(registry.wiring, layer), stop, "fwd")]):
+    with Block(HookScope(registry, None, [(_stopping_point(registry.wiring, layer), stop, "fwd")])):
         try:
             run()
         except _Arrival as arrival:

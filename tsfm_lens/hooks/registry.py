@@ -7,6 +7,7 @@ from the open blocks: nothing is counted up or down.
 from __future__ import annotations
 
 import threading
+import weakref
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -17,15 +18,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import RemovableHandle
 from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.errors import HookError, WiringError
 from tsfm_lens.hooks.attention_capture import LOCAL, brackets
+from tsfm_lens.hooks.block import Block, Side, TorchHook
 from tsfm_lens.hooks.hook_checks import check_table, refuse_recomputation
 from tsfm_lens.hooks.names import HEADS, RESIDUAL, Point, hook_points
 from tsfm_lens.hooks.native import (
-    Side,
     fold_leading,
     get_input,
     get_output,
@@ -33,7 +33,6 @@ from tsfm_lens.hooks.native import (
     put_output,
     rms_scale,
     same_bits,
-    set_hook,
     to_native,
     to_vocabulary,
 )
@@ -80,7 +79,7 @@ class HookRegistry:
             (point.site.module, point.how): point for point in self.points.values() if point.how != "site"
         }
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
-        self.threads = threading.local()
+        self.threads, self.dispatchers = threading.local(), weakref.WeakSet[HookDispatcher]()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
@@ -95,12 +94,18 @@ class HookRegistry:
         return [name for name, point in self.hooked.items() if point.fwd_hooks or point.bwd_hooks]
 
     @property
+    def busy(self) -> bool:
+        """True if any thread has hooks on the model."""
+        return any(scope.is_open for dispatcher in list(self.dispatchers) for scope in dispatcher.scopes)
+
+    @property
     def session(self) -> HookDispatcher:
         """Hooks of the running thread on the model."""
         try:
             dispatcher: HookDispatcher = self.threads.dispatcher
         except AttributeError:
             dispatcher = self.threads.dispatcher = HookDispatcher(self)
+            self.dispatchers.add(dispatcher)
         return dispatcher
 
     @property
@@ -110,7 +115,7 @@ class HookRegistry:
 
     def attach(self) -> AbstractContextManager[None]:
         """Connect hooks that no open block has connected to the native model while the block runs, if there are any."""
-        return HookScope(self, None) if self.session.unconnected() else nullcontext()
+        return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
 
 
 @dataclass
@@ -126,10 +131,10 @@ class HookDispatcher:
     """One thread's hooks on a model: its open blocks, in order of entry, alone determine the torch hooks there."""
 
     def __init__(self, registry: HookRegistry) -> None:
-        self._registry, self._wiring = registry, registry.wiring
+        self._registry, self._wiring, self._thread = registry, registry.wiring, threading.current_thread()
         self.scopes: tuple[HookScope[Any], ...] = ()
         self.state = RunState(sample_major=registry.wiring.sample_major)
-        self._handles: dict[ModuleSide, RemovableHandle] = {}
+        self._torch_hooks: dict[ModuleSide, TorchHook] = {}
         self._acts: dict[ModuleSide, list[Act]] = {}
         self._connections: dict[str, list[Connection]] = {}
         self._tracking = list(self._track())
@@ -153,6 +158,9 @@ class HookDispatcher:
 
     def unconnected(self) -> list[str]:
         """Return the hook points where a hook acts and that no block has connected."""
+        if (self._torch_hooks and not self.scopes) or not all(scope.is_open for scope in self.scopes):
+            self.settle()
+        # asked before every run, mostly of a model without hooks
         in_use = self._registry.in_use
         if not in_use:
             return []
@@ -204,7 +212,10 @@ class HookDispatcher:
     # --- setting torch hooks -----------------------------------------------------------------------------
 
     def settle(self) -> None:
-        """Bring the hooks on the model in line with the open blocks."""
+        """Bring the hooks on the model in line with the open blocks; may be broken off, and called again."""
+        if self._thread is not threading.current_thread() and self._thread.is_alive():
+            # a block that the collector ends in another thread; its hooks are inert, and this one's next block settles
+            return
         self.scopes = tuple([scope for scope in self.scopes if scope.is_open])
         acts: dict[ModuleSide, dict[str, Act]] = {}
         for scope in self.scopes:
@@ -213,13 +224,17 @@ class HookDispatcher:
                     self._connections[name] = [*self._tracking, *self._connect(self._registry.points[name])]
                 for side, key, rank, call in self._connections[name]:
                     acts.setdefault(side, {}).setdefault(key, Act(rank, call)).names.add(name)
-        if acts and not self._handles:
+        if acts and not self._torch_hooks:
             self._gradients = torch.is_grad_enabled()
-        for side in self._handles.keys() - acts.keys():
-            self._handles.pop(side).remove()
+        for side in tuple(self._torch_hooks):
+            if side not in acts:
+                self._torch_hooks[side].remove()
+                self._torch_hooks.pop(side, None)
         self._acts = {side: sorted(by_key.values(), key=attrgetter("rank")) for side, by_key in acts.items()}
-        for side in acts.keys() - self._handles.keys():
-            self._handles[side] = set_hook(self._registry.modules[side[0]], side[1], partial(self._run, side))
+        for side in acts:
+            if side not in self._torch_hooks:
+                self._torch_hooks[side] = TorchHook(self._registry.modules[side[0]], side[1], partial(self._run, side))
+            self._torch_hooks[side].set()
         before = self.attentions
         self.attentions = {self._registry.modules[side[0]]: side[0] for side in acts if "check" in acts[side]}
         if before or self.attentions:

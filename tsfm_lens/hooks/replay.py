@@ -2,24 +2,48 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tsfm_lens.hooks.native import Side, get_input, get_output, hooked, put_output
+from tsfm_lens.hooks.block import Block, Side, Steps, TorchHook, hooked
+from tsfm_lens.hooks.native import get_input, get_output, put_output
 from tsfm_lens.hooks.repeated import Repeated
 
-T = TypeVar("T")
-# of torch's generators, and of the forwards of modules that hand back what was stored
-ONE_RUN = threading.RLock()
 # numbers that are copied in less time than it takes to do without
 _FEW = 2**16
+
+
+class Turns:
+    """Queue in which one thread at a time holds a turn, by a token; each change is one call of C, for interrupts."""
+
+    def __init__(self) -> None:
+        self._queue: list[tuple[int, object]] = []
+
+    def take(self, token: object) -> None:
+        """Wait until no other thread holds a turn, and hold one."""
+        thread = threading.get_ident()
+        self._queue.append((thread, token))
+        while self._queue[0][0] != thread:
+            time.sleep(0.001)
+
+    def give(self, token: object) -> None:
+        """Give a turn back; a token that holds none is left alone."""
+        for entry in tuple(self._queue):
+            if entry[1] is token:
+                with contextlib.suppress(ValueError):
+                    self._queue.remove(entry)
+
+
+# of torch's generators, and of the forwards of modules that hand back what was stored
+ONE_RUN = Turns()
 
 
 class OtherCalls(Exception):
@@ -42,47 +66,42 @@ class NativeCall(NamedTuple):
         return get_output(self.output, arg)
 
 
-Calls = AbstractContextManager[dict[str, list[T]]]
-"""Block that gives what was noted of the calls of each module, by path."""
-
-
-def _noted(model: nn.Module, paths: Iterable[str], side: Side, note: Callable[..., T]) -> Calls[T]:
+def _noted(model: nn.Module, paths: Iterable[str], side: Side, note: Callable[..., Any]) -> Block[dict[str, list[Any]]]:
     """Keep ``note(path, args, kwargs[, output])`` of every call of each module, by path, while the block runs."""
-    notes: dict[str, list[T]] = {path: [] for path in paths}
+    notes: dict[str, list[Any]] = {path: [] for path in paths}
 
     def keep(path: str, _module: nn.Module, *call: Any) -> None:
         notes[path].append(note(path, *call))
 
-    return hooked([(model.get_submodule(path), side, partial(keep, path)) for path in notes], notes)
+    return hooked([TorchHook(model.get_submodule(path), side, partial(keep, path)) for path in notes], notes)
 
 
-def recorded_calls(model: nn.Module, paths: Iterable[str]) -> Calls[NativeCall]:
+def recorded_calls(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[NativeCall]]]:
     """Keep every call of each module, by dotted path below the model, while the block runs."""
     return _noted(model, paths, "out", lambda _path, *call: NativeCall(*map_tensors(call, Tensor.detach)))
 
 
-def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Calls[Any]:
+def recorded_outputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Any]]]:
     """Record the full output of each call of each module, detached, while the block runs."""
     return _noted(model, paths, "out", lambda _path, _args, _kwargs, output: map_tensors(output, Tensor.detach))
 
 
-def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Calls[Tensor]:
+def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, list[Tensor]]]:
     """Record the first input of each call of each module, detached, while the block runs."""
     return _noted(model, paths, "in", lambda _path, args, _kwargs: args[0].detach())
 
 
-def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Calls[None]:
+def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Block[Any]:
     """Pass path and first input, detached, of each module to ``look`` at every call while the block runs."""
 
     return _noted(model, paths, "in", lambda path, args, kwargs: look(path, get_input(args, kwargs, 0).detach()))
 
 
-@contextmanager
-def called_once(model: nn.Module, path: str) -> Iterator[None]:
+def called_once(model: nn.Module, path: str) -> Block[None]:
     """Raise OtherCalls after the block if a module was not called exactly once in it."""
-    with _noted(model, [path], "in", lambda *_call: None) as calls:
-        yield
-    only(calls, path)
+    calls: list[None] = []
+    count = TorchHook(model.get_submodule(path), "in", lambda *_call: calls.append(None))
+    return hooked([count], None, lambda: only({path: calls}, path))
 
 
 def only(outputs: Mapping[str, Sequence[Any]], path: str) -> Any:
@@ -100,7 +119,7 @@ def replayed(
     rows: int,
     copies: int,
     unfinished: Mapping[str, tuple[nn.Module, Tensor, Any]] | None = None,
-) -> AbstractContextManager[None]:
+) -> Block[None]:
     """Let modules return stored outputs, rows repeated variant-major; an unfinished one runs its last layer alone."""
     queues: dict[str, Iterator[Any]] = {path: iter(calls) for path, calls in outputs.items()}
     resumed = unfinished or {}
@@ -139,29 +158,33 @@ Shadow = tuple[nn.Module, Callable[[Callable[..., Any]], Callable[..., Any]]]
 """(module, makes its new forward from the one that it has)."""
 
 
-@contextmanager
-def shadowed(
-    shadows: Iterable[Shadow], check: Callable[[], None] | None = None, *, turn: bool = False
-) -> Iterator[None]:
+def shadowed(shadows: Iterable[Shadow], check: Callable[[], None] | None = None, *, turn: bool = False) -> Block[None]:
     """Shadow forwards of modules in this thread while the block runs; with ``turn``, blocks of threads take turns."""
-    mine = threading.get_ident()
+    token, before, shadows = object(), list[tuple[nn.Module, Any, Any]](), tuple(shadows)
 
-    def choose(new: Callable[..., Any], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def choose(mine: int, new: Callable[..., Any], forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return (new if threading.get_ident() == mine else forward)(*args, **kwargs)
 
-    def restore(module: nn.Module, before: Any, new: Any) -> None:
-        if module.__dict__.get("forward") is new:
-            module.__dict__.pop("forward")
-            module.__dict__.update({} if before is None else {"forward": before})
-
-    with ONE_RUN if turn else nullcontext(), ExitStack() as stack:
+    def begin() -> None:
+        if turn:
+            ONE_RUN.take(token)
         for module, make in shadows:
-            before, new = module.__dict__.get("forward"), partial(choose, make(module.forward), module.forward)
-            stack.callback(restore, module, before, new)
+            new = partial(choose, threading.get_ident(), make(module.forward), module.forward)
+            # noted before it is set, so that it is taken off whenever an interrupt comes
+            before.append((module, module.__dict__.get("forward"), new))
             module.__dict__["forward"] = new
-        yield
-    if check is not None:
-        check()
+
+    def end() -> None:
+        for module, forward, new in reversed(before):
+            if module.__dict__.get("forward") is not new:
+                continue
+            if forward is None:
+                module.__dict__.pop("forward", None)
+            else:
+                module.__dict__["forward"] = forward
+        ONE_RUN.give(token)
+
+    return Block(Steps(None, begin, end, check))
 
 
 def repeat_rows(tensor: Tensor, rows: int, copies: int) -> Tensor:

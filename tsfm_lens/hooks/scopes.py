@@ -3,79 +3,89 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import inspect
+import sys
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import partial
-from types import TracebackType
-from typing import Any, Generic, Literal, TypeVar
+from types import FrameType
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint, LensHandle
 
 from tsfm_lens.errors import HookError, UnknownNameError
+from tsfm_lens.hooks.block import Block, Scope, Steps
 from tsfm_lens.hooks.hook_checks import refuse_hidden
 from tsfm_lens.hooks.names import select
 
 Direction = Literal["fwd", "bwd"]
 Hook = tuple[str, Callable[..., Any], Direction]
 """(exact name of a hook point, function of an activation and ``hook=``, direction)."""
-T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
 
 # open blocks of the running task or thread; a task begins with those that were open at its creation
 _CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", default=())
 
 
-class HookScope(Generic[T_co]):
-    """``with`` block of hooks that act where it was opened, in the order in which a model passes their points."""
+class HookScope(Scope[T]):
+    """Hooks of one block, in force where it was opened; they act in the order in which a model passes their points."""
 
-    def __init__(self, registry: Any, value: T_co, hooks: Iterable[Hook] = ()) -> None:
-        self._registry, self._value, self._hooks = registry, value, tuple(hooks)
+    def __init__(
+        self, registry: Any, value: T, hooks: Iterable[Hook] = (), after: Callable[[], object] | None = None
+    ) -> None:
+        self._registry, self._value, self._hooks, self._after = registry, value, tuple(hooks), after
         # points that it connects and that the model must pass, and with those the writes that carry their edits
         self.names, self.targets = list[str](), set[str]()
         self._scoped: tuple[tuple[str, ScopedHook], ...] = ()
-        self.is_open = self._has_gradient = False
+        self._is_closed, self._has_gradient = True, False
 
-    def __enter__(self) -> T_co:
+    def open(self) -> T:
         """Set the hooks and connect their points."""
-        if self.is_open:
-            raise HookError("this block is open already; make another of the same kind to enter it once more")
         registry = self._registry
         self._dispatcher = dispatcher = registry.session
         # hook points that the run has passed, modules that ran to their end, and whether some ran in another thread
         self.targets, self.trace, self.full_runs = set(), set[str](), set[str]()
-        self.elsewhere = False
+        self.elsewhere = self._is_closed = False
         self._scoped = tuple([(name, ScopedHook(hook, self, side)) for name, hook, side in self._hooks])
         in_use = {*dispatcher.unconnected(), *dict(self._scoped)}
         connected = set().union(*[scope.targets for scope in dispatcher.acting()])
-        self._task = _running_task()
+        self._task, self._generator = _running_task(), _open_generator()
         self.is_open = True
-        try:
-            _CURRENT.set((*_CURRENT.get(), self))
-            dispatcher.scopes = (*dispatcher.scopes, self)
-            for name, hook in self._scoped:
-                registry.hooked[name].add_hook(hook, dir=hook.direction)
-            self.names = sorted(in_use, key=registry.rank.__getitem__)
-            # a write that carries edits of the stream is shown first, as it is without them
-            targets = {*self.names, *filter(None, [registry.points[name].aside for name in self.names])}
-            paths = {registry.points[name].site.module for name in targets - connected}
-            refuse_hidden(registry.model, [(path, registry.modules[path]) for path in paths])
-            self.targets = targets
-            dispatcher.settle()
-        except BaseException:
-            self._close()
-            raise
+        _CURRENT.set((*_CURRENT.get(), self))
+        dispatcher.scopes = (*dispatcher.scopes, self)
+        for name, hook in self._scoped:
+            registry.hooked[name].add_hook(hook, dir=hook.direction)
+        self.names = sorted(in_use, key=registry.rank.__getitem__)
+        # a write that carries edits of the stream is shown first, as it is without them
+        targets = {*self.names, *filter(None, [registry.points[name].aside for name in self.names])}
+        paths = {registry.points[name].site.module for name in targets - connected}
+        refuse_hidden(registry.model, [(path, registry.modules[path]) for path in paths])
+        self.targets = targets
+        dispatcher.settle()
         return self._value
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        """Take everything off; HookError, where none was raised, for hooks that did nothing though the model ran."""
-        self._close()
-        if kind is not None:
+    def close(self) -> None:
+        """Take everything off; another thread than the block's leaves the functions that torch calls to that one."""
+        if self._is_closed:
             return
+        self._has_gradient = any(hook.calls for _name, hook in self._scoped if hook.direction == "bwd")
+        self.is_open = False
+        _CURRENT.set(tuple([scope for scope in _CURRENT.get() if scope.is_open]))
+        for name, hook in self._scoped:
+            detach(self._registry.hooked[name], hook)
+        self._dispatcher.settle()
+        if self._after is not None:
+            self._after()
+        self._is_closed = True
+        # hooks know their scope, and their records are not to wait for the collector of cycles
+        self._scoped = ()
+
+    def check(self) -> None:
+        """Raise HookError for hooks that did nothing though the model ran."""
         if not self.trace.issuperset(self.names):
             self._dispatcher.refuse_inert(self)
         silent = [name for name, _hook, direction in self._hooks if direction == "bwd" and name in self.trace]
@@ -85,25 +95,22 @@ class HookScope(Generic[T_co]):
                 "what the model gave there, and not under torch.no_grad()"
             )
 
-    def _close(self) -> None:
-        self._has_gradient = any(hook.calls for _name, hook in self._scoped if hook.direction == "bwd")
-        self.is_open = False
-        _CURRENT.set(tuple([scope for scope in _CURRENT.get() if scope.is_open]))
-        for name, hook in self._scoped:
-            detach(self._registry.hooked[name], hook)
-        # hooks know their scope, and their records are not to wait for the collector of cycles
-        self._scoped = ()
-        self._dispatcher.settle()
-
     def acts(self) -> bool:
-        """Return whether the block is open where the running code stands."""
+        """Return whether the block is open where the running code stands; HookError if in a generator that waits."""
         if not self.is_open or getattr(self._registry.threads, "dispatcher", None) is not self._dispatcher:
             return False
-        if self in _CURRENT.get():
-            return True
-        # of a task that ended without leaving its block, as a notebook's cell does, the thread takes it over
-        task = None if self._task is None else self._task()
-        return self._task is not None and (task is None or task.done())
+        if self not in _CURRENT.get():
+            # of a task that ended without leaving its block, as a notebook's cell does, the thread takes it over
+            task = None if self._task is None else self._task()
+            if self._task is None or not (task is None or task.done()):
+                return False
+        if self._generator is not None and not _is_running(self._generator[0]):
+            raise HookError(
+                f"a context that is open in the generator {self._generator[1]} would act on what runs while that one "
+                "waits at its yield, and nothing says whether it is meant to. Leave the context before the yield, or "
+                "make the generator a contextlib.contextmanager and enter it by a with statement."
+            )
+        return True
 
 
 @dataclass
@@ -137,16 +144,11 @@ class RunState:
         self.first, self.whole = part
         self.offset.clear()
 
-    @contextmanager
     def running(
         self, rows: int, place: tuple[int, int | None] = (0, None), block_rows: int | None = None
-    ) -> Iterator[None]:
+    ) -> Block[None]:
         """Count steps and rows of one run of the lens's own while the block runs."""
-        self.restart(rows, block_rows, place)
-        try:
-            yield
-        finally:
-            self.restart()
+        return Block(Steps(None, lambda: self.restart(rows, block_rows, place), self.restart))
 
     def own(self, rows: Tensor) -> Tensor:
         """Return the rows of the part that runs, of a tensor with the rows of the whole batch."""
@@ -204,11 +206,25 @@ def resolve_hooks(
 
 
 def detach(point: HookPoint, hook: ScopedHook) -> None:
-    """Take a hook off its hook point."""
-    handles = point.fwd_hooks if hook.direction == "fwd" else point.bwd_hooks
-    for handle in [handle for handle in handles if handle.user_hook is hook]:
-        handle.hook.remove()
-        handles.remove(handle)
+    """Take a hook off its hook point, wherever an interrupt left it."""
+    is_listed = False
+    for handles in (point.fwd_hooks, point.bwd_hooks):
+        for handle in tuple(handles):
+            if handle.user_hook is hook:
+                is_listed = True
+                handle.hook.remove()
+                # in place and without a lock: another thread may set a hook meanwhile
+                while any(other is handle for other in tuple(handles)):
+                    with contextlib.suppress(ValueError):
+                        handles.remove(handle)
+    if is_listed:
+        return
+    # an interrupt came between torch's hook and its place in the list
+    ids = {handle.hook.id for handle in (*point.fwd_hooks, *point.bwd_hooks)}
+    for table in (point._forward_hooks, point._backward_hooks):
+        for key, other in tuple(table.items()):
+            if key not in ids and other.__qualname__.startswith("HookPoint.add_hook."):
+                table.pop(key, None)
 
 
 def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
@@ -217,3 +233,26 @@ def _running_task() -> weakref.ref[asyncio.Task[Any]] | None:
     except RuntimeError:
         return None
     return None if task is None else weakref.ref(task)
+
+
+def _open_generator() -> tuple[int, str] | None:
+    """Return frame and name of the generator whose ``with`` statement enters a block, if it is no context manager."""
+    frame: FrameType | None = sys._getframe(1)
+    package = __name__.rpartition(".")[0]
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        # a generator driven by contextlib belongs to the statement that entered it
+        if module != "contextlib" and not module.startswith(package):
+            if not frame.f_code.co_flags & (inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR):
+                return None
+            if frame.f_back is None or frame.f_back.f_globals.get("__name__") != "contextlib":
+                return id(frame), f"{frame.f_code.co_qualname} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        frame = frame.f_back
+    return None
+
+
+def _is_running(frame_id: int) -> bool:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and id(frame) != frame_id:
+        frame = frame.f_back
+    return frame is not None

@@ -66,12 +66,10 @@ LENS = {
 """Members of TransformerLens's models that a lens lacks -> the replacement."""
 ARGUMENTS = {
     "attention_mask": "missing values are NaN in the series",
-    "clear_contexts": "lens.clear_contexts() does it",
     "decoder_input": "give tokens=… or future=…, (series, step), for a token model's decoder to read",
     "padding_side": "the model's own pipeline pads",
     "past_kv_cache": "rollout=True runs the library's own rollout, with its cache",
     "prepend_bos": "the model's own pipeline adds its special tokens",
-    "reset_hooks_end": "hooks end with their block; lens.add_hook sets lasting ones",
     "return_cache_object": "activations are an object, and a mapping by name",
     "return_type": "the output is returned; a loss is a function of the output: loss=… with incl_bwd=True",
     "start_at_layer": "put a stream in place by a hook on hook_resid_pre of that layer",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
 from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any, Self
@@ -13,10 +12,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformer_lens import HookedRootModule
+from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.data import as_series
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import HookError, InputError
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
@@ -37,6 +38,7 @@ HookList = Iterable[tuple[Any, Callable[..., Any]]]
 
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
 _OF_A_FORECAST = ("batch_size", "horizon", "memory", "num_samples", "quantiles", "seed")
+Lasting = list[tuple[str, str, LensHandle]]
 
 
 class Config(SimpleNamespace):
@@ -97,16 +99,22 @@ class LensBase(HookedRootModule):
         self.adapter.model.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if self.registry.in_use:
-            raise HookError("hooks are set on this lens, and a copy would not have them; take them off first")
-        return type(self), (self.adapter, self.model_id, self.revision)
+        return _rebuilt, (type(self), self.adapter, self.model_id, self.revision, self._lasting_hooks())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LensBase:
-        kind, (adapter, *names) = self.__reduce__()
+        hooks = self._lasting_hooks()
         for module in self.adapter.model.modules():
             # some libraries keep functions as attributes in a wrapping that cannot be copied, and need not be
             memo |= {id(value): value for value in vars(module).values() if isinstance(value, staticmethod)}
-        return kind(copy.deepcopy(adapter, memo), *names)
+        return _rebuilt(type(self), copy.deepcopy(self.adapter, memo), self.model_id, self.revision, hooks)
+
+    def _lasting_hooks(self) -> Lasting:
+        """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd", handle)."""
+        if self.registry.busy:
+            raise HookError("a context is open on this lens, and its hooks would stay on a copy; leave it first")
+        points = self.registry.hooked.items()
+        forward = [(name, "fwd", handle) for name, point in points for handle in point.fwd_hooks]
+        return forward + [(name, "bwd", handle) for name, point in points for handle in point.bwd_hooks]
 
     def __repr__(self) -> str:
         stacks = ", ".join(f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks)
@@ -149,7 +157,7 @@ class LensBase(HookedRootModule):
             "versions": versions(self.adapter.package),
         }
 
-    def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> AbstractContextManager[None]:
+    def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> Block[None]:
         """Count steps and rows of one run of the lens's own; calls of the native object have neither."""
         return self.registry.state.running(rows, place)
 
@@ -269,7 +277,7 @@ class LensBase(HookedRootModule):
                 return stream_into(self.registry, stop_at_layer, lambda: self.adapter.run(series.inputs))
             return self.adapter.run(series.inputs)
 
-    def edit(self, *interventions: Intervention) -> HookScope[Self]:
+    def edit(self, *interventions: Intervention) -> Block[Self]:
         """Apply interventions, in order, to everything that runs inside the block; UnknownNameError for a target."""
         return edited(self.registry, interventions, self)
 
@@ -320,7 +328,13 @@ class LensBase(HookedRootModule):
             stacks={each.name: each for each in wiring.stacks},
         )
 
-    def hooks(self, fwd_hooks: HookList = (), bwd_hooks: HookList = ()) -> HookScope[Self]:
+    def hooks(
+        self,
+        fwd_hooks: HookList = (),
+        bwd_hooks: HookList = (),
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
+    ) -> Block[Self]:
         """Set hooks as TransformerLens's ``hooks`` does, with globs as names; all names are resolved first.
 
         Raises:
@@ -333,7 +347,17 @@ class LensBase(HookedRootModule):
         forward, backward = resolve_hooks(points, fwd_hooks, "fwd"), resolve_hooks(points, bwd_hooks, "bwd")
         if backward:
             refuse_gradients(self.wiring)
-        return HookScope(self.registry, self, [*forward, *backward])
+        hooks = [*forward, *backward]
+        if not reset_hooks_end:
+            for name, hook, direction in hooks:
+                self.registry.hooked[name].add_hook(hook, dir=direction)
+            hooks = []
+        return Block(HookScope(self.registry, self, hooks, after=self.clear_contexts if clear_contexts else None))
+
+    def clear_contexts(self) -> None:
+        """Clear contexts as TransformerLens's ``clear_contexts``; may be broken off and called again."""
+        for point in self.registry.hooked.values():
+            point.ctx = {}
 
     def add_hook(self, name: Any, hook: Any, *args: Any, **kwargs: Any) -> None:
         """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays until ``reset_hooks()``."""
@@ -344,6 +368,14 @@ class LensBase(HookedRootModule):
             return
         for point in select(self.registry.points, name):
             super().add_hook(point, hook, *args, **kwargs)
+
+
+def _rebuilt(kind: type[LensBase], adapter: Adapter, model_id: str, revision: str | None, hooks: Lasting) -> LensBase:
+    """Build a lens around a copied or unpickled model, with hooks of its own points."""
+    lens = kind(adapter, model_id, revision)
+    for name, direction, handle in hooks:
+        lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent)
+    return lens
 
 
 def _in_stacks(lens: LensBase, name: str) -> str:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
@@ -15,24 +14,30 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tsfm_lens.errors import HookError
+from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.replay import ONE_RUN
 
 # their tag speaks of dropout, of which there is none in evaluation
 _WITHOUT_DRAWS = ("attention", "dropout")
 
 
-@contextmanager
-def seeded(seed: int, device: torch.device) -> Iterator[None]:
+def seeded(seed: int, device: torch.device) -> Block[None]:
     """Seed torch's generators of the CPU and of a device while the block runs; their state is left as it was."""
-    with ONE_RUN:
-        on_cpu, on_cuda = torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    token, states = object(), list[tuple[Tensor, Tensor | None]]()
+
+    def begin() -> None:
+        ONE_RUN.take(token)
+        states.append((torch.get_rng_state(), torch.cuda.get_rng_state(device) if device.type == "cuda" else None))
         torch.manual_seed(seed)
-        try:
-            yield
-        finally:
+
+    def end() -> None:
+        for on_cpu, on_cuda in states:
             torch.set_rng_state(on_cpu)
             if on_cuda is not None:
                 torch.cuda.set_rng_state(on_cuda, device)
+        ONE_RUN.give(token)
+
+    return Block(Steps(None, begin, end))
 
 
 def block_seed(seed: int, block: int) -> int:

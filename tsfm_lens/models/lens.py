@@ -12,10 +12,10 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible
 from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom, Rows
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions
-from tsfm_lens.hooks.scopes import HookScope
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import HookList, LensBase, refuse_unknown
@@ -85,12 +85,14 @@ class Lens(LensBase):
         fwd_hooks: HookList = (),
         bwd_hooks: HookList = (),
         *,
+        reset_hooks_end: bool = True,
+        clear_contexts: bool = False,
         rollout: bool = False,
         **run: Any,
     ) -> Tensor | Forecast:
         """Run :meth:`forward` once with hooks, or :meth:`forecast` with ``rollout=True``; ``run`` are its arguments."""
         refuse_unknown(run, rollout)
-        with self.hooks(fwd_hooks, bwd_hooks):
+        with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
             return self.forecast(series, **run) if rollout else self.forward(series, **run)
 
     def run_with_cache(
@@ -157,7 +159,7 @@ class Lens(LensBase):
         positions: Rows = None,
         horizon: int | None = None,
         **options: Any,
-    ) -> HookScope[Lens]:
+    ) -> Block[Lens]:
         """Knock components out of everything that runs inside the block.
 
         Args:
@@ -175,6 +177,6 @@ class Lens(LensBase):
 
     def patch(
         self, source: Activations, *targets: str | Component, rows: Rows = None, positions: Rows = None
-    ) -> HookScope[Lens]:
+    ) -> Block[Lens]:
         """Replace activations at the targets by another run's, in everything that runs inside the block."""
         return self.edit(*(PatchFrom(target, source, rows, positions) for target in targets))

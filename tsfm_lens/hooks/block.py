@@ -1,0 +1,177 @@
+"""Blocks that end all that they began, at whatever instant an interrupt comes, and torch hooks that they set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, Protocol, TypeVar
+
+from torch import nn
+
+from tsfm_lens.errors import HookError
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+Side = Literal["in", "out", "end"]
+"""Side of a module: before its forward, after it, or after it even where it raised an error."""
+
+
+class Scope(Protocol[T_co]):
+    """State that a block begins and ends."""
+
+    is_open: bool = False
+
+    def open(self) -> T_co:
+        """Begin; :attr:`is_open` is set before anything else is done."""
+
+    def close(self) -> None:
+        """End what was begun, as far as it was; may be broken off, and called again."""
+
+    def check(self) -> None:
+        """Raise for a silent failure; called after the end of a block without an error."""
+        return
+
+
+class Steps(Scope[T]):
+    """Scope of two functions; ``end`` may be broken off, and called again."""
+
+    def __init__(
+        self, value: T, begin: Callable[[], Any], end: Callable[[], Any], check: Callable[[], None] | None = None
+    ) -> None:
+        self._value, self._begin, self._end, self._check = value, begin, end, check
+
+    def open(self) -> T:
+        self.is_open = True
+        self._begin()
+        return self._value
+
+    def close(self) -> None:
+        if self.is_open:
+            self._end()
+            self.is_open = False
+
+    def check(self) -> None:
+        if self._check is not None:
+            self._check()
+
+
+class _Exit(partial[None]):
+    """Call that leaves a block; whoever drops it without having called it leaves the block too."""
+
+    owner: Block[Any]
+
+    def __del__(self) -> None:
+        self.args[0].close()
+
+
+class _Way:
+    """``__enter__`` or ``__exit__`` as a call of C that hands on the scope alone.
+
+    A traceback keeps the frames that an interrupt broke off. They hold the scope, while the ``with`` statement alone
+    holds the way out: however it is broken off, it drops that.
+    """
+
+    def __init__(self, kind: type[partial[Any]], act: Callable[..., Any]) -> None:
+        self._kind, self._act = kind, act
+
+    def __get__(self, block: Block[Any] | None, _type: type) -> Callable[..., Any]:
+        if block is None:
+            # contextlib asks the class
+            return lambda block, *error: self._act(block._scope, *error)
+        way = self._kind(self._act, block._scope)
+        way.owner = block  # type: ignore[attr-defined]
+        return way
+
+
+def _enter(scope: Scope[T_co]) -> T_co:
+    if scope.is_open:
+        raise HookError("this block is open already; make another of the same kind to enter it once more")
+    try:
+        return scope.open()
+    except BaseException:
+        scope.close()
+        raise
+
+
+def _leave(scope: Scope[Any], kind: type[BaseException] | None = None, *_error: Any) -> None:
+    scope.close()
+    if kind is None:
+        scope.check()
+
+
+class Block(Generic[T_co]):
+    """A ``with`` block that begins and ends a scope; gives what the scope's ``open`` returns."""
+
+    def __init__(self, scope: Scope[T_co]) -> None:
+        self._scope = scope
+
+    def __del__(self) -> None:
+        self._scope.close()
+
+    if TYPE_CHECKING:
+
+        def __enter__(self) -> T_co: ...
+
+        def __exit__(
+            self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        ) -> None: ...
+
+    else:
+        __enter__, __exit__ = _Way(partial, _enter), _Way(_Exit, _leave)
+
+
+class TorchHook:
+    """Torch hook ``act(module, args, kwargs[, output])``; the module itself says whether it is on."""
+
+    def __init__(self, module: nn.Module, side: Side, act: Callable[..., Any]) -> None:
+        self._module, self._side, self._act = module, side, act
+        self._ids: set[int] = set()
+
+    def __call__(self, *call: Any) -> Any:
+        # torch leaves the keywords out where another thread takes the hook off while this one is about to call it
+        return self._act(*call) if len(call) == (3 if self._side == "in" else 4) else None
+
+    def __reduce_ex__(self, _protocol: Any) -> NoReturn:
+        raise HookError(
+            f"a context is open, and its hook on a {type(self._module).__name__} would stay on a copy; leave it first"
+        )
+
+    def set(self) -> None:
+        """Put the hook on its module, if it is not."""
+        module = self._module
+        table = module._forward_pre_hooks if self._side == "in" else module._forward_hooks
+        if self in tuple(table.values()):
+            return
+        if self._side == "in":
+            module.register_forward_pre_hook(self, with_kwargs=True)
+        else:
+            module.register_forward_hook(self, with_kwargs=True, always_call=self._side == "end")
+
+    def remove(self) -> None:
+        """Take the hook off, if it is on."""
+        module = self._module
+        tables: tuple[dict[int, Any], ...] = (module._forward_pre_hooks, module._forward_hooks)
+        for table in tables:
+            for key, hook in tuple(table.items()):
+                if hook is self:
+                    self._ids.add(key)
+        marks = module._forward_pre_hooks_with_kwargs, module._forward_hooks_with_kwargs
+        for table in (*tables, *marks, module._forward_hooks_always_called):
+            for key in self._ids:
+                table.pop(key, None)
+
+
+def hooked(hooks: Iterable[TorchHook], value: T, check: Callable[[], None] | None = None) -> Block[T]:
+    """Set torch hooks for as long as a block, which gives ``value``; ``check`` is called after it, without an error."""
+    hooks = tuple(hooks)
+
+    def begin() -> None:
+        for hook in hooks:
+            hook.set()
+
+    def end() -> None:
+        for hook in hooks:
+            hook.remove()
+
+    return Block(Steps(value, begin, end, check))
