@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
-from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Encoded

@@ -60,18 +60,19 @@ def test_running_out_of_memory_halves_the_chunks(monkeypatch: pytest.MonkeyPatch
     # beyond one pass, where nothing can be replayed
     horizon = lens.adapter.longest_pass + 2
     loop = forecast_variants(lens, BATCH, horizon, variants, economy=False)
+    monkeypatch.setattr(rollouts.VariantRequest, "abreast", lambda _request: 9)
     with monkeypatch.context() as patch:
         chunks = counted(patch, fits=3)
-        found = forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
+        found = forecast_variants(lens, BATCH, horizon, variants)
     assert chunks == [9, 3, 3, 3]
     assert_close(found.quantiles, loop.quantiles, depth=1000, dtype=np.float32)
     counted(monkeypatch, fits=0)
     with pytest.raises(InputError, match="one variant of this batch runs out of memory"):
-        forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
+        forecast_variants(lens, BATCH, horizon, variants)
     bug = lambda *_args: (_ for _ in ()).throw(RuntimeError("a bug"))  # noqa: E731
     monkeypatch.setattr(rollouts.VariantRequest, "together", bug)
     with pytest.raises(RuntimeError, match="a bug"):
-        forecast_variants(lens, BATCH, horizon, variants, max_rows=18)
+        forecast_variants(lens, BATCH, horizon, variants)
 
 
 def test_forwards_of_variants_take_fewer_rows_where_memory_runs_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import threading
-import warnings
 from typing import Any
 
 import numpy as np
@@ -13,8 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tiny_lenses import lens_of
-from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants
-from tsfm_lens.ablation.notices import said_once
+from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, rollouts
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import Component, EditPattern, Mean, Noise, Resample, Steer, Zero, writers
@@ -92,7 +88,7 @@ def part(forecasts: VariantForecasts, chosen: Any) -> VariantForecasts:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_one_pass_equals_the_plain_loop(name: str) -> None:
+def test_one_pass_equals_the_plain_loop(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens = lens_of(name)
     assert stands_apart(lens.adapter)
     for batch in (shown(lens), at_levels_apart(lens)):
@@ -103,8 +99,10 @@ def test_one_pass_equals_the_plain_loop(name: str) -> None:
         moved = np.abs(loop.quantiles[1:] - loop.quantiles[0]).max(axis=(2, 3)) / np.ptp(loop.quantiles[0], axis=(1, 2))
         assert (moved.max(axis=0) > 1e-2).all()
         check(lens, batch, forecast_variants(lens, batch, horizon, variants, seed=1, **draws(lens)), loop)
-        few, rows = variants[1:6], 3 * len(batch)
-        found = forecast_variants(lens, batch, horizon, few, seed=1, max_rows=rows, **draws(lens))
+        with monkeypatch.context() as patch:
+            patch.setattr(rollouts, "_TOKENS", 1)
+            patch.setattr(rollouts.VariantRequest, "abreast", lambda _request: 3)
+            found = forecast_variants(lens, batch, horizon, variants[1:6], seed=1, **draws(lens))
         check(lens, batch, found, part(loop, slice(1, 6)))
 
 
@@ -174,30 +172,19 @@ class Products(TorchDispatchMode):
         return func(*args, **kwargs or {})
 
 
-def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series() -> None:
+def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series(monkeypatch: pytest.MonkeyPatch) -> None:
     lens = lens_of("chronos")
     model = lens.adapter.model
     keys = model.decoder.block[0].layer[1].EncDecAttention.k
     products = Products({"queries": model.encoder.block[0].layer[0].SelfAttention.q.weight, "keys": keys.weight})
     batch = as_series([np.sin(np.arange(40) / 3), np.cos(np.arange(40) / 2)])
     variants = [Variant.zero(part) for part in writers(lens.wiring, "decoder")[:8]]
+    monkeypatch.setattr(rollouts.VariantRequest, "abreast", lambda _request: 4)
     with products:
-        forecast_variants(lens, batch, 4, variants, num_samples=5, max_rows=8)
+        forecast_variants(lens, batch, 4, variants, num_samples=5)
     rows = 2 * len(lens.encode(batch).spans["encoder"])
     # one pass of the encoder; the keys once in each of two groups of variants
     assert products.rows == {"queries": [rows], "keys": [rows, rows]}
-
-
-def test_what_is_zeroed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(architectures()["chronos"].tiny(), check=False)
-    rows: list[int] = []
-    mm = torch.mm
-    monkeypatch.setattr(torch, "mm", lambda a, b, **kwargs: rows.append(len(a)) or mm(a, b, **kwargs))
-    batch = as_series([np.sin(np.arange(40) / 3)])
-    variants = [Variant.zero(Component("decoder", 0, "mlp")), *[Variant.zero(Component("decoder", 1))] * 3]
-    forecast_variants(lens, batch, 1, variants, num_samples=2, max_rows=4)
-    # block 0: wi and wo for three of four variants; block 1: q, k, v, o, q, o, wi, wo for one
-    assert sorted(rows) == [2] * 8 + [6] * 2
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "toto-1"])
@@ -281,57 +268,9 @@ def test_values_that_are_no_numbers_stay_where_they_are() -> None:
         assert_close(found.quantiles, loop.quantiles, depth=100, dtype=np.float32)
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_a_library_warns_once_a_request(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    lens = lens_of(name)
-    batch, horizon = as_series([np.sin(np.arange(40) / 3)]), lens.adapter.longest_pass + 1
-    variants = [Variant.zero(part) for part in writers(lens.wiring)[:3]]
-    filters = {name: list(logging.getLogger(name).filters) for name in logging.root.manager.loggerDict}
-
-    def said(requests: int, **how: Any) -> int:
-        caplog.clear()
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            for _ in range(requests):
-                forecast_variants(lens, batch, horizon, variants, max_rows=1, **how, **draws(lens))
-        texts = [str(each.message) for each in warned] + [record.getMessage() for record in caplog.records]
-        return sum("We recommend keeping prediction length" in text for text in texts)
-
-    assert said(1, economy=False) == 1
-    assert said(2) == 2
-    assert warnings.showwarning.__module__ == "warnings"
-    assert {name: logging.getLogger(name).filters for name in filters} == filters
-
-
-def test_a_request_keeps_its_own_words_alone_to_one(caplog: pytest.LogCaptureFixture) -> None:
-    lens = lens_of("chronos")
-    logger, words = logging.getLogger("chronos.a_module"), "longer than it was trained for"
-    said, done = threading.Event(), threading.Event()
-
-    def request() -> None:
-        with said_once(lens):
-            logger.warning(words)
-            logger.warning(words)
-            said.set()
-            done.wait(60)
-
-    other = threading.Thread(target=request)
-    other.start()
-    try:
-        assert said.wait(60)
-        # what this thread says is none of the other's business
-        logger.warning(words)
-        logger.warning(words)
-    finally:
-        done.set()
-        other.join()
-    assert [record.getMessage() for record in caplog.records] == [words] * 3
-
-
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        ({"max_rows": 0}, "max_rows is 0"),
         ({"variants": []}, "no variant"),
         ({"non_finite": "drop"}, "non_finite is 'drop'"),
         ({"memory": -1}, "memory is -1"),
@@ -342,25 +281,6 @@ def test_what_cannot_be_run_is_refused(how: dict[str, Any], words: str) -> None:
     lens = lens_of("chronos-bolt")
     with pytest.raises((InputError, UnknownNameError), match=words):
         forecast_variants(lens, shown(lens), 4, **{"variants": [Variant.zero(writers(lens.wiring)[0])], **how})
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["chronos", "chronos-2", "chronos-bolt"])
-def test_a_lens_of_half_precision(name: str, dtype: torch.dtype) -> None:
-    lens = load(architectures()[name].tiny(), check=False).to(dtype)
-    batch, variants = at_levels_apart(lens), [Variant.zero(part) for part in writers(lens.wiring)[::4]]
-    if name == "chronos-2":
-        batch = as_series([values[:40] for values in batch.values[::2]])
-    for horizon in (4, *([] if name == "chronos" else [lens.adapter.longest_pass + 2])):
-        alone = forecast_variants(lens, batch, horizon, variants, economy=False, **draws(lens))
-        found = forecast_variants(lens, batch, horizon, variants, **draws(lens))
-        if name != "chronos":
-            check(lens, batch, found, alone)
-            continue
-        # a probability rounded otherwise gives another token, and all that follow it
-        size = np.abs(alone.samples).max(axis=(0, 2, 3))[:, None, None]  # type: ignore[arg-type]
-        other = np.abs(found.samples - alone.samples) > rounding(torch.float32, 1.0, depth=100) * size  # type: ignore[operator]
-        assert other.mean() < 0.1
 
 
 TIMESFM = {

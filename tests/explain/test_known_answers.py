@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.models.adapter import Adapter

@@ -293,19 +293,6 @@ def test_the_longest_series(name: str) -> None:
     assert check_forecast(lens, data[:1], None, seed=1)
 
 
-# models that take a pass for every few steps, each longer than the last, or have no rollout; and token by token, where
-# 300 steps are past the last bucket of the relative positions and several encodings of the context
-FURTHEST = {"moirai-2": 90, "timesfm-2.5-transformers": 16, "t5": 300, "chronos": 300}
-
-
-@pytest.mark.parametrize("name", ARCHITECTURES)
-def test_the_longest_horizons(name: str) -> None:
-    data = [np.r_[np.arange(8.0), NAN, 2.0]]
-    assert check_forecast(lens_of(name), data, FURTHEST.get(name, 1000), seed=1)
-    if name == "timesfm-2.5-transformers":
-        assert not check_forecast(lens_of(name), data, 1000, seed=1)
-
-
 # --- what is said ----------------------------------------------------------------------------------------------
 
 

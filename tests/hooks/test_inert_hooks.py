@@ -297,23 +297,6 @@ def test_two_lenses_of_one_model_both_see_its_patterns(patch_lens: Lens) -> None
     assert torch.equal(halved, expected)
 
 
-def test_factors_are_read_when_they_are_used() -> None:
-    """A block of Toto 2 rescales its stream by numbers that may be changed after the lens was made."""
-    lens = fresh("toto-2")
-    block = lens.adapter.model.get_submodule("transformer.layers.0")
-    with torch.no_grad():
-        for tau in ("attn_tau", "mlp_tau"):
-            value = getattr(block, tau)
-            value.fill_(1.7) if isinstance(value, Tensor) else setattr(block, tau, 1.7)
-    encoded = example_case(lens, n_series=1).encoded
-    names = ["blocks.0.attn.hook_out", "blocks.0.mlp.hook_out"]
-    renewed = load(lens.native, check=False)
-    with torch.no_grad():
-        ours, theirs = (each.run_with_cache(encoded, names_filter=names)[1] for each in (lens, renewed))
-    for name in names:
-        assert torch.equal(ours[name], theirs[name])
-
-
 def test_a_copy_of_a_lens_is_a_lens_of_its_own() -> None:
     for name in ("chronos", "chronos-2", "toto-1"):
         lens = fresh(name)

@@ -20,8 +20,7 @@ from torch.overrides import _len_torch_function_stack
 import tsfm_lens
 from own_models import Forecaster, Wired
 from tsfm_lens.data import bundled
-from tsfm_lens.hooks.replay import recorded_outputs, replayed
-from tsfm_lens.hooks.state import ONE_RUN
+from tsfm_lens.hooks.replay import ONE_RUN, recorded_outputs, replayed
 from tsfm_lens.models import Lens
 from tsfm_lens.models.draws import seeded
 from tsfm_lens.testing import native_traces
@@ -217,7 +216,8 @@ ENTERING = [hooks, ablate, gradients, nested]
 # code that runs while the model does, and what is the model's or the process's
 RUNNING = [(work, files("hooks/attention_capture.py", "hooks/block.py")) for work in (cache, caught)]
 SHARED = [
-    (work, files("hooks/block.py", "hooks/replay.py", "hooks/state.py", "models/draws.py")) for work in (replays, seeds)
+    (work, files("hooks/block.py", "hooks/replay.py", "hooks/scopes.py", "models/draws.py"))
+    for work in (replays, seeds)
 ]
 ignored = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 

@@ -105,19 +105,6 @@ def test_edited_pattern_gives_the_mean_of_values(token_lens: Lens, token_case: C
     assert_close(after[:, :, [0, 1, 3]], before[:, :, [0, 1, 3]], depth=100)
 
 
-def test_interventions_act_in_the_order_given(token_lens: Lens, token_case: Case) -> None:
-    vector = torch.ones(token_lens.d_model)
-    steer, zero = Steer(MLP, vector), Zero(MLP)
-    assert not seen(token_lens, token_case, MLP, steer, zero).any()
-    assert torch.equal(
-        seen(token_lens, token_case, MLP, zero, steer), torch.ones_like(seen(token_lens, token_case, MLP))
-    )
-    # a layer without its branches is the identity
-    pre = seen(token_lens, token_case, "decoder_blocks.1.hook_resid_pre", Zero("decoder.1"))
-    post = seen(token_lens, token_case, "decoder_blocks.1.hook_resid_post", Zero("decoder.1"))
-    assert torch.equal(pre, post)
-
-
 REFUSED: list[tuple[Callable[[Activations], object], type[Exception], str]] = [
     *((lambda acts, rows=rows: Zero(HEAD, rows=rows), InputError, "rows") for rows in ([9], [-9], [True])),
     (lambda acts: Mean(MLP, acts, per="series"), InputError, "'pooled'"),

@@ -1,4 +1,4 @@
-"""Nested contexts act in the order in which the model runs, against a slow interpreter of the same model."""
+"""Nested contexts act in the order in which the model runs, as one context that holds all of their acts."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from own_models import HEADS, LAYERS, PATCH, WIDTH, Forecaster, Wired
+from own_models import HEADS, LAYERS, Forecaster, Wired
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import Steer, Zero
 from tsfm_lens.models import Lens
@@ -41,53 +40,6 @@ SINGLE = LENS.encode(bundled("co2").tail(40))
 # in double precision, so that what differs by more than single precision differs in what was done
 ENCODED = replace(SINGLE, inputs={"context": SINGLE.inputs["context"].double()})
 POINTS = [name for name, _axes in LENS.hook_table()]
-
-
-class Interpreter:
-    """The own model once more, number by number, with the acts at every hook point written into its code."""
-
-    def __init__(self, acts: dict[str, list[Act]]) -> None:
-        self.acts = acts
-
-    def at(self, name: str, value: Tensor) -> Tensor:
-        for act in self.acts.get(name, []):
-            value = act(value)
-        return value
-
-    def run(self, context: Tensor) -> Tensor:
-        model = LENS.adapter.model
-        x = F.linear((context / 10).nan_to_num().reshape(len(context), -1, PATCH), *parameters(model.embed))
-        x = self.at("hook_embed", x)
-        for layer, block in enumerate(model.blocks):
-            x = self.block(f"blocks.{layer}", block, x)
-        x = self.at("ln_final.hook_normalized", F.layer_norm(x, (WIDTH,), *parameters(model.norm)))
-        out = self.at("unembed.hook_out", F.linear(x, *parameters(model.head)))
-        return 10 * out[:, -1].reshape(len(context), 3, -1)
-
-    def block(self, name: str, block: Any, x: Tensor) -> Tensor:
-        x = self.at(f"{name}.hook_resid_pre", x)
-        x = x + self.attention(f"{name}.attn", block.attn, F.layer_norm(x, (WIDTH,), *parameters(block.norm1)))
-        x = self.at(f"{name}.hook_resid_mid", x)
-        h = F.linear(F.layer_norm(x, (WIDTH,), *parameters(block.norm2)), *parameters(block.mlp[0]))
-        h = self.at(f"{name}.mlp.hook_post", torch.relu(self.at(f"{name}.mlp.hook_pre", h)))
-        x = x + self.at(f"{name}.mlp.hook_out", F.linear(h, *parameters(block.mlp[2])))
-        return self.at(f"{name}.hook_resid_post", x)
-
-    def attention(self, name: str, attn: Any, x: Tensor) -> Tensor:
-        parts = F.linear(x, *parameters(attn.qkv)).reshape(*x.shape[:2], 3, HEADS, -1)
-        q, k, v = (self.at(f"{name}.hook_{part}", parts[:, :, i]) for i, part in enumerate("qkv"))
-        scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / q.shape[-1] ** 0.5
-        later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-        scores = self.at(f"{name}.hook_attn_scores", scores.masked_fill(later, -torch.inf))
-        pattern = self.at(f"{name}.hook_pattern", scores.softmax(-1))
-        z = self.at(f"{name}.hook_z", torch.einsum("bhqk,bkhd->bqhd", pattern, v))
-        weight, bias = parameters(attn.out)
-        heads = torch.einsum("bqhd,ohd->bqho", z, weight.reshape(WIDTH, HEADS, -1))
-        return self.at(f"{name}.hook_out", self.at(f"{name}.hook_result", heads).sum(2) + bias)
-
-
-def parameters(module: Any) -> tuple[Tensor, Tensor]:
-    return module.weight, module.bias
 
 
 class Step(NamedTuple):
@@ -130,6 +82,13 @@ def user_hook(step: Step) -> Callable[..., Tensor | None]:
     return hook
 
 
+def all_of(acts: list[Act], value: Tensor, hook: object) -> Tensor:
+    """Do all acts of one hook point, one after the other."""
+    for act in acts:
+        value = act(value)
+    return value
+
+
 def enter(stack: ExitStack, step: Step, seen: list[tuple[str, Tensor]]) -> None:
     """Open the lens's own context for one step."""
 
@@ -148,7 +107,7 @@ def enter(stack: ExitStack, step: Step, seen: list[tuple[str, Tensor]]) -> None:
 
 
 def plan(step: Step, acts: dict[str, list[Act]], seen: list[tuple[str, Tensor]]) -> None:
-    """Write one step into the program of the interpreter."""
+    """Write one step into the one context, by hook point."""
 
     def read(name: str, value: Tensor) -> Tensor:
         seen.append((name, value.clone()))
@@ -188,12 +147,12 @@ def acts_in_order(program: list[Step], kept: set[str]) -> None:
     plan(Step("read", tuple(names), 0.0, ""), acts, expected)
     found: list[tuple[str, Tensor]] = []
     with torch.no_grad(), ExitStack() as stack:
-        output = Interpreter(acts).run(ENCODED.inputs["context"])
+        output = LENS.run_with_hooks(ENCODED, [(name, partial(all_of, acts[name])) for name in POINTS if name in acts])
         for step in program:
             enter(stack, step, found)
         ours, recorded = LENS.run_with_cache(ENCODED, names_filter=names)
     assert native_traces(LENS) == 0
-    # the interpreter reads at one point in order of entry too; what is recorded is read last there
+    # it reads at one point in order of entry too; what is recorded is read last there
     assert [name for name, _value in found] == reading_order(program, expected, names)
     last = dict(expected)
     same(ours, output, "output")

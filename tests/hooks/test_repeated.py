@@ -91,15 +91,6 @@ def test_attention_to_rows_held_once_is_attention_to_their_copies(queries: int, 
     assert_close(F.scaled_dot_product_attention(alike, copies(k), once[1], bias), expected, depth=100)
 
 
-def test_causal_attention_and_grouped_queries() -> None:
-    query = drawn(OUTER * ROWS * INNER, 4, 5, 8)
-    k, v = (drawn(ROWS, 2, 5, 8, seed=seed) for seed in (1, 2))
-    options: dict[str, Any]
-    for options in ({"is_causal": True, "enable_gqa": True}, {"enable_gqa": True}):
-        found = F.scaled_dot_product_attention(query, Repeated(k, OUTER, INNER), Repeated(v, OUTER, INNER), **options)
-        assert_close(found, F.scaled_dot_product_attention(query, copies(k), copies(v), **options), depth=100)
-
-
 WRITES: dict[str, Callable[[Any], Any]] = {
     "method": lambda x: x.mul_(2),
     "operator": lambda x: x.__iadd__(1),

@@ -102,37 +102,6 @@ def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
         lens.run_with_cache([ONE], incl_bwd=True, loss=torch.sum)
 
 
-def test_blocks_of_toto_2_know_their_steps_and_spans() -> None:
-    lens = fresh("toto-2")
-    point = "blocks.0.hook_resid_post"
-    lens.adapter.decode_block_size = 16  # type: ignore[attr-defined]
-    _, acts = lens.run_with_cache([ONE], names_filter=point, rollout=True, horizon=48)
-    assert [call.step for call in acts.calls(point)] == [0, 16, 32]
-    # after the first pass, the block just predicted and the one to predict
-    spans = [acts.token_spans(point, call) for call in range(3)]
-    assert [(s.start[0], s.stop[-1]) for s in spans if s is not None] == [(-32, 16), (0, 32), (16, 48)]
-
-
-def test_spans_of_timesfm_end_where_the_forecast_starts_however_much_is_padded() -> None:
-    import timesfm
-
-    lens = fresh("timesfm-2.5")
-    settings = timesfm.ForecastConfig(max_context=256, max_horizon=48, force_flip_invariance=False)
-    lens.native.compile(settings)
-    point = "blocks.0.hook_resid_post"
-    _, acts = lens.run_with_cache([ONE], names_filter=point, rollout=True, horizon=40)
-    spans = [acts.token_spans(point, call) for call in range(len(acts.calls(point)))]
-    assert [(s.start[0], s.stop[-1]) for s in spans if s is not None] == [(-256, 0), (0, 16), (16, 32)]
-
-
-def test_spans_of_t5_go_on_beyond_64_tokens() -> None:
-    lens = lens_of("t5")
-    series = lens.adapter.example(0, 20)  # type: ignore[attr-defined]
-    point = "decoder_blocks.0.hook_resid_post"
-    _, acts = lens.run_with_cache(series, names_filter=point, rollout=True, horizon=70, num_samples=1)
-    assert [acts.token_spans(point, call).start[0] for call in range(70)] == list(range(70))  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("name", ["toto-1", "toto-2", "timesfm-3", "timesfm-2.5", "moirai-1.1", "moirai-2"])
 def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> None:
     lens = fresh(name)

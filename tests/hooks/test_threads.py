@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
-import threading
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, contextmanager
@@ -19,7 +17,7 @@ from torch.overrides import _len_torch_function_stack
 from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.errors import HookError, WiringError
 from tsfm_lens.hooks import EditPattern
-from tsfm_lens.models import Lens, load
+from tsfm_lens.models import Lens
 from tsfm_lens.testing import Case, native_traces
 
 MLP = "decoder_blocks.0.mlp.hook_out"
@@ -120,18 +118,6 @@ def test_seeded_samples_do_not_depend_on_other_threads(token_lens: Lens, token_c
     for index, samples in enumerate(together):
         np.testing.assert_array_equal(samples, alone[index % 4])
     assert torch.equal(torch.random.get_rng_state(), before)
-
-
-def test_loading_in_threads_leaves_the_output_where_it_was() -> None:
-    stdout, ready = sys.stdout, threading.Barrier(3)
-
-    def one(_index: int) -> None:
-        ready.wait()
-        load("bolt-nano", check=False)
-
-    with ThreadPoolExecutor(3) as pool:
-        list(pool.map(one, range(3)))
-    assert sys.stdout is stdout
 
 
 def test_replay_leaves_the_runs_of_other_threads_alone(token_lens: Lens, token_case: Case) -> None:

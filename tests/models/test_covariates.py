@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,6 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.models.architecture import architectures
-from tsfm_lens.models.saved_run import open_run
 
 STEPS, HORIZON = 60, 24
 
@@ -146,13 +144,6 @@ def test_what_a_covariate_does_is_no_forecast_and_is_not_judged(nano: Lens) -> N
     found = probes.ablation_effects(run, components=["0.group_attn.*"])
     targets = found["spearman_distance"].sel(series=run.batch.is_target)
     np.testing.assert_allclose(found["spearman_distance_estimate"], targets.mean("series"))
-
-
-def test_a_saved_run_keeps_its_covariates(nano: Lens, tmp_path: Path) -> None:
-    run = nano.run(as_series(drawn(2, text=True)), HORIZON)
-    again = open_run(nano, run.to_netcdf(tmp_path / "run.nc")).batch
-    assert (again.roles, again.categories) == (run.batch.roles, run.batch.categories)
-    np.testing.assert_array_equal(nano.forecast(again, HORIZON).quantiles, run.forecast.quantiles)
 
 
 def test_a_model_without_covariates_says_so_and_what_to_do() -> None:

@@ -115,15 +115,13 @@ def test_unknown_architectures_are_refused(folder: Path, name: str, tmp_path: Pa
         with pytest.raises(WiringError, match="no wiring claims"):
             load(edited(folder, tmp_path, chronos_pipeline_class="Chronos9Pipeline"))
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    words = r"has no config\.json, which says of which architecture model\.safetensors"
     for text in ('{"model_type": "mystery"}', ""):
         (tmp_path / "config.json").write_text(text) if text else (tmp_path / "config.json").unlink()
         if name == "timesfm-2.5":
             # told by its tensors
             assert load(tmp_path).wiring.architecture == name
             continue
-        match = r"no wiring claims this configuration \(model_type 'mystery'" if text else words
-        with pytest.raises(WiringError if text else CheckpointError, match=match):
+        with pytest.raises(WiringError, match="no wiring claims this configuration"):
             load(tmp_path)
 
 

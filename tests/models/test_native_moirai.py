@@ -29,7 +29,7 @@ def test_the_patch_size_is_the_forecast_objects(univariate: list[np.ndarray]) ->
 
 @KINDS
 @pytest.mark.parametrize("horizon", [5, 21])
-def test_the_mean_and_the_distribution_are_moirais(kind: str, horizon: int, request: pytest.FixtureRequest) -> None:
+def test_the_mean_is_moirais(kind: str, horizon: int, request: pytest.FixtureRequest) -> None:
     lens, series = lens_of("moirai-1.1"), request.getfixturevalue(kind)
     own = moirai_forecaster(lens.native, items(as_series(series)), horizon, patch_size=16)
     values = stacked(as_series(series), 50).transpose(1, 2)
@@ -44,13 +44,6 @@ def test_the_mean_and_the_distribution_are_moirais(kind: str, horizon: int, requ
 
     mean = formatted(native.mean)
     assert_close(lens.forward(series, horizon=horizon).detach()[:, 0, :horizon], mean, depth=100)
-    ours = lens.forecast(series, horizon, num_samples=2).distribution
-    assert ours.batch_shape == mean.shape
-    assert_close(ours.mean, mean, depth=100)
-    # a whole number, which the negative binomial among the components needs
-    expected = formatted(native.log_prob(torch.full_like(native.mean, 3.0)))
-    assert expected.isfinite().all()
-    assert_close(ours.log_prob(torch.full_like(mean, 3.0)), expected, depth=100)
 
 
 def test_moirai_2_rolls_out_single_variates_only(multivariate: list[np.ndarray]) -> None:

@@ -18,7 +18,7 @@ from tiny_lenses import lens_of
 from tsfm_lens.ablation import Variant, forecast_variants, point_forecasts
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks import Resample, Zero, by_row
+from tsfm_lens.hooks import Resample, by_row
 from tsfm_lens.models import architectures, batching
 from tsfm_lens.models.batching import VARIABLE, as_bytes, limit_of, plan, request_of
 from tsfm_lens.models.draws import block_seed
@@ -108,14 +108,6 @@ def test_a_block_of_draws_is_one_native_call(name: str) -> None:
         assert np.array_equal(ours.samples[start:stop], native.samples.double().numpy())
     assert block_seed(5, 0) == 5
     assert len({block_seed(5, index) for index in range(100)}) == 100
-    if ours.distribution is not None:
-        values = torch.as_tensor(ours.median)
-        alone = lens.forecast(batch.select([2, 3]), 4, num_samples=3).distribution
-        assert alone is not None
-        assert ours.distribution.batch_shape == (5, 4)
-        assert torch.equal(ours.distribution.mean[2:4], alone.mean)
-        assert torch.equal(ours.distribution.log_prob(values)[2:4], alone.log_prob(values[2:4]))
-        assert ours.distribution.sample((7,)).shape == (7, 5, 4)
 
 
 @pytest.mark.parametrize("name", ["chronos", *UNCUT])
@@ -171,14 +163,6 @@ def test_variants_of_many_series_draw_what_each_draws_alone(name: str, monkeypat
             with lens.edit(*variant.interventions):
                 alone = lens.forecast(series, 4, num_samples=3).samples
             assert_close(found.samples[index], alone, depth=DEPTH, dtype=torch.float32)
-
-
-def test_zero_is_known_to_act_by_row() -> None:
-    lens = lens_of("chronos-bolt")
-    with lens.edit(Zero("decoder.0.mlp")):
-        assert not lens.registry.session.across_rows()
-    with lens.edit(Zero("decoder.0.mlp", rows=[0])):
-        assert lens.registry.session.across_rows() == ["decoder_blocks.0.mlp.hook_out"]
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["many items", "one wide item"])

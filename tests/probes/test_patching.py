@@ -14,7 +14,7 @@ from tiny_lenses import lens_of
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, PatchFrom, Steer
-from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
 from tsfm_lens.probes.patching import contrast, slopes

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -23,7 +22,6 @@ R = TypeVar("R")
 def said_once(lens: Lens) -> Iterator[None]:
     """Let each warning, and each line that the model's libraries log, through once while the block runs."""
     messages: set[Hashable] = set()
-    here = threading.get_ident()
 
     def fresh(*words: Hashable) -> bool:
         repeats = words in messages
@@ -31,7 +29,7 @@ def said_once(lens: Lens) -> Iterator[None]:
         return not repeats
 
     def first_time(record: logging.LogRecord) -> bool:
-        return record.thread != here or fresh(record.name, record.levelno, record.getMessage())
+        return fresh(record.name, record.levelno, record.getMessage())
 
     def show_fresh(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if fresh(category.__name__, str(message)):

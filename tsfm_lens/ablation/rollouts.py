@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from tsfm_lens.ablation.economies import SharedSource, skipped
 from tsfm_lens.ablation.engine import OnePass, Variant, points_of, side_by_side, sweep
 from tsfm_lens.ablation.notices import said_once
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import COLUMNS
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import acts_by_row
-from tsfm_lens.hooks.replay import OtherCalls
+from tsfm_lens.hooks.repeated import Repeated
+from tsfm_lens.hooks.replay import OtherCalls, map_tensors, shadowed
 from tsfm_lens.models.adapter import DECILES, refuse_request
 from tsfm_lens.models.architecture import Prediction, stands_apart
 from tsfm_lens.models.batching import DRAWN, ForecastRequest, fitting, forecast_part, out_of_memory
@@ -67,7 +68,6 @@ def forecast_variants(
     quantiles: Sequence[float] = DECILES,
     num_samples: int | None = None,
     seed: int = 0,
-    max_rows: int | None = None,
     memory: int | None = None,
     economy: bool = True,
     non_finite: NonFinite = "refuse",
@@ -85,7 +85,6 @@ def forecast_variants(
         quantiles: levels between 0 and 1.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every variant's draws; all variants draw the same random numbers.
-        max_rows: series times variants that run side by side.
         memory: bytes for which the number of variants side by side is planned; half of what is free if None.
         economy: False runs one forecast a variant (the result is the same).
         non_finite: "refuse" raises where a forecast is no number; "keep" leaves NaN and infinity in that variant's
@@ -93,7 +92,7 @@ def forecast_variants(
         progress: called with the variants done and their number.
 
     Raises:
-        InputError: max_rows below 1, no variant, arguments that ``lens.forecast`` refuses, non_finite is neither word,
+        InputError: no variant, arguments that ``lens.forecast`` refuses, non_finite is neither word,
             or it is "refuse" and a forecast is not finite.
         UnknownNameError: a target does not exist; nothing has been run by then.
 
@@ -102,8 +101,6 @@ def forecast_variants(
         >>> ablation.forecast_variants(lens, run.batch, 12, variants, num_samples=4).quantiles.shape
         (4, 1, 9, 12)
     """
-    if max_rows is not None and max_rows < 1:
-        raise InputError(f"max_rows is {max_rows}, expected at least 1")
     if not variants:
         raise InputError("there is no variant to forecast: expected at least one")
     if non_finite not in get_args(NonFinite):
@@ -128,7 +125,7 @@ def forecast_variants(
 
     with said_once(lens):
         for block in blocks:
-            of_blocks.append(_forecasts(block, variants, note, max_rows, economy))
+            of_blocks.append(_forecasts(block, variants, note, economy))
     forecasts = [Forecast.joined(parts, batch) for parts in zip(*of_blocks, strict=True)]
     samples = [forecast.samples for forecast in forecasts if forecast.samples is not None]
     return VariantForecasts(
@@ -227,7 +224,6 @@ class VariantRequest(ForecastRequest):
             torch.no_grad(),
             drawing or nullcontext(),
             self._source.serving(copies, is_shared=is_shared) if self._source else nullcontext(),
-            skipped(self.lens.registry, variants),
             self.lens.edit(*side_by_side(variants, self.rows)),
         ):
             prediction = self.predicted(copies)
@@ -243,22 +239,65 @@ class VariantRequest(ForecastRequest):
         items = -(-len(self.batch) // self.per_item)
         return fitting(items * self.need(items * most), most, self.memory, self.lens.device, comfort=False)
 
-    def abreast(self, max_rows: int | None) -> int:
-        """Count the variants that roll out side by side: as many as pay and fit, unless rows alone set their number."""
+    def abreast(self) -> int:
+        """Count the variants that roll out side by side: as many as pay and fit."""
         rows, lens = len(self.batch), self.lens
-        if max_rows is not None:
-            most = max(1, max_rows // rows)
-            return most if self.memory is None else self.fitting(most)
         most = _ABREAST // (lens.d_model * rows * self.paths) if lens.device.type == "cpu" else _MOST
         most = min(most, (lens.adapter.rows_at_once or _MOST) // rows)
         return self.fitting(max(1, most))
+
+
+class SharedSource:
+    """Encoder that runs once for all variants of a batch that share it; ``rows`` are the series of one variant."""
+
+    def __init__(self, encoder: nn.Module, rows: int) -> None:
+        self._encoder, self._rows = encoder, rows
+        self._memo: tuple[list[Tensor], Any] | None = None
+
+    def serving(self, copies: int, *, is_shared: bool) -> AbstractContextManager[None]:
+        """Serve a run of so many variants while the block runs; shared if none of them changes the encoder."""
+        return shadowed([(self._encoder, lambda forward: partial(self._encode, forward, copies if is_shared else 1))])
+
+    def _encode(self, forward: Callable[..., Any], copies: int, *args: Any, **kwargs: Any) -> Any:
+        leaves, spec = tree_flatten((args, kwargs))
+        if copies == 1 or not all(_alike(leaf, copies) for leaf in leaves if isinstance(leaf, Tensor)):
+            # the paths of a series share its states all the same
+            return self._repeat(forward(*args, **kwargs), 1)
+        leaves = [leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if self._memo is not None and _same(self._memo[0], tensors):
+            return self._repeat(self._memo[1], copies)
+        args, kwargs = tree_unflatten(leaves, spec)
+        output = forward(*args, **kwargs)
+        # the first pass over the batch is the one that comes again
+        self._memo = self._memo or ([tensor.clone() for tensor in tensors], output)
+        return self._repeat(output, copies)
+
+    def _repeat(self, output: Any, copies: int) -> Any:
+        """Repeat the rows of an encoder's output for so many variants."""
+
+        def repeat(tensor: Tensor) -> Tensor:
+            return Repeated(tensor, copies) if tensor.ndim > 0 and not len(tensor) % self._rows else tensor
+
+        return map_tensors(output, repeat)
+
+
+def _alike(tensor: Tensor, copies: int) -> bool:
+    """Return whether a tensor holds the same rows for every variant."""
+    if tensor.ndim == 0 or len(tensor) % copies:
+        return False
+    blocks = tensor.unflatten(0, (copies, -1))
+    return torch.equal(blocks, blocks[:1].expand_as(blocks))
+
+
+def _same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _forecasts(
     request: VariantRequest,
     variants: Sequence[Variant],
     on_progress: Callable[[int], None],
-    max_rows: int | None,
     economy: bool,
 ) -> list[Forecast]:
     """Forecast every variant; ``on_progress`` is called with the number of those that are done."""
@@ -272,12 +311,12 @@ def _forecasts(
             forecasts.append(request.alone(variant))
             on_progress(done)
         return forecasts
-    in_one_pass = _single_passes(request, variants, max_rows, on_progress)
-    return _fanned_out(request, variants, max_rows, on_progress) if in_one_pass is None else in_one_pass
+    in_one_pass = _single_passes(request, variants, on_progress)
+    return _fanned_out(request, variants, on_progress) if in_one_pass is None else in_one_pass
 
 
 def _single_passes(
-    request: VariantRequest, variants: Sequence[Variant], max_rows: int | None, on_progress: Callable[[int], None]
+    request: VariantRequest, variants: Sequence[Variant], on_progress: Callable[[int], None]
 ) -> list[Forecast] | None:
     """Forecast one pass of each variant by the library's own code, with replay; None where that cannot be done."""
     # replay may, because the pass reads the series alone, which rows_apart declares, and is one pass, which is counted
@@ -285,11 +324,8 @@ def _single_passes(
     if adapter.readout != "quantile" or request.horizon > adapter.longest_pass or len(variants) < _FEW:
         return None
     encoded = lens.encode(request.batch, horizon=request.horizon)
-    if max_rows is not None:
-        abreast = request.abreast(max_rows)
-    else:
-        longest = max(len(spans) for spans in encoded.spans.values())
-        abreast = request.fitting(max(1, _TOKENS // longest // len(encoded.rows)))
+    longest = max(len(spans) for spans in encoded.spans.values())
+    abreast = request.fitting(max(1, _TOKENS // longest // len(encoded.rows)))
 
     def run(copies: int) -> Tensor:
         prediction = request.predicted(copies)
@@ -311,19 +347,19 @@ def _single_passes(
         results.append(Forecast(quantiles, request.levels, mean, None, request.batch))
     failures = [index for index, forecast in enumerate(request.checked(results)) if not all_finite(forecast)]
     # the library treats no numbers in its own way, and one such variant may spoil its neighbours
-    again = _fanned_out(request, [variants[i] for i in failures], max_rows, lambda _count: None)
+    again = _fanned_out(request, [variants[i] for i in failures], lambda _count: None)
     for index, forecast in zip(failures, again, strict=True):
         results[index] = forecast
     return results
 
 
 def _fanned_out(
-    request: VariantRequest, variants: Sequence[Variant], max_rows: int | None, on_progress: Callable[[int], None]
+    request: VariantRequest, variants: Sequence[Variant], on_progress: Callable[[int], None]
 ) -> list[Forecast]:
     """Forecast every variant as a block of rows of one native batch, as many side by side as fit."""
     if not variants:
         return []
-    results, most = dict[int, Forecast](), request.abreast(max_rows)
+    results, most = dict[int, Forecast](), request.abreast()
     touches = [request.touches_encoder(variant) for variant in variants]
     # those that share the encoder run together, and those that change it
     for changes in (False, True):
@@ -364,7 +400,7 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
 def _block_of(forecast: Forecast, rows: slice) -> Forecast:
     samples = None if forecast.samples is None else forecast.samples[rows]
     quantiles, mean = forecast.quantiles[rows], forecast.mean[rows]
-    return replace(forecast, quantiles=quantiles, mean=mean, samples=samples, distribution=None)
+    return replace(forecast, quantiles=quantiles, mean=mean, samples=samples)
 
 
 def all_finite(forecast: Forecast) -> bool:

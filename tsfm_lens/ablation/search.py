@@ -44,11 +44,6 @@ class SearchResult:
     changes: Mapping[int, float] = field(default_factory=dict)
 
     @property
-    def ablated(self) -> int:
-        """Number of heads that can go."""
-        return self.of - self.kept
-
-    @property
     def saved(self) -> float:
         """Evaluations that a scan of every count would have taken more; the plain model's is never counted."""
         return self.of - self.evaluations

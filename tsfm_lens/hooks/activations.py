@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -11,11 +11,52 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import HookError, InputError, unknown_name
-from tsfm_lens.hooks.names import Point, nearest, select
+from tsfm_lens.hooks.names import Point, nearest
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.residual import Decomposed
-from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.tl_names import CACHE, Key, full_name
+
+
+@dataclass(frozen=True)
+class TokenSpans:
+    """Time steps ``[start, stop)`` of every token of one stack, counted from the forecast start (the first step is 0).
+
+    Encoder tokens cover the steps of their input; decoder tokens cover the steps that are read out from them.
+
+    Attributes:
+        start, stop: one entry per token; equal for special tokens.
+        special: "" for a token of the series, else its kind: "EOS", "REG".
+        variate: of which variate a token is, where those of an item share one sequence; () elsewhere.
+    """
+
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+    special: tuple[str, ...]
+    variate: tuple[int, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @classmethod
+    def patches(
+        cls, first: int, n: int, width: int, special_after: tuple[str, ...] = (), *, stride: int | None = None
+    ) -> TokenSpans:
+        """Make ``n`` tokens of ``width`` steps each from ``first`` on, ``stride`` apart, then special tokens."""
+        step = stride or width
+        ends = ((first + step * (n - 1) + width) if n else first,) * len(special_after)
+        start = range(first, first + step * n, step)
+        stop = range(first + width, first + width + step * n, step)
+        return cls((*start, *ends), (*stop, *ends), ("",) * n + special_after)
+
+    def __add__(self, other: TokenSpans) -> TokenSpans:
+        """Return the tokens of both, one after the other."""
+        variate = self.variate + other.variate
+        return TokenSpans(self.start + other.start, self.stop + other.stop, self.special + other.special, variate)
+
+    def shifted(self, steps: int) -> TokenSpans:
+        """Return the same tokens counted from a forecast start that lies ``steps`` earlier."""
+        start, stop = (tuple(edge + steps for edge in edges) for edges in (self.start, self.stop))
+        return TokenSpans(start, stop, self.special, self.variate)
 
 
 @dataclass(frozen=True)
@@ -113,16 +154,6 @@ class Activations(Decomposed):
     def calls(self, name: Key) -> list[Call]:
         """Return every recorded pass through one hook point, in order; UnknownNameError if there is none."""
         return self.recorded[self._name(name)]
-
-    def select(self, pattern: str) -> dict[str, Tensor]:
-        """Return all recorded activations whose name matches a glob, by name."""
-        return {name: self[name] for name in select(self.recorded, pattern, what="recorded activation")}
-
-    def to(self, device: torch.device | str) -> Activations:
-        """Move all activations to a device."""
-        for name, calls in self.recorded.items():
-            self.recorded[name] = [replace(call, value=call.value.to(device)) for call in calls]
-        return self
 
     def remove_batch_dim(self) -> Activations:
         """Show activations of a single row without their axis "batch"; InputError if there are several rows."""

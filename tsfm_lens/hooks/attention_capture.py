@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from types import FrameType, FunctionType
 from typing import Any
@@ -24,69 +24,33 @@ from torch.overrides import (
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.native import explicit_attention, softmax_rows
 
-Fire = Callable[[str, str, Tensor], Tensor]
-"""(attention module path, what, native tensor) -> the tensor to go on with.
-
-What: "q", "k", "v", "scores", "pattern", "z", or "result", which is z after all its hooks.
-"""
+Looks = list[tuple[Any, str]]
+"""(dispatcher, path of the attention that it looks at)."""
 
 
-class AttentionCapture:
-    """Attention of one model, as one thread's hooks see it."""
-
-    def __init__(self, fire: Fire, in_use: Callable[[str, str], bool]) -> None:
-        self.fire, self.in_use = fire, in_use
-        self.paths: Mapping[nn.Module, str] = {}
-        # paths of the modules that made their attention call
-        self.callers: set[str] = set()
-        self._is_set = False
-
-    def look_at(self, paths: Mapping[nn.Module, str]) -> None:
-        """Take the attention calls of these modules and of no others; may be broken off, and called again."""
-        if not paths and not self._is_set:
-            return
-        self._is_set, self.paths = True, paths
-        interceptor = _LOCAL.interceptor
-        interceptor.captures = [each for each in interceptor.captures if each is not self] + ([self] if paths else [])
-        interceptor.settle()
-        self._is_set = bool(paths)
-
-    def brackets(self, path: str, module: nn.Module) -> Iterator[str]:
-        """Yield paths of the modules inside which the interceptor must be on, for the attention of one to be seen."""
-        if isinstance(module, nn.MultiheadAttention):
-            # encoders of torch's own leave their fused paths, and nested tensors, where a mode is on around them
-            parts = path.split(".")
-            yield from (".".join(parts[:depth]) for depth in range(len(parts)))
-        yield path
-
-    def enter(self, module: nn.Module, _args: Any, _kwargs: Any) -> None:
-        """Turn the interceptor on before a module runs."""
-        if module in self.paths:
-            self.callers.discard(self.paths[module])
-        _LOCAL.interceptor.enter(module)
-
-    def leave(self, module: nn.Module, *_call: Any) -> None:
-        """Turn the interceptor off after the outermost of the modules inside which it is on."""
-        _LOCAL.interceptor.leave(module)
-
-    def check(self, path: str, module: nn.Module, *_call: Any) -> None:
-        """Raise WiringError where a module has run without its attention call."""
-        if path not in self.callers:
-            raise WiringError(
-                f"{path} ({type(module).__name__}) computed attention without torch's scaled_dot_product_attention, so "
-                "its inside cannot be seen. Load the model with its 'sdpa' attention, without xformers or another "
-                "fused replacement."
-            )
+def brackets(path: str, module: nn.Module) -> Iterator[str]:
+    """Yield paths of the modules inside which the interceptor must be on, for the attention of one to be seen."""
+    if isinstance(module, nn.MultiheadAttention):
+        # encoders of torch's own leave their fused paths, and nested tensors, where a mode is on around them
+        parts = path.split(".")
+        yield from (".".join(parts[:depth]) for depth in range(len(parts)))
+    yield path
 
 
-class _Interceptor(TorchFunctionMode):
-    """Interceptor of one thread's attention calls, for every capture that looks at the calling module."""
+class Interceptor(TorchFunctionMode):
+    """Interceptor of one thread's attention calls, for every dispatcher that looks at the calling module."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.captures: list[AttentionCapture] = []
+        self._dispatchers: list[Any] = []
         # the modules inside which it is on; those of a run that was broken off stay until the next look
         self._inside: list[nn.Module] = []
+
+    def listen(self, dispatcher: Any) -> None:
+        """Show attention calls to a dispatcher as long as it looks at any module."""
+        others = [each for each in self._dispatchers if each is not dispatcher]
+        self._dispatchers = [*others, *([dispatcher] if dispatcher.attentions else [])]
+        self.settle()
 
     def enter(self, module: nn.Module) -> None:
         """Be on, inside one module more."""
@@ -104,7 +68,7 @@ class _Interceptor(TorchFunctionMode):
             self._switch()
 
     def settle(self) -> None:
-        """Be on exactly while an entered module runs; may be broken off, and called again."""
+        """Be on exactly while an entered module runs."""
         if self._inside:
             running = set(_running_modules(sys._getframe(1)))
             self._inside = [module for module in self._inside if module in running]
@@ -133,8 +97,8 @@ class _Interceptor(TorchFunctionMode):
         modules = self._looked_at(sys._getframe(1))
         if not modules:
             return func(*args, **kwargs)
-        for capture, path in modules:
-            capture.callers.add(path)
+        for dispatcher, path in modules:
+            dispatcher.callers.add(path)
         # torch has this mode off until the call returns, so what a hook runs turns it on anew
         inside, self._inside = self._inside, []
         try:
@@ -148,10 +112,10 @@ class _Interceptor(TorchFunctionMode):
         finally:
             self._inside = inside
 
-    def _looked_at(self, frame: FrameType | None) -> list[tuple[AttentionCapture, str]]:
-        """Return the captures that look at the innermost running module that any looks at, with its path."""
+    def _looked_at(self, frame: FrameType | None) -> Looks:
+        """Return the dispatchers that look at the innermost running module that any looks at, with its path."""
         for module in _running_modules(frame):
-            modules = [(capture, capture.paths[module]) for capture in self.captures if module in capture.paths]
+            modules = [(each, each.attentions[module]) for each in self._dispatchers if module in each.attentions]
             if modules:
                 return modules
         return []
@@ -169,13 +133,13 @@ class _Local(threading.local):
     """The running thread's interceptor: torch keeps its modes by thread."""
 
     def __init__(self) -> None:
-        self.interceptor = _Interceptor()
+        self.interceptor = Interceptor()
 
 
-_LOCAL = _Local()
+LOCAL = _Local()
 
 
-def _multi_head(modules: Sequence[tuple[AttentionCapture, str]], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _multi_head(modules: Looks, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run torch's own multi-head attention with the captures in the place of the attention call inside it."""
     native = F.multi_head_attention_forward
     call = inspect.signature(native).bind(*args, **kwargs)
@@ -196,7 +160,7 @@ def _multi_head(modules: Sequence[tuple[AttentionCapture, str]], args: tuple[Any
 
 
 def _attend(
-    modules: Sequence[tuple[AttentionCapture, str]],
+    modules: Looks,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -218,7 +182,7 @@ def _attend(
 
 
 def _with_hooks(
-    modules: Sequence[tuple[AttentionCapture, str]],
+    modules: Looks,
     query: Tensor,
     key: Tensor,
     value: Tensor,
@@ -230,12 +194,12 @@ def _with_hooks(
     """Compute attention with hooks: fused where no hook looks at scores or pattern, else from the scores on."""
 
     def fire(how: str, tensor: Tensor) -> Tensor:
-        for capture, path in modules:
-            tensor = capture.fire(path, how, tensor)
+        for dispatcher, path in modules:
+            tensor = dispatcher.fire_inside(path, how, tensor)
         return tensor
 
     query, key, value = fire("q", query), fire("k", key), fire("v", value)
-    if not any(capture.in_use(path, how) for capture, path in modules for how in ("scores", "pattern")):
+    if not any(each.in_use_inside(path, how) for each, path in modules for how in ("scores", "pattern")):
         return fire("result", fire("z", fused(query, key, value)))
     if enable_gqa:
         key = key.repeat_interleave(query.shape[-3] // key.shape[-3], -3)

@@ -14,8 +14,7 @@ from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import Change, EditPattern, Intervention, Mean, PatchFrom, Rows, Steer, Zero
 from tsfm_lens.hooks.names import PATTERN, Point, select
 from tsfm_lens.hooks.registry import HookRegistry
-from tsfm_lens.hooks.scopes import Hook, HookScope
-from tsfm_lens.hooks.state import RunState
+from tsfm_lens.hooks.scopes import Hook, HookScope, RunState
 from tsfm_lens.hooks.wiring import Attention
 
 T = TypeVar("T")

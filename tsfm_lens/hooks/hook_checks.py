@@ -95,13 +95,8 @@ def _faults_of_stack(stack: Stack, modules: Mapping[str, nn.Module], names: list
     # a stack without any branch is refused as such
     attends = not branches or any(isinstance(row, Attention) for row in branches)
     for name in ("d_model", "n_heads", "d_head"):
-        size, is_required = getattr(stack, name), attends or name == "d_model"
-        if is_required and size < 1:
-            yield f"{where} has {name}={size}, expected at least 1"
-        if not is_required and size:
-            yield f"{where} has {name}={size}, but no branch is an attention; expected 0"
-    if stack.d_mlp and not any(isinstance(row, Mlp) for row in branches):
-        yield f"{where} has d_mlp={stack.d_mlp}, but no branch is an MLP; expected 0"
+        if (attends or name == "d_model") and getattr(stack, name) < 1:
+            yield f"{where} has {name}={getattr(stack, name)}, expected at least 1"
     if n_blocks != stack.n_layers:
         yield f"{where} has n_layers={stack.n_layers}, but {stack.blocks!r} holds {n_blocks} blocks"
     for layer in sorted(set(stack.exceptions) - set(range(stack.n_layers))):

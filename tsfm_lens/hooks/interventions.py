@@ -13,7 +13,7 @@ from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.state import RunState
+from tsfm_lens.hooks.scopes import RunState
 
 Target = str | Component
 Rows = int | slice | Sequence[int] | Sequence[bool] | Tensor | None

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from tsfm_lens.errors import UnknownNameError, unknown_name
+from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.tl_names import Key, full_name
 from tsfm_lens.hooks.wiring import Attention, Mix, Site, Stack, Wiring
 
@@ -98,21 +98,11 @@ def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint
         if matches:
             return matches
         if _GLOB.search(pattern):
-            across = ".".join("**" if part == "*" else part for part in pattern.split("."))
-            count = sum(_matches(name.split("."), across.split(".")) for name in available)
-            if not count:
-                raise unknown_name(what, pattern, available, hint=hint)
-            raise UnknownNameError(
-                f"no {what} {pattern!r}: a * stands for one part of a name, between two dots. {across!r} stands for "
-                f"any number of parts and matches {count}."
-            )
+            hint = f"A * stands for one part of a name, ** for any number. {hint}".strip()
+            raise unknown_name(what, pattern, available, hint=hint)
     name = full_name(available, pattern)
     if name is None:
-        near = nearest(available, pattern)
-        if isinstance(pattern, str) and "." not in pattern and len(near) < len(available):
-            glob = f"**.{near[0].rsplit('.', 1)[-1]}"
-            hint = f"{glob!r} stands for all {len(near)} of its kind. {hint}".strip()
-        raise unknown_name(what, pattern, near, hint=hint)
+        raise unknown_name(what, pattern, nearest(available, pattern), hint=hint)
     return [name]
 
 

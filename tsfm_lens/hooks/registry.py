@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformer_lens.hook_points import HookPoint
 
 from tsfm_lens.errors import HookError, WiringError
-from tsfm_lens.hooks.attention_capture import AttentionCapture
+from tsfm_lens.hooks.attention_capture import LOCAL, brackets
 from tsfm_lens.hooks.block import Block, Side, TorchHook
 from tsfm_lens.hooks.hook_checks import check_table, refuse_recomputation
 from tsfm_lens.hooks.names import HEADS, RESIDUAL, Point, hook_points
@@ -36,8 +36,7 @@ from tsfm_lens.hooks.native import (
     to_native,
     to_vocabulary,
 )
-from tsfm_lens.hooks.scopes import HookScope, acting_hooks
-from tsfm_lens.hooks.state import RunState
+from tsfm_lens.hooks.scopes import HookScope, RunState, acting_hooks
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Stack, Wiring
 
@@ -73,7 +72,6 @@ class HookRegistry:
         self.model, self.wiring = model, wiring
         self.modules = dict(model.named_modules(remove_duplicate=False))
         check_table(model, wiring, self.modules)
-        self._stacks = {stack.name: stack for stack in wiring.stacks}
         self.points: dict[str, Point] = hook_points(wiring)
         self.rank = {name: float(place) for place, name in enumerate(self.points)}
         self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
@@ -86,17 +84,9 @@ class HookRegistry:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.model, self.wiring)
 
-    def factor(self, point: Point) -> float:
-        """Return the factor on a write at a hook point, as the model has it now; 1 where it is added as it is."""
-        return 1.0 if point.mix is None else self.gains(point)[0]
-
     def gains(self, point: Point) -> tuple[float, float]:
         """Return the factors that the block puts on a write at a hook point, and on the stream that it is added to."""
-        return point.mix(self.modules[self.stack_of(point).block(point.layer)]) if point.mix else (1.0, 1.0)
-
-    def stack_of(self, point: Point) -> Stack:
-        """Return the stack that a hook point belongs to."""
-        return self._stacks[point.stack]
+        return point.mix(self.modules[self.wiring.stack(point.stack).block(point.layer)]) if point.mix else (1.0, 1.0)
 
     @property
     def in_use(self) -> list[str]:
@@ -148,7 +138,9 @@ class HookDispatcher:
         self._acts: dict[ModuleSide, list[Act]] = {}
         self._connections: dict[str, list[Connection]] = {}
         self._tracking = list(self._track())
-        self._capture = AttentionCapture(self._fire_inside, self._in_use_inside)
+        # attentions whose calls it looks at, and paths of those that made one
+        self.attentions: dict[nn.Module, str] = {}
+        self.callers: set[str] = set()
         # whether gradients were recorded when the model was entered
         self._gradients = False
         # by hook point: edits for a write to carry, and the output of heads in this pass
@@ -214,7 +206,7 @@ class HookDispatcher:
 
     def _witnesses(self, point: Point) -> tuple[str, ...]:
         """Return modules that cannot run to their end without passing a hook point: the model, and its block."""
-        block = self._registry.stack_of(point).block(max(point.layer, 0))
+        block = self._wiring.stack(point.stack).block(max(point.layer, 0))
         return ("", block) if point.layer >= 0 or point.name.endswith("hook_embed") else ("",)
 
     # --- setting torch hooks -----------------------------------------------------------------------------
@@ -243,7 +235,10 @@ class HookDispatcher:
             if side not in self._torch_hooks:
                 self._torch_hooks[side] = TorchHook(self._registry.modules[side[0]], side[1], partial(self._run, side))
             self._torch_hooks[side].set()
-        self._capture.look_at({self._registry.modules[side[0]]: side[0] for side in acts if "check" in acts[side]})
+        before = self.attentions
+        self.attentions = {self._registry.modules[side[0]]: side[0] for side in acts if "check" in acts[side]}
+        if before or self.attentions:
+            LOCAL.interceptor.listen(self)
         if not self.scopes:
             # remains of a run that was broken off
             self._edits.clear()
@@ -286,10 +281,24 @@ class HookDispatcher:
         return [*connections, self._carry_edits(point)] if point.aside else connections
 
     def _connect_attention(self, path: str) -> Iterator[Connection]:
-        for at in self._capture.brackets(path, self._registry.modules[path]):
-            yield (at, "end"), "capture", _FIRST, self._capture.leave
-            yield (at, "in"), "capture", _LAST, self._capture.enter
-        yield (path, "out"), "check", _FIRST, partial(self._capture.check, path)
+        """Turn the interceptor on around an attention, and refuse one that runs without its attention call."""
+
+        def enter(module: nn.Module, *_call: Any) -> None:
+            self.callers.discard(self.attentions.get(module, ""))
+            LOCAL.interceptor.enter(module)
+
+        def check(module: nn.Module, *_call: Any) -> None:
+            if path not in self.callers:
+                raise WiringError(
+                    f"{path} ({type(module).__name__}) computed attention without torch's "
+                    "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its 'sdpa' "
+                    "attention, without xformers or another fused replacement."
+                )
+
+        for at in brackets(path, self._registry.modules[path]):
+            yield (at, "end"), "capture", _FIRST, lambda module, *_call: LOCAL.interceptor.leave(module)
+            yield (at, "in"), "capture", _LAST, enter
+        yield (path, "out"), "check", _FIRST, check
 
     def _track(self) -> Iterator[Connection]:
         """Keep :attr:`state` true while anything is connected."""
@@ -353,7 +362,7 @@ class HookDispatcher:
 
     def _connect_result(self, point: Point) -> Iterator[Connection]:
         """Compute each head's write, a norm behind it frozen to this pass's scale; only an edit changes the sum."""
-        stack, rank = self._registry.stack_of(point), self._registry.rank[point.name]
+        stack, rank = self._wiring.stack(point.stack), self._registry.rank[point.name]
         row, path = stack.attention(point.kind, point.layer), point.site.module
         layout = row.write.layout if row.post_norm else row.stream_layout
 
@@ -362,7 +371,7 @@ class HookDispatcher:
 
         def after(norm: nn.Module, args: tuple[Any, ...], _kwargs: Any, output: Any) -> Any:
             weights = head_output_weights(self._registry.model, stack, point.layer, point.kind)
-            factor, sizes = self._registry.factor(point), self._sizes(point)
+            factor, sizes = self._registry.gains(point)[0], self._sizes(point)
             heads = fold_leading(self._heads.pop(point.name), point.site.layout)
             z = to_vocabulary(heads, point.site.layout, HEADS, sizes)
             result = (z.transpose(-2, -3) @ weights.to(z)).transpose(-2, -3)
@@ -385,7 +394,8 @@ class HookDispatcher:
         else:
             yield (path, "in"), point.name, rank, before
 
-    def _in_use_inside(self, path: str, how: str) -> bool:
+    def in_use_inside(self, path: str, how: str) -> bool:
+        """Return whether a hook acts at a point inside an attention."""
         point = self._registry.inside_attention.get((path, how))
         # asked at every attention call, mostly of points that no block has connected
         return (
@@ -394,8 +404,9 @@ class HookDispatcher:
             and bool(self._acting_at(point.name))
         )
 
-    def _fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
-        if not self._in_use_inside(path, how):
+    def fire_inside(self, path: str, how: str, tensor: Tensor) -> Tensor:
+        """Pass "q", "k", "v", "scores", "pattern", "z", or "result", which is z after all its hooks, to the hooks."""
+        if not self.in_use_inside(path, how):
             return tensor
         point = self._registry.inside_attention[path, how]
         if how == "result":
@@ -407,13 +418,13 @@ class HookDispatcher:
 
     def _sizes(self, point: Point) -> dict[str, int]:
         """Return the lengths of axes that layouts may fold together."""
-        return {**self.state.sizes, "head": self._registry.stack_of(point).n_heads}
+        return {**self.state.sizes, "head": self._wiring.stack(point.stack).n_heads}
 
     def _fire(self, point: Point, native: Tensor) -> Tensor:
         """Pass a native tensor to a hook point's hooks; the very same tensor comes back if nobody changed it."""
         layout, axes, sizes = point.site.layout, point.axes, self._sizes(point)
         value = to_vocabulary(fold_leading(native, layout), layout, axes, sizes)
-        factor = self._registry.factor(point)
+        factor = self._registry.gains(point)[0]
         if factor != 1.0:
             value = value * factor
         # keys and values that a library repeats for every query head before the call

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,10 +16,34 @@ from torch import Tensor, nn
 from tsfm_lens.hooks.block import Block, Side, Steps, TorchHook, hooked
 from tsfm_lens.hooks.native import get_input, get_output, put_output
 from tsfm_lens.hooks.repeated import Repeated
-from tsfm_lens.hooks.state import ONE_RUN
 
 # numbers that are copied in less time than it takes to do without
 _FEW = 2**16
+
+
+class Turns:
+    """Queue in which one thread at a time holds a turn, by a token; each change is one call of C, for interrupts."""
+
+    def __init__(self) -> None:
+        self._queue: list[tuple[int, object]] = []
+
+    def take(self, token: object) -> None:
+        """Wait until no other thread holds a turn, and hold one."""
+        thread = threading.get_ident()
+        self._queue.append((thread, token))
+        while self._queue[0][0] != thread:
+            time.sleep(0.001)
+
+    def give(self, token: object) -> None:
+        """Give a turn back; a token that holds none is left alone."""
+        for entry in tuple(self._queue):
+            if entry[1] is token:
+                with contextlib.suppress(ValueError):
+                    self._queue.remove(entry)
+
+
+# of torch's generators, and of the forwards of modules that hand back what was stored
+ONE_RUN = Turns()
 
 
 class OtherCalls(Exception):

@@ -9,14 +9,16 @@ import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import partial
 from types import FrameType
 from typing import Any, Literal, TypeVar
 
+from torch import Tensor
 from transformer_lens.hook_points import HookPoint, LensHandle
 
 from tsfm_lens.errors import HookError, UnknownNameError
-from tsfm_lens.hooks.block import Scope
+from tsfm_lens.hooks.block import Block, Scope, Steps
 from tsfm_lens.hooks.hook_checks import refuse_hidden
 from tsfm_lens.hooks.names import select
 
@@ -109,6 +111,53 @@ class HookScope(Scope[T]):
                 "make the generator a contextlib.contextmanager and enter it by a with statement."
             )
         return True
+
+
+@dataclass
+class RunState:
+    """State of a run; interventions and recorders read it.
+
+    Attributes:
+        n_series: series (a variate is one) in the running batch; activations have a multiple of it as rows.
+        step: forecast steps already read out in this run.
+        offset: by stack, the position of an activation's first token (above 0 with a key-value cache).
+        block_rows: series of one variant, where several variants run side by side.
+        first, whole: where the run is a part of a batch, the place of its first row there, and the rows of all of it.
+        sample_major: whether sample paths are the outermost part of the rows.
+        sizes: lengths of "series" and "variate" in the running pass, for models that keep them apart.
+    """
+
+    n_series: int | None = None
+    step: int = 0
+    offset: dict[str, int] = field(default_factory=dict)
+    block_rows: int | None = None
+    first: int = 0
+    whole: int | None = None
+    sample_major: bool = False
+    sizes: dict[str, int] = field(default_factory=dict)
+
+    def restart(
+        self, n_series: int | None = None, block_rows: int | None = None, part: tuple[int, int | None] = (0, None)
+    ) -> None:
+        """Go to the beginning of a run; without ``n_series``, of one that the lens did not start."""
+        self.n_series, self.step, self.block_rows = n_series, 0, block_rows
+        self.first, self.whole = part
+        self.offset.clear()
+
+    def running(
+        self, rows: int, place: tuple[int, int | None] = (0, None), block_rows: int | None = None
+    ) -> Block[None]:
+        """Count steps and rows of one run of the lens's own while the block runs."""
+        return Block(Steps(None, lambda: self.restart(rows, block_rows, place), self.restart))
+
+    def own(self, rows: Tensor) -> Tensor:
+        """Return the rows of the part that runs, of a tensor with the rows of the whole batch."""
+        if self.whole is None:
+            return rows
+        series = self.block_rows or self.n_series
+        assert series is not None
+        paths = (len(rows) // self.whole, self.whole, -1) if self.sample_major else (1, self.whole, -1)
+        return rows.unflatten(0, paths).narrow(1, self.first, series).flatten(0, 2)
 
 
 class ScopedHook:

@@ -6,6 +6,5 @@ from tsfm_lens.models.forecast import Forecast
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 from tsfm_lens.models.run import Run
-from tsfm_lens.models.saved_run import open_run
 
-__all__ = ["Adapter", "Architecture", "Encoded", "Forecast", "Lens", "Run", "architectures", "load", "open_run"]
+__all__ = ["Adapter", "Architecture", "Encoded", "Forecast", "Lens", "Run", "architectures", "load"]

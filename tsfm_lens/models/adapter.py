@@ -13,7 +13,6 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 from torch.nn import LayerNorm
 
 from tsfm_lens.data import SeriesBatch
@@ -73,7 +72,6 @@ class Adapter(ABC):
     draw_axis: int | None = None
     samples: int = 20
     integers: bool = False
-    decode_block_size: int | None = None
     context_length: int
     prediction_length: int
     levels: Levels = ()
@@ -104,10 +102,10 @@ class Adapter(ABC):
         centre = at_levels(quantiles, self.levels, (0.5,))[..., 0] if mean is None else mean
         return Prediction(at_levels(quantiles, self.levels, levels), None, centre)
 
-    def of_paths(self, samples: Tensor, levels: Levels, distribution: Distribution | None = None) -> Prediction:
+    def of_paths(self, samples: Tensor, levels: Levels) -> Prediction:
         """Make a prediction of the empirical quantiles and the mean of sample paths (series, sample, step)."""
         quantiles = torch.quantile(samples, torch.tensor(levels, dtype=samples.dtype), dim=1).permute(1, 2, 0)
-        return Prediction(quantiles, samples, samples.mean(dim=1), distribution)
+        return Prediction(quantiles, samples, samples.mean(dim=1))
 
     def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
         """Apply the stack's last norm, if it has one; with ``like`` its scale is frozen to that of another stream.

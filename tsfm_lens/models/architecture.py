@@ -14,11 +14,10 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.activations import TokenSpans
 
 Levels = tuple[float, ...]
 """Quantile levels, ascending."""
@@ -144,13 +143,11 @@ class Prediction(NamedTuple):
         quantiles: (series, step, quantile), data units.
         samples: (series, sample, step), or None.
         mean: (series, step); the median where a library gives no mean.
-        distribution: of batch shape (series, step), in data units, where one pass gives it.
     """
 
     quantiles: Tensor
     samples: Tensor | None
     mean: Tensor
-    distribution: Distribution | None = None
 
 
 Predict = TypeVar("Predict", bound=Callable[..., Prediction])

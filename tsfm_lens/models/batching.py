@@ -287,14 +287,6 @@ def as_bytes(value: int | str, what: str) -> int:
     )
 
 
-def in_words(size: float) -> str:
-    """Format bytes for people."""
-    for unit, width in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
-        if size >= width:
-            return f"{size / width:.1f} {unit}"
-    return f"{int(size)} bytes"
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that memory ran out, on a GPU or in torch's allocator for the CPU."""
     words = ("out of memory", "can't allocate memory", "not enough memory")
@@ -325,7 +317,7 @@ def need_of(lens: LensBase, lengths: Mapping[str, int], paths: int = 1, variates
     numbers = 6 * paths * variates * width_of_output(lens)
     for stack in wiring.stacks:
         rows, tokens = paths if stack is wiring.output_stack else 1, lengths[stack.name]
-        keys = tokens + sum(lengths[row.keys_from] for row in stack.attentions(0) if row.keys_from)
+        keys = tokens + sum([lengths[row.keys_from] for row in stack.attentions(0) if row.keys_from])
         width = max(stack.d_model, stack.n_heads * stack.d_head)
         per_token = 3 * stack.n_heads * keys + 12 * width + 4 * stack.d_mlp
         numbers += rows * (tokens * per_token + 2 * stack.n_layers * width * keys)
@@ -342,11 +334,11 @@ def kept_bytes(lens: LensBase, names: Iterable[str], lengths: Mapping[str, int])
         keys = tokens if "cross" not in points[name].kind else max(lengths.values())
         axes = {"batch": 1, "pos": tokens, "query": tokens, "key": keys, "head": stack.n_heads}
         axes |= {"d_head": stack.d_head, "d_model": stack.d_model, "d_mlp": stack.d_mlp}
-        sizes[name] = 4 * math.prod(axes.get(axis, wide) for axis in points[name].axes)
+        sizes[name] = 4 * math.prod([axes.get(axis, wide) for axis in points[name].axes])
     return sizes
 
 
 def width_of_output(lens: LensBase) -> int:
     """Count the numbers that the head emits for a token."""
     unembed = lens.adapter.model.get_submodule(lens.wiring.unembed.module)
-    return max((len(weight) for weight in unembed.parameters() if weight.ndim), default=0)
+    return max([len(weight) for weight in unembed.parameters() if weight.ndim], default=0)

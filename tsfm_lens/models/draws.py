@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tsfm_lens.errors import HookError
 from tsfm_lens.hooks.block import Block, Steps
-from tsfm_lens.hooks.state import ONE_RUN
+from tsfm_lens.hooks.replay import ONE_RUN
 
 # their tag speaks of dropout, of which there is none in evaluation
 _WITHOUT_DRAWS = ("attention", "dropout")

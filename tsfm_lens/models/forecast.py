@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
-import torch
 import xarray as xr
-from torch import Tensor
-from torch.distributions import Distribution
 
-from tsfm_lens.data import SeriesBatch, by_variate
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible
@@ -35,8 +32,6 @@ class Forecast:
         samples: (series, sample, step), or None for a model that draws none.
         context: the series.
         attrs: provenance.
-        distribution: the predictive distribution in data units, batch shape (series, step), of a model that has
-            one; it is not part of the dataset.
     """
 
     quantiles: np.ndarray
@@ -45,7 +40,6 @@ class Forecast:
     samples: np.ndarray | None
     context: SeriesBatch
     attrs: dict[str, object] = field(default_factory=dict)
-    distribution: Distribution | None = None
 
     @classmethod
     def of(
@@ -55,7 +49,7 @@ class Forecast:
         samples = None if prediction.samples is None else prediction.samples.numpy().astype(float)
         quantiles = prediction.quantiles.permute(0, 2, 1).numpy().astype(float)
         mean = prediction.mean.numpy().astype(float)
-        return cls(quantiles, levels, mean, samples, context, attrs, prediction.distribution)
+        return cls(quantiles, levels, mean, samples, context, attrs)
 
     @classmethod
     def joined(cls, parts: Sequence[Forecast], context: SeriesBatch) -> Forecast:
@@ -63,14 +57,12 @@ class Forecast:
         if len(parts) == 1:
             return parts[0]
         samples = [part.samples for part in parts if part.samples is not None]
-        distributions = [part.distribution for part in parts if part.distribution is not None]
         return replace(
             parts[0],
             quantiles=np.concatenate([part.quantiles for part in parts]),
             mean=np.concatenate([part.mean for part in parts]),
             samples=np.concatenate(samples) if samples else None,
             context=context,
-            distribution=JoinedDistribution(distributions) if distributions else None,
         )
 
     def __repr__(self) -> str:
@@ -105,7 +97,7 @@ class Forecast:
             return self
         samples = None if self.samples is None else self.samples[rows]
         parts: dict[str, Any] = {"quantiles": self.quantiles[rows], "mean": self.mean[rows], "samples": samples}
-        return replace(self, **parts, context=batch, distribution=None)
+        return replace(self, **parts, context=batch)
 
     def targets(self) -> Forecast:
         """Return the forecast without the model's output for covariates: of known ones the future is given."""
@@ -121,10 +113,6 @@ class Forecast:
         data.attrs = {"kind": "forecast", "title": "Forecast", **self.attrs}
         return data
 
-    def by_variate(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """Return the dataset with dims ``series``, the groups, and ``variate``; InputError if not multivariate."""
-        return by_variate(self.to_dataset(truth))
-
     def to_frame(self) -> pd.DataFrame:
         """Return a table of id, group and variate if multivariate, step, timestamp if known, mean, and quantiles."""
         frames = []
@@ -138,47 +126,6 @@ class Forecast:
                 frame[str(level)] = self.quantiles[index, column]
             frames.append(frame)
         return pd.concat(frames, ignore_index=True)
-
-
-class JoinedDistribution(Distribution):
-    """Distributions of several parts of a batch as one, along the first axis."""
-
-    arg_constraints: ClassVar[dict[str, Any]] = {}
-
-    def __init__(self, parts: Sequence[Distribution]) -> None:
-        self.parts = list(parts)
-        self._sizes = [part.batch_shape[0] for part in self.parts]
-        shape = torch.Size((sum(self._sizes), *self.parts[0].batch_shape[1:]))
-        super().__init__(shape, self.parts[0].event_shape, validate_args=False)
-
-    @property
-    def mean(self) -> Tensor:
-        """Mean of each entry."""
-        return torch.cat([part.mean for part in self.parts])
-
-    @property
-    def variance(self) -> Tensor:
-        """Variance of each entry."""
-        return torch.cat([part.variance for part in self.parts])
-
-    def sample(self, sample_shape: Any = ()) -> Tensor:
-        """Draw samples (sample…, batch…)."""
-        shape = torch.Size(sample_shape)
-        return torch.cat([part.sample(shape) for part in self.parts], dim=len(shape))
-
-    def log_prob(self, value: Tensor) -> Tensor:
-        """Compute the logarithm of the density at values that broadcast with the batch shape."""
-        return self._each(lambda part, values: part.log_prob(values), value)
-
-    def cdf(self, value: Tensor) -> Tensor:
-        """Compute the cumulative probability at values that broadcast with the batch shape."""
-        return self._each(lambda part, values: part.cdf(values), value)
-
-    def _each(self, function: Callable[[Distribution, Tensor], Tensor], value: Tensor) -> Tensor:
-        shape = torch.broadcast_shapes(value.shape, self.batch_shape)
-        axis = len(shape) - len(self.batch_shape)
-        cuts = value.expand(shape).split(self._sizes, dim=axis)
-        return torch.cat([function(part, values) for part, values in zip(self.parts, cuts, strict=True)], dim=axis)
 
 
 def is_count(value: Any) -> bool:

@@ -33,7 +33,7 @@ class Lens(LensBase):
     order in which the model passes their hook points, and at one point in the order of entry. A context acts in the
     thread and asyncio task that opened it, and in tasks that are started inside it; what ``add_hook`` sets acts
     everywhere. A hook that cannot act raises when its context is entered or left: compiled or replaced modules, a
-    point never passed, a run in another thread or task only, gradient checkpointing. An interrupt leaves none behind.
+    point never passed, a run in another thread or task only, gradient checkpointing.
 
     Args:
         adapter: the opened native model.

@@ -7,12 +7,13 @@ from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import HookError, InputError
-from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, passed_before, record, reducers_of, resolve_filter
 from tsfm_lens.models.adapter import refuse_gradients
@@ -28,7 +29,6 @@ from tsfm_lens.models.batching import (
     forecast_part,
     free_bytes,
     halved,
-    in_words,
     is_given,
     kept_bytes,
     lengths_of,
@@ -39,7 +39,6 @@ from tsfm_lens.models.batching import (
     request_of,
 )
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
-from tsfm_lens.models.time_axis import rollout_spans
 
 T = TypeVar("T")
 
@@ -78,10 +77,10 @@ class Capture:
             if total > limit:
                 largest = sorted(sizes, key=lambda name: -sizes[name])[:3]
                 raise InputError(
-                    f"{len(self.names)} hook points of {len(self.batch)} series take about {in_words(total)}; "
-                    f"{in_words(free_bytes(lens.device))} is free and memory allows {in_words(limit)}. To make it fit: "
-                    f"keep fewer hook points (names_filter=…; the largest are {', '.join(largest)}); keep less of each "
-                    "(reduce=…, such as tsfm_lens.hooks.last_query); run at most "
+                    f"{len(self.names)} hook points of {len(self.batch)} series take about {total / 2**20:,.1f} MiB; "
+                    f"{free_bytes(lens.device) / 2**20:,.1f} is free and memory allows {limit / 2**20:,.1f}. To "
+                    f"make it fit: keep fewer hook points (names_filter=…; the largest are {', '.join(largest)}); keep "
+                    "less of each (reduce=…, such as tsfm_lens.hooks.last_query); run at most "
                     f"{max(1, limit * items // total)} of the {items} items at once; raise memory=… or {VARIABLE}"
                 )
         return total // items
@@ -205,3 +204,44 @@ def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[T
         refuse_gradients(lens.wiring)
         if torch.is_inference_mode_enabled():
             raise InputError("there are no gradients under torch.inference_mode(); leave it, or drop incl_bwd=True")
+
+
+SpansAt = Callable[[str, int, int, int, int], TokenSpans]
+"""(stack, forecast steps read out before, position of the first token, tokens, tokens of the first pass) -> spans."""
+
+
+def rollout_spans(adapter: Any, batch: SeriesBatch, horizon: int) -> SpansAt:
+    """Return a function for the time steps of every pass of a forecast."""
+    spans_of_step: dict[int, dict[str, TokenSpans]] = {}
+
+    def spans_at(step: int) -> dict[str, TokenSpans]:
+        """Return the spans of a pass whose context has grown by ``step`` steps, from the first forecast start."""
+        if step not in spans_of_step:
+            longer = tuple(np.zeros(length + step) for length in batch.lengths)
+            visible = replace(batch, values=longer).tail(adapter.context_length)
+            example = getattr(adapter, "example", None)
+            remainder = max(1, min(adapter.longest_pass, horizon - step))
+            spans = adapter.encode(visible if example is None else batch, horizon=remainder).spans
+            spans_of_step[step] = {stack: tokens.shifted(step) for stack, tokens in spans.items()}
+        return spans_of_step[step]
+
+    def at(stack: str, step: int, offset: int, n_tokens: int, n_first: int) -> TokenSpans:
+        output = adapter.wiring.output_stack.name
+        if adapter.rollout == "tokens":
+            # beyond the native horizon the context grows by whole forecasts, and decoding starts anew
+            restarts = adapter.restarts
+            growth = step // adapter.prediction_length * adapter.prediction_length if restarts else 0
+            return TokenSpans.patches(growth + offset, n_tokens, 1) if stack == output else spans_at(growth)[stack]
+        if adapter.rollout == "cache":
+            base = spans_at(0)[stack]
+            width = base.stop[0] - base.start[0]
+            # the first pass of a cached rollout ends where the forecast starts, however long a context it was given
+            return TokenSpans.patches(width * (offset - n_first), n_tokens, width)
+        spans = spans_at(step if adapter.rollout == "refeed" else 0)[stack]
+        lack = n_tokens - len(spans)
+        if lack > 0:
+            width = spans.stop[-1] - spans.start[-1]
+            spans += TokenSpans.patches(spans.stop[-1], lack, width)
+        return spans
+
+    return at

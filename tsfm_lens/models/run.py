@@ -19,15 +19,15 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import held_out
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
-from tsfm_lens.hooks.activations import Activations
+from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.recorder import by_row
-from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.batching import limit_of
 from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, over_steps
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import Capture, names_of
+from tsfm_lens.places import replacing, writing_to
 
 # of the memory that a run may take, the share for its recordings
 _RECORD_SHARE = 0.25
@@ -74,8 +74,6 @@ class Run:
         report: ClassVar[Callable[..., Path]]
         explain: ClassVar[Callable[..., dict[str, xr.Dataset]]]
         explore: ClassVar[Callable[..., Any]]
-        to_dataset: ClassVar[Callable[..., xr.Dataset]]
-        to_netcdf: ClassVar[Callable[..., Path]]
 
     def __repr__(self) -> str:
         truth = "" if self.truth is None else ", truth known"
@@ -331,6 +329,35 @@ class Run:
     @cached_property
     def _context(self) -> xr.Dataset:
         return context_dataset(self.batch, self.horizon, self.truth)
+
+    def to_dataset(self) -> xr.Dataset:
+        """Return the whole run as a dataset: series, truth, forecast, path, settings, provenance and cost."""
+        batch, data = self.batch, self.forecast.to_dataset(self.truth)
+        data["mean"] = (("series", "step"), self.forecast.mean)
+        if self.tokens_read:
+            data["path"] = (("series", "step"), self.path)
+        if self.horizon <= self.lens.adapter.longest_pass or self.rollout:
+            data["point"] = (("series", "step"), self.point)
+        starts = [start.isoformat() if start is not None else "" for start in batch.starts]
+        data = data.assign_coords(start=("series", starts), freq=("series", [freq or "" for freq in batch.freqs]))
+        cost = {f"seconds_{part}": round(seconds, 3) for part, seconds in self.cost.items()}
+        title = f"Forecast of {len(batch)} series over {self.horizon} steps"
+        about = self.describe("run", title, "tsfm-lens: one forecast, recorded once")
+        data.attrs = {**about, "rollout": int(self.rollout), "statistic": self.statistic, **cost}
+        return data
+
+    def to_netcdf(self, path: str | Path) -> Path:
+        """Write the run to one file, which ``xarray.open_dataset`` reads.
+
+        Raises:
+            InputError: the file cannot be written; one that was there stays as it was.
+        """
+        target, data = Path(path), self.to_dataset()
+        # netCDF 3 has neither 64-bit integers nor timestamps of its own
+        data = data.drop_vars([name for name in ("context_timestamp", "forecast_timestamp") if name in data.coords])
+        with writing_to(target), replacing(target) as part:
+            data.to_netcdf(part, engine="scipy")
+        return target
 
     def describe(self, kind: str, title: str, source: str, **parameters: object) -> dict[str, object]:
         """Return the attributes of a result: kind, title, source, provenance, settings, and the probe's parameters."""

@@ -20,7 +20,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.state import RunState
+from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.noise import noise_floor, share_floor, told_apart
 from tsfm_lens.models.recording import refuse_run

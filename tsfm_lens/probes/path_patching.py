@@ -17,7 +17,7 @@ from tsfm_lens.hooks.activations import Activations, Call
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
 from tsfm_lens.hooks.names import Point
-from tsfm_lens.hooks.state import RunState
+from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.patching import Direction, RunPair, _PointEdit, contrast, slopes

@@ -9,9 +9,9 @@ from typing import Any
 import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component, components, writers
 from tsfm_lens.hooks.names import select
-from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.hooks.wiring import Stack, Wiring
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens

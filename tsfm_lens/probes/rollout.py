@@ -12,7 +12,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.weights import for_every_head
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded

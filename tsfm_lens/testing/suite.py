@@ -57,9 +57,7 @@ def check_lens(
     return results
 
 
-def check_wiring(
-    wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = False, progress: bool | None = None
-) -> list[OracleResult]:
+def check_wiring(wiring: Callable[[Any], Adapter], model: Any, *, quiet: bool = False) -> list[OracleResult]:
     """Run all oracles on a model through a wiring of one's own, and print each result.
 
     Draw weights large enough that every head matters, or train the model.
@@ -68,9 +66,7 @@ def check_wiring(
         wiring: an adapter class, or any function of the model that returns an adapter; see
             :class:`tsfm_lens.models.adapter.Adapter`.
         model: the native model, as the wiring takes it.
-        quiet: do not print the table.
-        progress: say on stderr which oracle begins, a line for each: all take minutes for a large model. If None, where
-            stderr is a terminal and ``quiet`` is False.
+        quiet: do not print the table, nor, where stderr is a terminal, which oracle begins.
 
     Returns:
         One result per oracle; ``result.passed`` tells.
@@ -86,12 +82,11 @@ def check_wiring(
     adapter = wiring(model)
     lens = Lens(adapter, type(model).__name__)
     err = console(stderr=True)
-    show_progress = err.is_terminal and not quiet if progress is None else progress
 
     def line(name: str, index: int, total: int) -> None:
         err.print(Text(f"oracle {index + 1} of {total}: {name}"))
 
-    results = check_lens(lens, progress=line if show_progress else None)
+    results = check_lens(lens, progress=line if err.is_terminal and not quiet else None)
     if not quiet:
         console().print(oracle_table(results, f"{adapter.wiring.architecture}: {type(model).__name__}"))
         for oracle, result in zip(ORACLES, results, strict=True):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter, refuse_tails
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart

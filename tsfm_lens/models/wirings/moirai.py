@@ -9,12 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Distribution
-from torch.utils._pytree import tree_map
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import CheckpointError, InputError, WiringError
-from tsfm_lens.hooks.replay import recorded_outputs
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
@@ -90,33 +87,11 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Draw sample paths from one masked pass of ``MoiraiForecast.forward``, and take their empirical quantiles."""
         forecast, inputs = self.library_input(batch, horizon)
-        with torch.no_grad(), recorded_outputs(self.model, ("scaler", "param_proj")) as outputs:
+        with torch.no_grad():
             paths = forecast(**inputs, num_samples=self.samples if num_samples is None else num_samples).cpu()
         # the library drops the axis of a single variate
         samples = (paths if paths.ndim == 4 else paths.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
-        roles = batch.roles[: batch.n_variates]
-        samples = moirai_2.with_covariates(samples, roles, 0)
-        (loc, scale), parameters = (outputs[path][0] for path in ("scaler", "param_proj"))
-        if batch.has_covariates:
-            return self.of_paths(samples, levels)
-        return self.of_paths(samples, levels, self._distribution(parameters, loc, scale, batch.n_variates, horizon))
-
-    def _distribution(self, parameters: Any, loc: Tensor, scale: Tensor, n_variates: int, horizon: int) -> Distribution:
-        """Return the mixture in data units, batch shape (batch, step)."""
-        n_future = n_variates * -(-horizon // self.patch)
-
-        def future_steps(tensor: Tensor) -> Tensor:
-            if tensor.ndim < 3:
-                # a constant of the distribution, such as a fixed scale
-                return tensor
-            future = tensor[:, -n_future:, : self.patch].unflatten(1, (n_variates, -1)).flatten(2, 3)
-            return future[:, :, :horizon].flatten(0, 1).cpu()
-
-        def by_row(tensor: Tensor) -> Tensor:
-            return tensor[:, -n_future:, 0].unflatten(1, (n_variates, -1))[..., 0].reshape(-1, 1).cpu()
-
-        cuts = tree_map(future_steps, parameters)
-        return self.model.distr_output.distribution(cuts, loc=by_row(loc), scale=by_row(scale))
+        return self.of_paths(moirai_2.with_covariates(samples, batch.roles[: batch.n_variates], 0), levels)
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:

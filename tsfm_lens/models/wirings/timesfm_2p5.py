@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError, WiringError
-from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, in_data_units, rows_apart
@@ -163,11 +163,6 @@ class TimesFmAdapter(Adapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = native.model
-        if "forward" in self.model.__dict__:
-            raise WiringError(
-                "this TimesFM was compiled with torch.compile, under which hooks silently do nothing. Load it with "
-                "from_pretrained(..., torch_compile=False), or run `del model.model.__dict__['forward']`."
-            )
         self.context_length = int(self.model.config.context_limit) - self.model.o
         self.prediction_length = int(self.model.o)
         self.wiring = _wiring(self.model)

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributions import Categorical, MixtureSameFamily, StudentT
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
-from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
@@ -108,11 +107,6 @@ class TotoAdapter(Adapter):
     def __init__(self, native: Any) -> None:
         self.native = native
         self.model = getattr(native, "model", native) if not hasattr(native, "patch_embed") else native
-        if self.model.use_memory_efficient_attention:
-            raise WiringError(
-                "this Toto runs xformers' attention, whose inside cannot be seen; load it with "
-                "Toto.from_pretrained(..., use_memory_efficient_attention=False)"
-            )
         if self.model.fusion is not None:
             raise WiringError(
                 "this Toto was fine-tuned with labels of exogenous variates, which the wiring does not know"
@@ -172,37 +166,15 @@ class TotoAdapter(Adapter):
             future.shape[1],
         )
         draws = self.samples if num_samples is None else num_samples
-        first: list[Any] = []
-        # the distribution of the first patch is the output of the first pass, with all hooks that are set
-        handle = self.model.register_forward_hook(lambda _module, _args, output: first.append(output))
-        try:
-            forecaster = require("toto", "toto.inference.forecaster").TotoForecaster(self.model)
-            forecast = forecaster.forecast(
-                inputs_of_forecaster,
-                prediction_length=horizon,
-                num_samples=draws,
-                samples_per_batch=draws,
-                future_exogenous_variables=future.to(series) if future.shape[1] else None,
-            )
-        finally:
-            handle.remove()
-        samples = forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu()
-        distribution = self._distribution(first[0], len(series), horizon) if horizon <= self.prediction_length else None
-        return self.of_paths(samples, levels, distribution)
-
-    def _distribution(self, output: Any, items: int, horizon: int) -> MixtureSameFamily:
-        """Return the mixture of the next patch in data units, batch shape (batch, step)."""
-        mixture, loc, scale = output
-        patch = self.prediction_length
-        first, parts = slice(-patch, None if horizon == patch else horizon - patch), mixture.component_distribution
-
-        def steps_of(tensor: Tensor) -> Tensor:
-            return tensor[:items, :, first].flatten(0, 1).cpu()
-
-        shift, width = steps_of(loc)[..., None], steps_of(scale)[..., None]
-        weights = Categorical(probs=steps_of(mixture.mixture_distribution.probs))
-        components = StudentT(steps_of(parts.df), steps_of(parts.loc) * width + shift, steps_of(parts.scale) * width)
-        return MixtureSameFamily(weights, components)
+        forecaster = require("toto", "toto.inference.forecaster").TotoForecaster(self.model)
+        forecast = forecaster.forecast(
+            inputs_of_forecaster,
+            prediction_length=horizon,
+            num_samples=draws,
+            samples_per_batch=draws,
+            future_exogenous_variables=future.to(series) if future.shape[1] else None,
+        )
+        return self.of_paths(forecast.samples.flatten(0, 1).permute(0, 2, 1).cpu(), levels)
 
     def joined(self, calls: Sequence[tuple[tuple[Any, ...], dict[str, Any]]]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Join the arguments of all passes of a rollout to those of one pass without a cache."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
-from tsfm_lens.hooks.spans import TokenSpans
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
@@ -109,7 +109,7 @@ def _cache_length(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 
 class Toto2Adapter(Adapter):
-    """Adapter of a ``Toto2Model``; any horizon is one pass, unless ``decode_block_size`` is set."""
+    """Adapter of a ``Toto2Model``; any horizon is one pass."""
 
     architecture = NAME
     multivariate = True
@@ -179,9 +179,7 @@ class Toto2Adapter(Adapter):
     @rows_apart
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
         """Run ``Toto2Model.forecast``."""
-        levels_by_variate = self.model.forecast(
-            self._native_input(batch), horizon=horizon, decode_block_size=self.decode_block_size
-        )
+        levels_by_variate = self.model.forecast(self._native_input(batch), horizon=horizon)
         quantiles = levels_by_variate.cpu().flatten(1, 2).permute(1, 2, 0)
         return self.at(quantiles, levels)
 

@@ -13,8 +13,8 @@ import xarray as xr
 
 from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, point_forecasts
+from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.spans import TokenSpans
 from tsfm_lens.models.noise import ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention

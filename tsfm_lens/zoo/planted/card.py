@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
 from tsfm_lens.errors import CheckpointError
@@ -95,31 +95,9 @@ class Card(BaseModel):
     horizon: int = Field(gt=0)
     error: float = Field(ge=0)
 
-    @model_validator(mode="after")
-    def _check_parts(self) -> Card:
-        components = {part.component for part in self.parts}
-        references = {part.stands_in_for for part in self.parts if part.stands_in_for}
-        references |= {end for edge in self.edges for end in edge} - {"output"}
-        references |= {look.component for look in self.attends}
-        if references - components:
-            raise ValueError(f"{', '.join(sorted(references - components))}: named on the card, but no part of it")
-        if not any(part.role == "mechanism" for part in self.parts):
-            raise ValueError("no part with the role 'mechanism'")
-        if len(components) < len(self.parts):
-            raise ValueError("a component is named as two parts")
-        if self.edges and "output" not in {receiver for _, receiver in self.edges}:
-            raise ValueError("no edge leads to 'output'")
-        if not 0 < self.context[0] <= self.context[1]:
-            raise ValueError(f"context {self.context}: expected at least 1 value, and no fewer at most than at least")
-        return self
-
     def components(self, role: Role) -> tuple[str, ...]:
         """Return components of the parts with this role."""
         return tuple(part.component for part in self.parts if part.role == role)
-
-    def stands_in(self, component: str) -> tuple[str, ...]:
-        """Return backups of a component, to be ablated with it to change the forecast."""
-        return tuple(part.component for part in self.parts if part.stands_in_for == component)
 
 
 def write_card(card: Card, folder: str | Path) -> None:

@@ -145,8 +145,6 @@ class ChronosBuilder:
     def _in_head(self, name: str, pairs: Pairs) -> tuple[Tensor, Tensor, Tensor]:
         """Return both sides of pairs, and a basis of the head's own space, in which nothing lies on an axis either."""
         first, second = (torch.cat([pair[side] for pair in pairs]) for side in (0, 1))
-        if len(first) > CHANNELS:
-            raise InputError(f"{name}: {len(first)} directions do not fit into a head of {CHANNELS}")
         turn = orthogonal(CHANNELS, int(self._turns.integers(2**31)))
         return first, second, (turn if self._origin["rotated"] else torch.eye(CHANNELS).double())[:, : len(first)]
 
@@ -156,8 +154,6 @@ class ChronosBuilder:
             self.draft.part(name, role, does)
         component = Component.parse(name)
         module = getattr(self.native, component.stack).block[component.layer].layer[-1].DenseReluDense
-        if len(reads) > module.wi.out_features:
-            raise InputError(f"{name}: {len(reads)} hidden units do not fit into {module.wi.out_features}")
         self._busy.add(name)
         _set(module.wi.weight[: len(reads)], reads / WIDTH**0.5)
         _set(module.wo.weight[:, : len(writes)], WIDTH**0.5 * writes.T)

@@ -44,20 +44,16 @@ class SeasonalCopy(_Linear):
 
 
 class LocalMean(_Linear):
-    """Mean of the last `width` values; with `recursive`, forecasts count as values of the steps after them."""
+    """Mean of the last `width` values."""
 
     kind: Literal["local mean"] = "local mean"
     width: int = Field(gt=0)
-    recursive: bool = False
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the Jacobian; see the base class."""
-        time = len(context)
-        rows = np.vstack([np.eye(time), np.zeros((horizon, time))])
-        for step in range(horizon):
-            end = time + (step if self.recursive else 0)
-            rows[time + step] = rows[end - self.width : end].mean(0)
-        return rows[time:]
+        weights = np.zeros((horizon, len(context)))
+        weights[:, -self.width :] = 1 / self.width
+        return weights
 
 
 class LinearTrend(_Linear):
