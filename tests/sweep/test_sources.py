@@ -18,7 +18,6 @@ from gluonts.dataset.common import FileDataset
 from refusals import expect_error
 from tsfm_lens.data import EvaluationSet
 from tsfm_lens.sweep.plan.config import parse_config, read_config
-from tsfm_lens.sweep.plan.data_sources import repeats
 
 DAYS = pd.date_range("2021-03-01", periods=40, freq="D")
 
@@ -99,19 +98,6 @@ def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None
     (one,) = read_config(tmp_path / "sweep.yaml").evaluation_sets()
     assert one.name == "north"
     expect_error(r"no file that can be read: expected \.csv", sets, file(plants / "x*.csv"))
-
-
-def test_windows_that_several_datasets_have_are_told(tmp_path: Path) -> None:
-    days = pd.date_range("2025-01-01", periods=60)
-    first, second = numbers((2, 60))
-    # the end of the first alone, and two that do not change
-    columns = {"a": first, "b": second, "c": first[20:], "flat": 0 * first + 1, "still": 0 * first + 1}
-    for name, values in columns.items():
-        frame = pd.DataFrame({"day": days[-len(values) :], "load": values})
-        frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    told = repeats(sets(*(file(tmp_path / f"{name}.csv", horizon=7, windows=2) for name in columns)))
-    assert list(told) == ["c"]
-    assert told["c"].startswith("2 of 2 windows are also in a, ")
 
 
 def entries(values: np.ndarray) -> list[dict[str, Any]]:

@@ -13,7 +13,6 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig
-from tsfm_lens.sweep.plan.data_sources import repeats
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.stages import ModelPlan
 from tsfm_lens.sweep.plan.variants import PlanEntry
@@ -132,7 +131,6 @@ class Sweep:
         self.config = config
         # what is wrong with data, models or variants shows before anything is written
         self.sets = config.evaluation_sets()
-        self.repeats = repeats(self.sets)
         self.lenses = {model.title: open_model(model, device) for model in config.models}
         of_models = [(model.title, self.lenses[model.title], model) for model in config.models]
         self.models = {title: ModelCells(config, model, lens, self.sets) for title, lens, model in of_models}
@@ -265,7 +263,7 @@ class Sweep:
             "datasets": [
                 {fact: getattr(dataset, fact) for fact in _FACTS}
                 | {"windows": len(dataset), "series": dataset.n_series}
-                | {"notes": [*dataset.notes, *filter(None, [self.repeats.get(dataset.name)])]}
+                | {"notes": list(dataset.notes)}
                 for dataset in self.sets
             ],
             "heads_at": self.results,
@@ -300,7 +298,6 @@ def run_sweep(
     engine: str = "single",
     workers: int | None = None,
     address: str | None = None,
-    shared_store: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
     """Run a sweep, or go on with one.
@@ -311,7 +308,6 @@ def run_sweep(
         engine: "single", "processes" or "ray".
         workers: of the engine; one per device or core if None.
         address: of a Ray cluster.
-        shared_store: Ray workers see the store's folder and write themselves.
         progress: called with the stage in words, cells finished, cells in all, and seconds left or None.
 
     Returns:
@@ -332,10 +328,9 @@ def run_sweep(
     sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
     store = Store(folder, values=[*SUMS, *DISTANCES])
     outcome = Outcome(notes=[f"damaged: {damage}" for damage in store.damaged(move=True)])
-    outcome.notes += [f"{name}: {words}" for name, words in sweep.repeats.items()]
     before = store.done()
     n_workers = workers or (1 if engine == "single" else len(config.devices) or cores())
-    options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}
+    options = {"engine": engine, "workers": workers, "address": address}
     try:
         sweep.run(store, options, SweepProgress(progress, n_workers), outcome)
     except KeyboardInterrupt:
