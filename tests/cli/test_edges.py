@@ -113,18 +113,6 @@ def test_a_forecast_at_a_high_level_shows_how_its_quantiles_differ(waves: np.nda
     asked = ["--data", file, "--horizon", "2", "-q", "0.1", "-q", "0.5", "-q", "0.9"]
     cells = run("forecast", "bolt-nano", *asked).stdout.splitlines()[1].split()[-3:]
     assert len(set(cells)) == 3
-    low = run("forecast", "bolt-nano", "--data", written(tmp_path, load=waves), *asked[2:]).stdout
-    assert all(len(cell.replace(".", "").replace("-", "")) <= 5 for cell in low.splitlines()[1].split()[-3:])
-
-
-@pytest.mark.parametrize(("given", "saving"), [(["--keep", "0.5"], "--keep 0.49"), (["--rank", "64"], "--rank 63")])
-def test_a_share_that_saves_nothing_is_refused_before_anything_is_measured(
-    given: list[str], saving: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("tsfm_lens.compress.compressed", lambda *_, **__: pytest.fail("it was computed first"))
-    result = run("compress", "bolt-nano", *CO2, *given, "--method", "weighted", "--out", tmp_path / "small")
-    assert result.exit_code == 1
-    assert f"{saving} is the first that saves" in result.stderr
 
 
 def test_a_forecast_of_the_end_of_each_series_has_its_truth_beside_it(tmp_path: Path) -> None:

@@ -52,17 +52,6 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, 
     assert ("change of the error without it" in page) == (ahead == 0)
 
 
-def test_a_horizon_that_leaves_no_context_is_refused_where_the_end_is_held_out_by_rule(tmp_path: Path) -> None:
-    data = sheet(tmp_path / "load.csv", ahead=0)
-    done = run("chronos2-nano", "--data", data, *OPTIONS, "--horizon", str(HOURS), "--out", str(tmp_path / "page"))
-    assert done.exit_code == 1
-    said = " ".join(done.output.split())
-    assert (
-        f"its last {HOURS} steps would be held out, and 'A/load' has {HOURS} in all; give --horizon {HOURS // 2}"
-        in said
-    )
-
-
 def test_without_covariates_their_section_is_left_out_and_said_to_be(tmp_path: Path) -> None:
     """And so is the part of a series that the model does not read."""
     words = ["--data", "bundled:nile", "--horizon", "8", "--sections", "forecast,covariate_use"]

@@ -139,9 +139,8 @@ def test_gluonts_files_are_what_gluonts_reads(tmp_path: Path, name: str, variate
 def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = write_lines(tmp_path / "good.json", entries(numbers((2, 20))))
     monkeypatch.chdir(tmp_path)
-    for name in ("both/train", "both/test", "hf", "none"):
+    for name in ("both/train", "both/test", "none"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "hf" / "state.json").write_text("{}")
     (tmp_path / "data.csv").write_text("a,b\n")
     (tmp_path / "text.json").write_text("[1\n")
     whole = pa.BufferOutputStream()
@@ -157,7 +156,6 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     for name, message in {
         "nowhere": "no file or folder 'nowhere'",
         "both": "holds test and train; give the folder of one",
-        "hf": "source: folder",
         "data.csv": "gluonts reads no data.csv: expected .json",
         "text.json": "text.json is no dataset of gluonts: line 1 is no JSON",
         "cut.arrow": "cut.arrow is no dataset",
@@ -166,7 +164,7 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "twice.json": "twice.json: .*'i0' more than once",
         "mixed.json": "mixed.json is no dataset of gluonts: it has targets with 1 and with more axes",
         "list.json": r"list.json holds \[1, 2\]",
-        "none": "'none' holds no file",
+        "none": "has no window",
         "cut.json.gz": "cut.json.gz is no dataset",
     }.items():
         expect_error(message, sets, gluonts(Path(name)))

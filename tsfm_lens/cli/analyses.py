@@ -102,7 +102,7 @@ def forecast(
 
         write_data(to_csv(frame))
         return
-    show_rows(list(frame.columns), frame.to_numpy().tolist(), spread=True)
+    show_rows(list(frame.columns), frame.to_numpy().tolist(), digits=6)
 
 
 @app.command()
@@ -253,10 +253,8 @@ def explain(
     explanation.refuse_unknown(method or None, reference)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
-    series, horizon = request.series(), request.horizon
+    series = request.series()
     ends = _ends_early(series) if holdout is None else holdout
-    if ends and holdout is None:
-        _refuse_to_hold_out(series, horizon)
     with progress_display() as bar:
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
@@ -290,15 +288,3 @@ def _ends_early(series: SeriesBatch) -> bool:
             "name it with --past, give its future, or hold out the end of every target with --holdout"
         )
     return bool(short)
-
-
-def _refuse_to_hold_out(series: SeriesBatch, horizon: int | None) -> None:
-    """Refuse a horizon that leaves no context where no truth was asked for."""
-    shortest = min(series.lengths)
-    if horizon is not None and horizon >= shortest:
-        name = series.ids[series.lengths.index(shortest)]
-        raise InputError(
-            f"no covariate is known beyond the target, so that its last {horizon} steps would be held out, and "
-            f"{name!r} has {shortest} in all; give --horizon {max(1, shortest // 2)} or shorter, or rows with the "
-            "covariates' future and an empty target"
-        )

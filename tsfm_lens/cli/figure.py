@@ -105,7 +105,7 @@ def _list(as_json: bool) -> None:
         echo(json.dumps(records))
         return
     # what computes each is in --json: beside it a line would be 350 characters long
-    show_rows(["figure", "what it shows"], [[entry.name, entry.title] for entry in entries], lists=True)
+    show_rows(["figure", "what it shows"], [[entry.name, entry.title] for entry in entries])
     echo(
         "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep: `tsfm-lens reproduce S3-F10`, then "
         "`tsfm-lens sweep report S3-F10.store`."

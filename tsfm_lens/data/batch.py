@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -379,19 +379,6 @@ def season_of(freq: str | None) -> int:
     return 1 if rest else season
 
 
-def refuse_gaps(future: np.ndarray, name: str, place: Callable[[int], str] | None = None) -> None:
-    """Refuse a known future (step,) that has gaps; ``place`` returns the user's name of a step."""
-    gaps = np.flatnonzero(~np.isfinite(future))
-    if not len(gaps):
-        return
-    first = int(gaps[0])
-    where = "" if place is None else f"{place(first)}, "
-    raise InputError(
-        f"the future of known covariate {name!r} has no number at {where}step {first + 1} of {len(future)} after the "
-        "context; fill the gap, or give it as a past covariate"
-    )
-
-
 def _read_only_future(future: object, name: str) -> np.ndarray | None:
     """Copy a covariate's known future as a read-only array; it is a row of finite numbers."""
     if future is None:
@@ -399,7 +386,12 @@ def _read_only_future(future: object, name: str) -> np.ndarray | None:
     values = to_floats(future, f"the future of {name!r}")
     if values.ndim != 1:
         raise InputError(f"the future of {name!r} has shape {values.shape}, expected one axis: time")
-    refuse_gaps(values, name)
+    gaps = np.flatnonzero(~np.isfinite(values))
+    if len(gaps):
+        raise InputError(
+            f"the future of known covariate {name!r} has no number at step {gaps[0] + 1} of {len(values)} after the "
+            "context; fill the gap, or give it as a past covariate"
+        )
     values.flags.writeable = False
     return values
 

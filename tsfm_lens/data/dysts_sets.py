@@ -16,7 +16,6 @@ import numpy as np
 
 from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows
 from tsfm_lens.data.files import local_path
-from tsfm_lens.data.stored import arrow_rows
 from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
@@ -64,8 +63,8 @@ def dysts_sets(
         seed: of these points.
         integrator: "LSODA" (tolerance 1e-8), or "DOP853" (1e-9), which takes several times as long.
         multivariate: whether the coordinates are variates of one item; by default each is a series of its own.
-        path: read trajectories there instead: one of the package's ``….json.gz`` files, or a folder of gluonts arrow
-            files per system. ``points`` to ``integrator`` are then without effect.
+        path: read trajectories there instead, one of the package's ``….json.gz`` files; ``points`` to ``integrator``
+            are then without effect.
 
     Raises:
         MissingExtraError: dysts is not installed.
@@ -155,13 +154,6 @@ def _integrate(
 
 def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
     """Open the stored trajectories of each system, as iterators by name."""
-    if path.is_dir():
-        folders = sorted({file.parent for file in path.glob("*/*.arrow")})
-        if not folders:
-            raise InputError(f"{str(path)!r} has no folder with .arrow files in it, one per system")
-        return {folder.name: _arrow_paths(folder) for folder in folders}
-    if not path.is_file():
-        raise InputError(f"there is no file or folder {str(path)!r}")
     try:
         with gzip.open(path, "rt", encoding="utf-8") as handle:
             content = json.load(handle)
@@ -170,15 +162,6 @@ def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
         return {name: iter([np.atleast_2d(array.T)]) for name, array in arrays.items()}
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise InputError(f"{path} is no file of dysts' trajectories, a .json.gz by system: {error!r}") from error
-
-
-def _arrow_paths(folder: Path) -> Iterator[np.ndarray]:
-    # 2_… before 10_…
-    for file in sorted(folder.glob("*.arrow"), key=lambda file: (len(file.name), file.name)):
-        try:
-            yield from (np.atleast_2d(np.asarray(row["target"], dtype=np.float64)) for row in arrow_rows(file))
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{file} is no gluonts arrow file: {error}") from error
 
 
 def _dysts(module: str) -> ModuleType:

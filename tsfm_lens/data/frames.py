@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, refuse_gaps
+from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, times_of
 from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, to_floats, without_arrow
@@ -93,7 +93,7 @@ def from_frame(
         grid = None if grids is None else grids[place]
         for item in items:
             name = group if len(items) == 1 and (grouped or group) else "/".join(filter(None, (group, str(item[0]))))
-            for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates, frame.index):
+            for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates):
                 row |= {} if grouped else {"ids": name, "variates": ""}
                 series.append(row | {"groups": name, "starts": None if grid is None else grid.start})
     return batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes))
@@ -105,7 +105,6 @@ def _item_rows(
     grid: Grid | None,
     targets: Sequence[tuple[Hashable, np.ndarray]],
     covariates: Mapping[Hashable, tuple[str, np.ndarray, tuple[str, ...] | None]],
-    labels: pd.Index,
 ) -> list[dict[str, Any]]:
     """Return the series of one item as fields of a batch: its targets, then its covariates."""
     members: list[tuple[Any, ...]] = [(column, "target", values, None) for column, values in targets]
@@ -118,15 +117,6 @@ def _item_rows(
             raise InputError(f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r} has no value")
         end = int(present[-1]) + 1
 
-    def step_label(step: int) -> str:
-        if grid is None:
-            return f"row {labels[rows[end + step]]}"
-        at = np.flatnonzero(grid.places == end + step)
-        row = f"row {labels[rows[grid.order[at[0]]]]}" if len(at) else "no row has it"
-        if grid.start is None or grid.freq is None:
-            return row
-        return f"{pd.date_range(grid.start, periods=end + step + 1, freq=grid.freq)[-1]} ({row})"
-
     out = []
     for (column, role, _, categories), values in zip(members, series, strict=True):
         future = None
@@ -134,7 +124,6 @@ def _item_rows(
             finite = np.flatnonzero(np.isfinite(values[end:]))
             # a gap before the missing values at the end stays, to be refused
             future = values[end:][: finite[-1] + 1 if len(finite) else 0]
-            refuse_gaps(future, f"{name}/{column}", step_label)
         row = {"values": values[:end], "ids": f"{name}/{column}", "variates": str(column)}
         out.append(row | {"roles": role, "futures": future, "categories": categories})
     return out
@@ -270,9 +259,7 @@ def _is_time(index: pd.Index) -> bool:
 def _levels(index: Any, names: list[str], id_column: str | None, time_column: str | None) -> tuple[str, str]:
     """Tell the levels of ids and timestamps."""
     dated = [name for name, level in zip(names, index.levels, strict=True) if holds_dates(level.dtype)]
-    contrary = find(dated, ID_COLUMNS) is not None or find(names, TIME_COLUMNS) not in (None, *dated)
-    if time_column is None and not (len(dated) == 1 and contrary):
-        time_column = dated[0] if len(dated) == 1 else find(names, TIME_COLUMNS)
+    time_column = time_column or find(names, TIME_COLUMNS) or (dated[0] if len(dated) == 1 else None)
     others = [name for name in names if name != time_column]
     if id_column is None:
         id_column = others[0] if len(others) == 1 else find(others, ID_COLUMNS)

@@ -470,9 +470,4 @@ def _notes(record: SavedPlan, is_finished: pd.Series, n_unused: int, gaps: list[
         what = "a cell" if n_unused == 1 else f"{n_unused} cells"
         notes.append(f"The store holds {what} of other configurations, which is not used here.")
     notes += [f"{dataset['name']}: {note}" for dataset in about["datasets"] for note in dataset["notes"]]
-    heavy = record.entries[record.entries["family"].isin(["recipes", "random"])]
-    for (model, recipe), entries in heavy.groupby(["model", "recipe"], sort=False):
-        # where all random choices are the selected heads, there is nothing to compare
-        if (entries["family"] == "random").any() and entries["variant"].nunique() == 1:
-            notes.append(f"{model}: {recipe} takes all heads of its layers, so that no random choice differs from it.")
     return notes

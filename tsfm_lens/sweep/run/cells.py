@@ -98,11 +98,13 @@ class CellGroup:
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
-    """Windows that the groups of one chunk share, and those on which "mean" and "resample" are recorded."""
+class ChunkPlace:
+    """Chunk where all variants of a model run, and the windows on which "mean" and "resample" are recorded."""
 
-    chunk: ChunkSource | Chunk
-    reference: ChunkSource | Chunk | None = None
+    number: int
+    look: int
+    chunk: ChunkSource
+    reference: ChunkSource | None = None
 
 
 def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
@@ -162,7 +164,7 @@ def shown_steps(lens: Lens, config: ModelConfig) -> int:
     return longest if config.context_length is None else min(longest, config.context_length)
 
 
-def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]) -> pa.Table:
+def run_cells(lens: Lens, group: CellGroup, shared: ChunkPlace, cells: Sequence[str]) -> pa.Table:
     """Forecast and score the cells of a group, ``cells`` by key, with the plain model beside them."""
     chunk = shared.chunk.load()
     horizon, reference = chunk.truth.shape[1], None
@@ -219,7 +221,7 @@ class CellWorker:
         self._open_model = lru_cache(maxsize=1)(lambda config: open_model(config, device))
 
     def __call__(self, task: GroupTask) -> pa.Table:
-        """Compute the rows of a task whose payload is a :class:`CellGroup` and whose data is :class:`Shared`."""
+        """Compute the rows of a task whose payload is a :class:`CellGroup` and whose data is :class:`ChunkPlace`."""
         group: CellGroup = task.payload
         lens = self._lenses.get(group.model.title) or self._open_model(group.model)
         return run_cells(lens, group, task.data, task.cells)
@@ -280,17 +282,6 @@ class Cell:
     series: int
 
 
-@dataclass(frozen=True, eq=False)
-class ChunkPlace:
-    """A chunk of windows, where all variants of a model run; what its groups share is one object, to be sent once."""
-
-    number: int
-    look: int
-    chunk: ChunkSource
-    reference: ChunkSource | None
-    shared: Shared
-
-
 def specs_of(entries: Iterable[PlanEntry]) -> list[VariantSpec]:
     """Return the variants of some entries, each once."""
     return list({entry.spec.id: entry.spec for entry in entries}.values())
@@ -311,8 +302,8 @@ class ModelCells:
             references[dataset.name] = ChunkSource(subset, range(len(subset)), context_length, apart)
         self.places = []
         for number, (dataset, look, indices) in enumerate(parts_of(config, sets)):
-            chunk, reference = ChunkSource(dataset, indices, context_length, apart), references.get(dataset.name)
-            self.places.append(ChunkPlace(number, look, chunk, reference, Shared(chunk, reference)))
+            chunk = ChunkSource(dataset, indices, context_length, apart)
+            self.places.append(ChunkPlace(number, look, chunk, references.get(dataset.name)))
         self._parameters = float(sum(parameter.numel() for parameter in lens.parameters()))
         self.cost = sum(self._work(place) for place in self.places)
         self._cache: dict[tuple[str, int], Cell] = {}
@@ -334,7 +325,7 @@ class ModelCells:
                 # the plain model runs beside every group
                 cost = self._work(place) * (len(block) + 1)
                 label = f"{self.model.title} on {place.chunk.dataset}, chunk {place.number}, {len(block)} variants"
-                tasks.append(GroupTask(tuple(cell.key for _, cell in block), group, place.shared, cost, label))
+                tasks.append(GroupTask(tuple(cell.key for _, cell in block), group, place, cost, label))
         return tasks
 
     def _work(self, place: ChunkPlace) -> float:
