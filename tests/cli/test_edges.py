@@ -157,15 +157,6 @@ def test_a_full_device_is_told_in_a_line(args: tuple[str, ...], monkeypatch: pyt
         assert ended(monkeypatch, full, *args) == (1, "error: No space left on device\n")
 
 
-@FULL
-def test_a_full_device_is_told_once_when_the_process_ends(tmp_path: Path) -> None:
-    script = "import sys; from tsfm_lens.console import standard_streams\nwith standard_streams(): print('a')"
-    with Path("/dev/full").open("w") as full:
-        command = [sys.executable, "-c", script]
-        said = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert (said.returncode, said.stderr) == (1, "error: No space left on device\n")
-
-
 @pytest.mark.parametrize("args", SHORT, ids=" ".join)
 def test_nothing_is_said_when_nobody_reads_on(args: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     reader, writer = os.pipe()
@@ -179,19 +170,3 @@ def test_what_an_encoding_cannot_hold_is_escaped(args: tuple[str, ...], monkeypa
     plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     assert ended(monkeypatch, plain, *args) == (0, "")
     assert plain.buffer.getvalue()  # type: ignore[attr-defined]
-
-
-def test_data_that_an_encoding_cannot_hold_is_refused(
-    waves: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = written(tmp_path, wärme=waves)
-    plain = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    code, said = ended(monkeypatch, plain, "forecast", "bolt-nano", "--data", str(file), "--horizon", "2", "--csv")
-    assert code == 1
-    assert "stdout is ascii, which cannot hold '\\xe4'; PYTHONIOENCODING=utf-8 makes it UTF-8" in said
-    assert plain.buffer.getvalue() == b""  # type: ignore[attr-defined]
-
-
-def test_a_closed_stdout_is_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    for args in (*SHORT, ("forecast", "bolt-nano", *CO2, "--csv")):
-        assert ended(monkeypatch, None, *args) == (0, ""), args

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -70,30 +67,7 @@ def test_systems_are_chosen_by_name() -> None:
     assert [each.name for each in found] == ["dysts/Aizawa", "dysts/Lorenz84"]
     expect_error(r"no dysts system 'Lorentz'\. Closest: Lorenz", dysts_sets, "Lorentz")
     expect_error("Closest: DOP853", dysts_sets, "Lorenz", integrator="DOP85")
-    expect_error("points is 1", dysts_sets, "Lorenz", points=1)
     expect_error(r"'ic0\.0' has 30 steps", dysts_sets, "Lorenz", **{**FAST, "points": 30, "horizon": 30})
-
-
-def test_published_files_are_read(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    paths = {"Lorenz": rng.normal(size=(60, 3)), "Rossler": rng.normal(size=(60, 3))}
-    flat = {name: {"time": list(range(60)), "values": path[:, 0].tolist()} for name, path in paths.items()}
-    wide = {name: {"time": list(range(60)), "values": path.tolist()} for name, path in paths.items()}
-    for name, content in (("uni", flat), ("multi", wide)):
-        with gzip.open(tmp_path / f"{name}.json.gz", "wt") as handle:
-            json.dump(content, handle)
-    (found,) = dysts_sets("Ros*", 10, path=tmp_path / "uni.json.gz")
-    np.testing.assert_array_equal(whole(found, "ic0.0")[0], paths["Rossler"][:, 0])
-    first, second = dysts_sets(horizon=10, multivariate=True, path=tmp_path / "multi.json.gz")
-    assert (first.name, second.name) == ("dysts/Lorenz", "dysts/Rossler")
-    np.testing.assert_array_equal(whole(first, "ic0"), paths["Lorenz"].T)
-    expect_error("Closest: Lorenz, Rossler", dysts_sets, "Aizawa", 10, path=tmp_path / "uni.json.gz")
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "x.json.gz").write_text("{}")
-    for path in (tmp_path / "x.json.gz", tmp_path / "none", tmp_path):
-        expect_error("is no file of dysts' trajectories", dysts_sets, "*", path=path)
 
 
 def test_without_dysts_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

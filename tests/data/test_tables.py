@@ -65,12 +65,6 @@ def test_a_long_table_is_read_as_the_pandas_frame(name: str) -> None:
     assert content(batch)[1] == [[0.1, None], [1.0, None], [1234567.891, 2.0], [3.0, 2.0**53]]
 
 
-def test_the_future_may_be_a_table_of_another_library() -> None:
-    batch = as_series(pa.table({"target": [1.0, 2.0], "x": [1, 2]}), future=pd.DataFrame({"x": [3]}), known=["x"])
-    assert batch.futures[1] is not None
-    assert batch.futures[1].tolist() == [3.0]
-
-
 @pytest.mark.parametrize(
     "column",
     [
@@ -165,16 +159,6 @@ def test_ids_that_are_no_text_are_refused(ids: list[Any], message: str) -> None:
     expect_error(message, from_frame, pd.DataFrame({"id": pd.Series(ids, dtype=object), "target": [1.0, 2.0]}))
 
 
-def test_numbers_are_the_nearest_doubles(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).random(200)
-    texts = [f"{value:.25f}" for value in values]
-    decimals = pa.array([Decimal(text) for text in texts])
-    pq.write_table(pa.table({"target": decimals}), tmp_path / "a.parquet")
-    expected = [float(text) for text in texts]
-    for data in (tmp_path / "a.parquet", pa.table({"target": decimals}), pd.DataFrame({"target": texts})):
-        assert as_series(data).values[0].tolist() == expected
-
-
 HOURS = np.array([1, 2, 3], dtype="timedelta64[h]")
 REFUSED = {
     "durations": (HOURS, "expected real numbers"),
@@ -229,13 +213,6 @@ def test_values_of_entries_that_are_no_numbers_are_refused(name: str, role: str)
     expect_error("not a regular array" if name in ("ragged", "rows") else message, as_series, entry(values, role))
 
 
-@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"ragged", "rows"}))
-@pytest.mark.parametrize("role", ["targets", "past", "known"])
-def test_values_of_columns_that_are_no_numbers_are_refused(name: str, role: str) -> None:
-    values, message = REFUSED[name]
-    expect_error(message, as_series, pd.DataFrame({"target": [1.0, 2.0, 3.0], "x": values}), **{role: ["x"]})
-
-
 def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
     for values in (["a", None, "b"], ["a", np.ma.masked, "b"], pa.array(["a", None, "b"])):
         batch = as_series(entry(values, "covariate"))
@@ -266,19 +243,6 @@ def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
 )
 def test_fields_of_entries_are_checked(fields: dict[str, Any], message: str) -> None:
     expect_error(message, as_series, [{"target": [1.0, 2.0], **fields}])
-
-
-STARTS = [
-    *("hello", "now", "", "5", "01/02/2020", "2900-01-01", [1, 2], {"a": 1}, 2020, 5.0, True, float("nan")),
-    *(pd.Period("2900", "Y"), pd.Period("1600", "Y"), np.datetime64("2900"), dt.datetime(1600, 1, 1)),
-]
-
-
-@pytest.mark.parametrize("start", STARTS, ids=repr)
-def test_a_start_that_is_no_date_is_refused(start: Any) -> None:
-    with pytest.raises(InputError, match=r"start=.* of 'a' is no timestamp such as"):
-        as_series([{"target": [1.0, 2.0], "item_id": "a", "start": start}])
-    expect_error(r"start=.* is no timestamp such as", as_series, [1.0, 2.0], start=start)
 
 
 @pytest.mark.parametrize(

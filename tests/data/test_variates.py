@@ -318,7 +318,7 @@ def test_entries_of_other_libraries_are_understood() -> None:
     ("change", "complaint"),
     [
         ({"known": ["temperature"], "past": ["temperature"]}, "named twice, as past and as known"),
-        ({"known": ["temperature", "temperature"]}, "named twice, leave one out"),
+        ({"known": ["temperature", "temperature"]}, "named twice, as known and as known"),
         ({"known": ["load"]}, "load"),
         ({"known": ["ts"]}, "ids or timestamps"),
         ({"known": ["temprature"]}, "temperature"),

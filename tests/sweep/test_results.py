@@ -138,7 +138,7 @@ def test_an_unfinished_sweep_shows_the_variants_that_are_whole(
     gone = plan[plan["family"] == "layers"]["variant"].iloc[0]
     missing = cells[(cells["variant"] == gone) & (cells["dataset"] == "bundled/elnino")]["key"]
     found = gather(without(folder, tmp_path / "store", missing))
-    assert any(f"of {len(cells)} cells planned so far 1 is missing" in note for note in found.notes)
+    assert any(f"of {len(cells)} cells planned so far 1 are missing" in note for note in found.notes)
     assert len(gathered.results["effects"]) - len(found.results["effects"]) == 1
 
 

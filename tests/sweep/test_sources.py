@@ -150,7 +150,6 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write_lines(tmp_path / "bare.json", [{"target": [1.0, 2.0]}])
     write_lines(tmp_path / "word.json", [{"start": "2020", "target": [1.0, "x"]}])
     write_lines(tmp_path / "twice.json", entries(numbers((1, 20))) * 2)
-    write_lines(tmp_path / "mixed.json", entries(numbers((1, 20))) + entries(numbers((1, 2, 20))))
     (tmp_path / "list.json").write_text("[1, 2]\n")
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(good.read_bytes())[:-20])
     for name, message in {
@@ -162,7 +161,6 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "bare.json": "bare.json holds entries with target, expected 'start' and 'target'",
         "word.json": "word.json is no dataset of gluonts: .*'x'",
         "twice.json": "twice.json: .*'i0' more than once",
-        "mixed.json": "mixed.json is no dataset of gluonts: it has targets with 1 and with more axes",
         "list.json": r"list.json holds \[1, 2\]",
         "none": "has no window",
         "cut.json.gz": "cut.json.gz is no dataset",

@@ -27,10 +27,9 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, checked_kinds, forecasts, read_data
 from tsfm_lens.console import echo
-from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
-    from tsfm_lens.data import SeriesBatch
+    pass
 
 
 @app.command()
@@ -254,7 +253,9 @@ def explain(
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
     series = request.series()
-    ends = _ends_early(series) if holdout is None else holdout
+    # where known covariates end with the target, its end must be held out
+    ahead = [len(future) for future in series.futures if future is not None]
+    ends = bool(ahead) and not any(ahead) if holdout is None else holdout
     with progress_display() as bar:
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
@@ -265,9 +266,6 @@ def explain(
         explanation.explain(
             run, out, sections=kinds, **options, sources=request.data, progress=progress, left_out=missing
         )
-    context, available = max(run.batch.lengths), max(series.lengths) - (run.horizon if ends else 0)
-    if context < available:
-        echo(f"note: {model} reads the last {context} of {available} steps", err=True)
     items = list(dict.fromkeys(series.groups))
     if not item and len(items) > 1:
         others = ", ".join(items[1:_MOST_NAMES]) + (", …" if len(items) > _MOST_NAMES else "")
@@ -275,16 +273,3 @@ def explain(
     if ends and holdout is None:
         echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
     show_page(out / "index.html", missing, request.as_json)
-
-
-def _ends_early(series: SeriesBatch) -> bool:
-    """Return True if known covariates end with the target, so that its end must be held out."""
-    ahead = {name: len(future) for name, future in zip(series.ids, series.futures, strict=True) if future is not None}
-    short = [name for name, steps in ahead.items() if not steps]
-    if short and len(short) < len(ahead):
-        name, steps = max(ahead.items(), key=lambda each: each[1])
-        raise InputError(
-            f"{short[0]!r} is named with --known and ends with its target, and {name!r} goes on for {steps} steps; "
-            "name it with --past, give its future, or hold out the end of every target with --holdout"
-        )
-    return bool(short)

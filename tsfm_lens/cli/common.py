@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -17,7 +18,7 @@ from typer.core import TyperGroup
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.reading import in_option_words
 from tsfm_lens.console import console, echo, progress, visible
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.errors import LensError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,6 +42,7 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine;
 
 _PIPED_WIDTH = 1000
 _SECONDS_A_LINE = 30.0
+progress_display = partial(progress, width=28)
 
 
 class _Commands(TyperGroup):
@@ -104,13 +106,6 @@ def write_data(text: str) -> None:
     if out.isatty():
         out.write(visible(text, keep="\n\t"))
     else:
-        try:
-            text.encode(out.encoding or "utf-8")
-        except UnicodeEncodeError as error:
-            sign = error.object[error.start]
-            raise InputError(
-                f"stdout is {error.encoding}, which cannot hold {sign!a}; PYTHONIOENCODING=utf-8 makes it UTF-8"
-            ) from None
         out.write(text)
     out.flush()
 
@@ -144,11 +139,6 @@ def show_page(page: Path, left_out: Mapping[str, str], as_json: bool) -> None:
     for section, reason in left_out.items():
         echo(f"left out: {section}: {in_option_words(reason)}", err=True)
     echo(str(page))
-
-
-def progress_display() -> Any:
-    """Return a display on stderr, which leaves stdout alone; a context manager."""
-    return progress(width=28)
 
 
 @contextmanager

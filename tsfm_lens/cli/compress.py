@@ -27,11 +27,11 @@ KEEPS = (0.1, 0.25, 0.5, 0.75)
 @forecasts(holdout=None)
 def compress(
     model: Model,
-    keep: Annotated[float | None, typer.Option(help="Share that is kept, such as 0.25; see --of.")] = None,
+    keep: Annotated[float | None, typer.Option(min=0, max=1, help="Share that is kept, such as 0.25.")] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Keep the directions above this share of a matrix's largest.")
+        float | None, typer.Option(min=0, max=1, help="Keep the directions above this share of a matrix's largest.")
     ] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank of every matrix, or with --by-head of every head.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank of every matrix, or with --by-head head.")] = None,
     without: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,11 +82,6 @@ def compress(
     for file in (out, figure):
         if file is not None:
             refuse_unwritable(file.parent)
-    for name, share in (("--keep", keep), ("--epsilon", epsilon)):
-        if share is not None and not 0 < share <= 1:
-            raise typer.BadParameter(f"{share} is no share; expected above 0, at most 1", param_hint=name)
-    if rank is not None and rank < 1:
-        raise typer.BadParameter(f"{rank} is no rank; expected 1 or more", param_hint="--rank")
     check_sampling(model, request.samples)
     series = request.series()
     with progress_display() as bar:

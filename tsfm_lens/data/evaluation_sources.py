@@ -132,8 +132,6 @@ def gluonts_file(
     place = local_path(path)
     parse_frequency(freq)
     entries = [entry for file in _gluonts_files(place) for entry in gluonts_rows(file)]
-    if len({entry["target"].ndim for entry in entries}) > 1:
-        raise InputError(f"{path} is no dataset of gluonts: it has targets with 1 and with more axes")
     options: dict[str, Any] = {"freq": freq, "seasonality": seasonality, "domain": domain}
     name, source = name or place.name.split(".")[0], f"gluonts dataset {place.name}"
     try:

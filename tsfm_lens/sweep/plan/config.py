@@ -52,7 +52,6 @@ class Heads(Strict):
     """Every head by itself; ``paired`` takes self- and cross-attention heads of one index together."""
 
     paired: bool = False
-    kind: str | None = None
 
 
 class HeadsPerLayer(Strict):

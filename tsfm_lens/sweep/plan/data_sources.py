@@ -129,7 +129,6 @@ class Dysts(_Cut):
 
     source: Literal["dysts"]
     systems: Texts = ("*",)
-    path: str | None = None
     horizon: int = Field(default=512, ge=1)
     points: int = Field(default=4096, ge=2)
     periods: float = Field(default=40, gt=0)

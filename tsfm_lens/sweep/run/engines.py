@@ -115,7 +115,10 @@ class _Queue:
                 outcome = run_group(self.store, task, worker.compute)
             except BrokenExecutor as error:
                 started = False
-                outcome = self._lost(task, error)
+                self._losses[task.key] += 1
+                why = f"its worker died {self._losses[task.key]} times, often for want of memory: {error}"
+                lost = self._losses[task.key] > self.retries
+                outcome = GroupDone(task, "failed", error=why) if lost else None
             else:
                 if outcome is None:
                     # once all others were tried
@@ -138,13 +141,6 @@ class _Queue:
                 if not left or not isinstance(error, BrokenExecutor):
                     raise SweepFailedError(f"a worker of the sweep cannot start: {error_line(error)}") from error
         return False
-
-    def _lost(self, task: GroupTask, error: BaseException) -> GroupDone | None:
-        """Count the loss of a group whose worker died, and give it up after so many."""
-        self._losses[task.key] += 1
-        times = self._losses[task.key]
-        why = f"its worker died {times} times, often for want of memory: {error}"
-        return None if times <= self.retries else GroupDone(task, "failed", error=why)
 
 
 def _processes(make_worker: MakeWorker, common: Any, workers: int, devices: Sequence[str]) -> list[Worker]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from math import ceil
 from threading import Lock
 from typing import Any
 
@@ -17,10 +17,6 @@ import pyarrow as pa
 
 from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
 from tsfm_lens.sweep.run.tasks import GroupTask, MakeWorker, Worker, cores
-
-_LOG = logging.getLogger(__name__)
-_ANSWER_SECONDS = 5.0
-_PATIENCE_SECONDS = 60.0
 
 
 def ray_workers(
@@ -38,7 +34,8 @@ def ray_workers(
     gpu = any(device.startswith("cuda") for device in devices)
     nodes = [node["Resources"].get("GPU" if gpu else "CPU", 0.0) for node in _ray().nodes() if node["Alive"]]
     count = min(workers or max(1, int(sum(nodes))), most)
-    threads = 1 if gpu else share(nodes, count)
+    useful = [node for node in nodes if node >= 1] or [1.0]
+    threads = 1 if gpu else max(1, int(min(useful)) // ceil(count / len(useful)))
     # inside an actor, the GPU that Ray gave it is the only one that it sees
     device = "cuda" if gpu else (devices[0] if devices else None)
     actor = _ray().remote(num_cpus=threads, num_gpus=int(gpu))(_RemoteWorker)
@@ -93,10 +90,7 @@ class _Actor(Worker):
     def start(self) -> None:
         self.stop()
         self._actor = self._class.remote(*self._arguments)
-        started = self._actor.start.remote()
-        if not _ray().wait([started], timeout=_PATIENCE_SECONDS)[0]:
-            _LOG.warning("a worker has found no place yet; `ray status` says what is missing")
-        _answer(started)
+        _answer(self._actor.start.remote())
 
     def compute(self, task: GroupTask) -> pa.Table:
         return _answer(self._actor.compute.remote(replace(task, data=None), self._memory.put(task.data)))
@@ -135,8 +129,6 @@ def connect(address: str | None = None) -> bool:
     address = address or os.environ.get("RAY_ADDRESS") or None
     local = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
     own = address in (None, "local")
-    if not own:
-        _ping(str(address))
     try:
         ray.init(**(local if own else {"address": address}), logging_level=logging.ERROR, log_to_driver=False)
     except Exception as error:
@@ -147,27 +139,3 @@ def connect(address: str | None = None) -> bool:
         start = "Start one with: ray start --head --port=6379"
         raise InputError(f"no Ray cluster answers at {address!r}: {error}. {start}") from error
     return True
-
-
-def _ping(address: str) -> None:
-    """Refuse an address where nobody listens; Ray itself waits there for minutes."""
-    if address == "auto":
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(f"the address of a Ray cluster is auto, host:port or ray://host:port, not {address!r}")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
-    except OSError as error:
-        raise InputError(
-            f"no Ray cluster answers at {address!r} ({error}). Is it running, and is this the port of "
-            "`ray start --head` (6379 by default)?"
-        ) from error
-
-
-def share(nodes: Sequence[float], workers: int) -> int:
-    """Share the CPUs among the workers: the most that each can have so that all find a place, and at least one."""
-    for cpus in range(int(max(nodes, default=1)), 1, -1):
-        if sum(int(node // cpus) for node in nodes) >= workers:
-            return cpus
-    return 1

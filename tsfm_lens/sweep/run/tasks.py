@@ -24,7 +24,6 @@ class GroupTask:
     cells: tuple[str, ...]
     payload: Any = None
     data: Any = None
-    cost: float = 1.0
     label: str = ""
 
     @cached_property
