@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 import documented
 from tsfm_lens import registry
 from tsfm_lens.cli import app
+from tsfm_lens.figures.named import figures
 
 DOCS = Path(__file__).parent.parent / "docs"
 FOLDERS = ("coming-from", "concepts", "howto", "start")
@@ -84,7 +85,7 @@ PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md
 @pytest.fixture(autouse=True)
 def measurements_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page may declare a measurement of its own, which other tests do not know."""
-    registry.measurements()
+    figures()
     monkeypatch.setattr(registry, "_MEASUREMENTS", dict(registry._MEASUREMENTS))
     monkeypatch.setattr(registry, "_PROBES", dict(registry._PROBES))
 

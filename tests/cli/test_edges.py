@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -85,15 +84,6 @@ def test_a_forecast_behind_missing_values_says_so(waves: np.ndarray, tmp_path: P
     assert "'load' with 30" in result.stderr
     assert "price" not in result.stderr
     assert "note" not in result.stdout
-
-
-def test_a_wrong_frequency_has_one_message_and_no_warning(waves: np.ndarray, tmp_path: Path) -> None:
-    file = written(tmp_path, load=waves)
-    command = [sys.executable, "-m", "tsfm_lens", "forecast", "bolt-nano", "--data", str(file), "--freq", "bogus"]
-    said = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert said.returncode == 1
-    assert said.stderr.startswith("error: ")
-    assert "Warning" not in said.stderr
 
 
 def test_what_is_not_above_the_noise_is_marked_in_the_table_of_ablations(tmp_path: Path) -> None:

@@ -152,11 +152,6 @@ def test_headers_and_single_columns(reading: Any, text: str, options: dict, ids:
         np.testing.assert_array_equal(values, expected)
 
 
-def test_signs_and_encodings_that_are_none(reading: Any) -> None:
-    for option in ({"delimiter": "§"}, {"delimiter": "\0"}, {"encoding": "utf-8\0"}, {"decimal": "-"}):
-        expect_error(r"is no single sign|is unknown|is no decimal sign", reading, "id,y\na,1\na,2\n", **option)
-
-
 def test_text_that_tells_series_apart_is_never_left_out(reading: Any) -> None:
     text = "Shop name,sales\nNord,1\nSüd,2\nNord,3\nSüd,4\n"
     expect_error(r"rows differ in 'Shop name' \(text such as 'Nord'\).*id_column=…", reading, text)

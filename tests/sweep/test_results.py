@@ -188,12 +188,6 @@ def test_cells_of_other_configurations_are_counted_and_not_used(folder: Path, ga
         assert table.attrs == again.results[name].attrs
 
 
-def test_nothing_to_report_is_said(tmp_path: Path) -> None:
-    expect_error("no store", gather, tmp_path)
-    Store(tmp_path / "store")
-    expect_error("no sweep was planned", gather, tmp_path / "store")
-
-
 @pytest.mark.parametrize("search", ["bisection", "sequential"])
 def test_shorter_searches_find_what_the_scan_finds(search: str, tmp_path: Path) -> None:
     variants = {"heads_at": {"tolerance": 0.05, "orders": ["stable_rank:low"], "search": search, "layers": [0, 2]}}
