@@ -162,13 +162,13 @@ class _Process(Worker):
     """A worker process with its own model; a pool of one, so that it dies alone."""
 
     def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:
-        self._context, self._arguments = context, arguments
+        self._context, self._parts = context, arguments
 
     def start(self) -> None:
         self._data: Any = None
         self._executor = ProcessPoolExecutor(1, self._context, _begin)
         self._pid = self._executor.submit(os.getpid)
-        self._executor.submit(_make, *self._arguments).result()
+        self._executor.submit(_make, *self._parts).result()
 
     def compute(self, task: GroupTask) -> pa.Table:
         data = None if task.data is self._data else (task.data,)
