@@ -162,7 +162,7 @@ class _Process(Worker):
     """A worker process with its own model; a pool of one, so that it dies alone."""
 
     def __init__(self, context: Any, arguments: tuple[Any, ...]) -> None:
-        self._context, self._parts = context, arguments
+        self._context, self._parts, self._lock = context, arguments, threading.Lock()
 
     def start(self) -> None:
         self._data: Any = None
@@ -176,10 +176,12 @@ class _Process(Worker):
         return self._executor.submit(_compute, replace(task, data=None), data).result()
 
     def stop(self) -> None:
-        if hasattr(self, "_pid") and self._pid.done() and self._pid.exception() is None:
-            with suppress(OSError):
-                os.kill(self._pid.result(), signal.SIGKILL)
-            self._executor.shutdown(cancel_futures=True)
+        # the driver stops it, and the thread that waits for it
+        with self._lock:
+            if hasattr(self, "_pid") and self._pid.done() and self._pid.exception() is None:
+                with suppress(OSError):
+                    os.kill(self._pid.result(), signal.SIGKILL)
+                self._executor.shutdown(cancel_futures=True)
 
 
 _work: Any = None
