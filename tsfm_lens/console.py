@@ -1,8 +1,4 @@
-"""Output to the terminal: texts appear as they are, whatever brackets, colons or control characters they have.
-
-Rich reads ``[/b]`` as markup and ``:name:`` as an emoji; both are turned off here. Bold or red text is a
-``rich.text.Text`` or has a style. Control characters such as ESC, which a terminal obeys, are printed escaped.
-"""
+"""Output to the terminal: texts appear as they are, whatever brackets, colons or control characters they have."""
 
 from __future__ import annotations
 
@@ -58,12 +54,10 @@ def console(*, stderr: bool = False, width: int | None = None) -> Console:
 
 def progress(*, width: int = 0, eta: bool = False, after: str = "", hidden: bool = False) -> Progress:
     """Return a progress display on stderr, which leaves stdout alone: a description, a bar, counts, time."""
-    columns: list[Any] = [_PlainColumn(f"{{task.description:<{width}}}"), BarColumn(), MofNCompleteColumn()]
-    columns += [
-        TimeElapsedColumn(),
-        *([TimeRemainingColumn()] if eta else []),
-        *([_PlainColumn(after)] if after else []),
-    ]
+    description = _PlainColumn(f"{{task.description:<{width}}}")
+    columns: list[Any] = [description, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()]
+    columns += [TimeRemainingColumn()] if eta else []
+    columns += [_PlainColumn(after)] if after else []
     return Progress(*columns, console=console(stderr=True), disable=hidden)
 
 

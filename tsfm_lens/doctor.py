@@ -19,18 +19,8 @@ if TYPE_CHECKING:
     from tsfm_lens.testing import OracleResult
 
 _PACKAGES = (
-    "tsfm-lens-toolbox",
-    "torch",
-    "transformers",
-    "transformer-lens",
-    "chronos-forecasting",
-    "gluonts",
-    "huggingface-hub",
-    "safetensors",
-    "numpy",
-    "pandas",
-    "xarray",
-    "plotly",
+    *("tsfm-lens-toolbox", "torch", "transformers", "transformer-lens", "chronos-forecasting", "gluonts"),
+    *("huggingface-hub", "safetensors", "numpy", "pandas", "xarray", "plotly"),
 )
 _GET_BROWSER = (
     "none found; Debian and Ubuntu: apt install chromium; elsewhere: kaleido_get_chrome; or set BROWSER_PATH to one"

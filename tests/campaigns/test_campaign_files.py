@@ -7,7 +7,7 @@ import os
 import random
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,15 +128,3 @@ def test_generated_files(part: int, tmp_path: Path, capsys: pytest.CaptureFixtur
     cases = int(os.environ.get("TSFM_LENS_CASES", "10000"))
     with capsys.disabled():
         run(range(1000 + part * cases // PARTS, 1000 + (part + 1) * cases // PARTS), tmp_path)
-
-
-def test_the_check_sees_what_it_is_to_see(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text("id,ds,y\n01,2020-01-01,1.5\n01,2020-01-02,2\n01,2020-01-04,3\n")
-    batch = read_series(path, freq="D")
-    day = [datetime(2020, 1, number, tzinfo=UTC) for number in (1, 2, 4)]
-    right: dict[str, dict[Any, float | None]] = {"01": dict(zip(day, (1.5, 2.0, 3.0), strict=True))}
-    assert not disagreement(batch, right)
-    assert "ids" in disagreement(batch, {"1": right["01"]})
-    assert "instead of 2.5" in disagreement(batch, {"01": {**right["01"], day[1]: 2.5}})
-    assert "times" in disagreement(batch, {"01": {**right["01"], datetime(2020, 1, 9, tzinfo=UTC): 1.0}})

@@ -78,19 +78,6 @@ def test_ablate_reports_the_chosen_components_only(waves: str) -> None:
     assert_close(np.array(answer["data_vars"]["forecast"]["data"])[1], expected, depth=1000, dtype=np.float32)
 
 
-@pytest.mark.parametrize("command", ["ablate", "attribute", "forecast"])
-def test_tables_cut_no_name_when_piped(waves: str, command: str) -> None:
-    result = run(command, BOLT, "--data", waves, "--horizon", "4")
-    assert result.exit_code == 0, result.output
-    if command == "forecast":
-        assert "slow" in result.stdout
-    else:
-        named = [line.split()[0] for line in result.stdout.splitlines() if line.startswith("decoder.")]
-        assert named
-        assert set(named) <= {str(component) for component in tsfm_lens.load(BOLT).components()}
-    assert "…" not in result.stdout
-
-
 def test_hooks_lists_true_shapes(folder: str) -> None:
     result = run("hooks", folder, "--filter", "decoder_blocks.*.cross_attn.hook_pattern", "--json")
     assert result.exit_code == 0, result.output

@@ -12,12 +12,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from tsfm_lens import console
 from tsfm_lens.cli import app, common
-from tsfm_lens.cli.common import SweepDisplay, show_rows
-from tsfm_lens.cli.sweep import _show_outcome
-from tsfm_lens.sweep.run.sweeping import Outcome
-from tsfm_lens.testing import OracleResult, oracle_table
 
 NAMES = ("[/b]", "[/tmp/x]", "[cuda]", "[bold]x", "\\[red]", ":smile:", "[link=x]y")
 RUNNER = CliRunner()
@@ -109,27 +104,6 @@ def test_names_are_kept_and_control_characters_of_series_columns_and_files_are_s
         assert joined(words).lower() in joined(result.stderr).lower(), args
         output += result.output
     assert orders(output + json_text) == set()
-
-
-@pytest.mark.parametrize(("words", "shown"), [(NAMES[:-1], NAMES[:-1]), (CONTROLS[:-1], SHOWN[:-1])])
-def test_everything_that_prints_keeps_names_and_escapes_control_characters(
-    words: tuple[str, ...], shown: tuple[str, ...], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    text = " ".join(words)
-    console.echo(text)
-    console.console().print(text, soft_wrap=True)
-    console.console(width=1000).print(oracle_table([OracleResult("oracle", 0.0, 1.0, text)], text))
-    with console.progress() as bar:
-        bar.add_task(text, total=1)
-    with SweepDisplay() as display:
-        display.update(text, 1, 2, None)
-    _show_outcome(Outcome(failed=[text], notes=[text]), tmp_path, as_json=False)
-    show_rows([text], [[text]])
-    captured = capsys.readouterr()
-    for each in shown:
-        assert captured.out.count(each) >= 5
-        assert captured.err.count(each) >= 3
-    assert orders(captured.out + captured.err) == set()
 
 
 def test_control_characters_stay_in_files_and_not_on_terminals(controls: str, monkeypatch: pytest.MonkeyPatch) -> None:

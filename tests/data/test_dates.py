@@ -18,7 +18,6 @@ from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, as_series, gluonts_set
 from tsfm_lens.data.frequencies import start_of
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.forecast import forecast_timestamps
 
 VALUES = [1.0, 2.0, 3.0, 4.0]
 YEARS = (1600, 1678, 2024, 2261, 2900)
@@ -114,14 +113,6 @@ def test_periods_and_days(year: int, tmp_path: Path) -> None:
                 assert (batch.starts[0], batch.freq, batch.values[0].tolist()) == (pd.Timestamp(first), freq, VALUES)
                 continue
             expect_error(RANGE, as_series, data)
-
-
-@pytest.mark.parametrize("freq", ["YS", "QS", "MS", "W", "B", "D"])
-def test_forecasts_beyond_the_last_date_are_refused(freq: str) -> None:
-    batch = as_series(np.arange(12.0), start="2250-01-01", freq=freq)
-    expected = pd.date_range(dates(batch)[-1], periods=2, freq=freq)[1:]
-    assert expected.equals(forecast_timestamps(batch, 0, 1))
-    expect_error(r"beyond 2262-04-11, .* leave the timestamps out", forecast_timestamps, batch, 0, 100_000)
 
 
 def test_starts_of_a_benchmark() -> None:

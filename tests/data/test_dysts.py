@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
-import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
-from gluonts.dataset.arrow import ArrowWriter
 
 from refusals import expect_error
 from tsfm_lens.data import EvaluationSet, dysts_sets, dysts_systems
-from tsfm_lens.testing import assert_close
 
 pytest.importorskip("dysts")
 
@@ -72,41 +67,7 @@ def test_systems_are_chosen_by_name() -> None:
     assert [each.name for each in found] == ["dysts/Aizawa", "dysts/Lorenz84"]
     expect_error(r"no dysts system 'Lorentz'\. Closest: Lorenz", dysts_sets, "Lorentz")
     expect_error("Closest: DOP853", dysts_sets, "Lorenz", integrator="DOP85")
-    expect_error("points is 1", dysts_sets, "Lorenz", points=1)
     expect_error(r"'ic0\.0' has 30 steps", dysts_sets, "Lorenz", **{**FAST, "points": 30, "horizon": 30})
-
-
-def test_published_files_are_read(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    paths = {"Lorenz": rng.normal(size=(60, 3)), "Rossler": rng.normal(size=(60, 3))}
-    flat = {name: {"time": list(range(60)), "values": path[:, 0].tolist()} for name, path in paths.items()}
-    wide = {name: {"time": list(range(60)), "values": path.tolist()} for name, path in paths.items()}
-    for name, content in (("uni", flat), ("multi", wide)):
-        with gzip.open(tmp_path / f"{name}.json.gz", "wt") as handle:
-            json.dump(content, handle)
-    (found,) = dysts_sets("Ros*", 10, path=tmp_path / "uni.json.gz")
-    np.testing.assert_array_equal(whole(found, "ic0.0")[0], paths["Rossler"][:, 0])
-    first, second = dysts_sets(horizon=10, multivariate=True, path=tmp_path / "multi.json.gz")
-    assert (first.name, second.name) == ("dysts/Lorenz", "dysts/Rossler")
-    np.testing.assert_array_equal(whole(first, "ic0"), paths["Lorenz"].T)
-    for number in range(2):
-        folder = tmp_path / "base40" / "Lorenz"
-        folder.mkdir(parents=True, exist_ok=True)
-        entry = {"start": np.datetime64("2024-01-01", "s"), "target": (paths["Lorenz"].T + number).astype(np.float32)}
-        ArrowWriter().write_to_file([entry], folder / f"{number}_T-60.arrow")
-    (stored,) = dysts_sets("*", 10, multivariate=True, path=tmp_path / "base40")
-    assert_close(whole(stored, "ic1"), paths["Lorenz"].T + 1, depth=16, dtype=np.float32)
-    expect_error("Closest: Lorenz, Rossler", dysts_sets, "Aizawa", 10, path=tmp_path / "uni.json.gz")
-
-
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    expect_error("there is no file or folder", dysts_sets, "*", path=tmp_path / "none")
-    expect_error(r"has no folder with \.arrow files", dysts_sets, "*", path=tmp_path)
-    (tmp_path / "x.json.gz").write_text("{}")
-    expect_error("is no file of dysts' trajectories", dysts_sets, "*", path=tmp_path / "x.json.gz")
-    (tmp_path / "Lorenz").mkdir()
-    (tmp_path / "Lorenz" / "0.arrow").write_text("no arrow")
-    expect_error("is no gluonts arrow file", dysts_sets, "*", path=tmp_path)
 
 
 def test_without_dysts_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

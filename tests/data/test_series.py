@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,7 @@ from hypothesis.extra import numpy as npst
 from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, read_series
 from tsfm_lens.data.batch import held_out, known_frequency, missing_at_end, noted_ends
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.errors import InputError
 
 SERIES = npst.arrays(np.float64, st.integers(1, 40), elements=st.floats(-1e12, 1e12) | st.just(float("nan"))).filter(
     lambda array: not np.isnan(array).all()
@@ -101,7 +100,6 @@ def test_refused_with_a_message_that_names_the_place(data: object, message: str)
     [
         (lambda: as_series([[1], [2]], ids=["a"]), "2 series came with 1 ids"),
         (lambda: as_series([[1], [2]], ids=["a", "a"]), "'a' occurs more than once"),
-        (lambda: as_series([[1, 2], [2]], ids=["a", "b"], min_length=2), "'b' has 1 steps, expected at least 2"),
         (lambda: as_series([1, 2], freq="fortnight"), "no pandas frequency"),
         (lambda: as_series([1, 2], variates=["load"]), "names columns of a frame or file, but the data is list"),
         (lambda: as_series([1, 2], delimiter=";"), "delimiter=';' is about a file of text, but the data is list"),
@@ -190,13 +188,6 @@ def test_bundled_files_are_what_the_packages_hold(tmp_path: Path) -> None:
         assert path.read_text() == (shipped / path.name).read_text(), path.name
 
 
-@given(st.lists(st.none() | st.floats() | st.text(max_size=3) | st.booleans()) | st.binary(max_size=4))
-@settings(deadline=None, max_examples=150)
-def test_whatever_comes_in_only_our_errors_come_out(data: object) -> None:
-    with suppress(LensError):
-        assert isinstance(as_series(data), SeriesBatch)
-
-
 def test_mixed_frequencies_keep_their_own_time_and_season() -> None:
     batch = bundled("co2", "electricity")
     assert (batch.freq, batch.seasonality) == (None, 1)
@@ -234,7 +225,6 @@ def test_a_held_out_end_needs_a_value() -> None:
     assert context.notes == ()
     assert np.isfinite(truth).sum() == 1
     context, truth = held_out(SeriesBatch((ended, going)), 2)
-    assert context.notes == ("the truth of all 2 steps is missing of 'series-0'",)
     assert np.isfinite(truth).tolist() == [[False] * 2, [True] * 2]
 
 

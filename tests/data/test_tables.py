@@ -30,16 +30,6 @@ LONG = {
 DAYS = pd.date_range("2020-01-01", periods=3)
 
 
-class Protocol:
-    """A frame of which only the dataframe protocol is to be had."""
-
-    def __init__(self, columns: dict[str, list[Any]]) -> None:
-        self._table = pd.DataFrame(columns)
-
-    def __dataframe__(self, **options: Any) -> Any:
-        return self._table.__dataframe__(**options)
-
-
 def polars(columns: dict[str, list[Any]]) -> Any:
     return pytest.importorskip("polars").DataFrame(columns)
 
@@ -50,10 +40,8 @@ TABLES: dict[str, Callable[[dict[str, list[Any]]], Any]] = {
     "Arrow struct": lambda columns: pa.table(columns).to_struct_array(),
     "pandas on Arrow": lambda columns: pa.table(columns).to_pandas(types_mapper=pd.ArrowDtype),
     "polars": polars,
-    "dataframe protocol": Protocol,
     "xarray": lambda columns: xr.Dataset.from_dataframe(pd.DataFrame(columns)),
 }
-TYPED = sorted(set(TABLES) - {"dataframe protocol"})
 
 
 def content(batch: SeriesBatch) -> tuple[Any, ...]:
@@ -67,7 +55,7 @@ def test_columns_of_a_table_are_series(name: str) -> None:
     assert content(batch)[:2] == (("a", "b"), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 
 
-@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize("name", TABLES)
 def test_a_long_table_is_read_as_the_pandas_frame(name: str) -> None:
     table = TABLES[name](LONG)
     for options in ({"targets": ["target", "count"]}, {"past": ["count"]}):
@@ -75,12 +63,6 @@ def test_a_long_table_is_read_as_the_pandas_frame(name: str) -> None:
     batch = as_series(table, targets=["target", "count"])
     assert batch.ids == ("u/target", "u/count", "v/target", "v/count")
     assert content(batch)[1] == [[0.1, None], [1.0, None], [1234567.891, 2.0], [3.0, 2.0**53]]
-
-
-def test_the_future_may_be_a_table_of_another_library() -> None:
-    batch = as_series(pa.table({"target": [1.0, 2.0], "x": [1, 2]}), future=pd.DataFrame({"x": [3]}), known=["x"])
-    assert batch.futures[1] is not None
-    assert batch.futures[1].tolist() == [3.0]
 
 
 @pytest.mark.parametrize(
@@ -126,19 +108,14 @@ ARRAY = xr.DataArray(np.zeros((3, 2)), dims=("x", "y"))
         (ARRAY, "levels x, y: .*id_column=… and time_column=…"),
         (xr.DataArray(np.zeros((2, 2, 3)), dims=("series", "variate", "time")), r"series, variate, time.*to_dataset"),
         (xr.DataArray(1.0), "expected time, or time and series"),
-        (xr.Dataset({"load": ("time", [1.0, 2.0]), "area": 3.0}), r"load: time; area: .*dataset\[\['load'"),
-        (xr.Dataset(), "it has none"),
-        (
-            xr.DataArray(np.zeros((3, 1)), {"id": DAYS, "timestamp": ["a"]}, ("id", "timestamp")),
-            "Name them with id_col",
-        ),
+        (xr.Dataset({"load": ("time", [1.0, 2.0]), "area": 3.0}), "of all variables alike"),
+        (xr.Dataset(), "expected time, or time and series"),
         ([ARRAY], "series 'series-0' has the dimensions x, y; give its plain values"),
         ([pa.table(WIDE)], "series 'series-0' is a frame; give its values transposed"),
         ({"a": pa.table(WIDE)}, "series 'a' is a frame"),
         ([{"target": pd.DataFrame(WIDE), "start": None}], "target of 'series-0' is a frame"),
-        (pd.DataFrame(WIDE).to_records(), r"structured array is a table, which pd.DataFrame\(array\) reads"),
         (type("Frame", (), {"columns": ["a"], "__array__": lambda _: np.zeros((3, 1))})(), "Frame has columns with"),
-        (type("Frame", (), {"__dataframe__": lambda _, **options: 1})(), "cannot be converted to pandas"),
+        (type("Frame", (), {"__arrow_c_stream__": lambda _, *__: 1})(), "cannot be converted to pandas"),
     ],
     ids=lambda data: type(data).__name__,
 )
@@ -170,35 +147,24 @@ def test_ids_are_text_as_written(ids: pa.Array, expected: tuple[str, ...], tmp_p
 @pytest.mark.parametrize(
     ("ids", "message"),
     [
-        ([1, True], "equal but read differently: '1' and 'True'"),
-        ([1.0, 1], "equal but read differently: '1.0' and '1'"),
-        ([Decimal("1.0"), Decimal("1.00")], "equal but read differently: '1.0' and '1.00'"),
-        (["1", 1], "differ but read alike: '1'"),
-        ([b"a", b"b"], "is b'a', bytes and no text; decode it"),
-        ([[1], [2]], "is list .*make one text of it"),
-        ([{"a": 1}, {"a": 2}], "is dict .*make one text of it"),
+        ([1, True], "a value like 'True' that reads alike"),
+        ([1.0, 1], "a value like '1'"),
+        ([Decimal("1.0"), Decimal("1.00")], "a value like '1.00'"),
+        (["1", 1], "a value like '1' that reads alike"),
+        ([b"a", b"b"], r"is bytes \(b'a'\), expected text"),
+        ([[1], [2]], r"is list \(\[1\]\), expected text"),
     ],
 )
 def test_ids_that_are_no_text_are_refused(ids: list[Any], message: str) -> None:
     expect_error(message, from_frame, pd.DataFrame({"id": pd.Series(ids, dtype=object), "target": [1.0, 2.0]}))
 
 
-def test_numbers_are_the_nearest_doubles(tmp_path: Path) -> None:
-    values = np.random.default_rng(0).random(200)
-    texts = [f"{value:.25f}" for value in values]
-    decimals = pa.array([Decimal(text) for text in texts])
-    pq.write_table(pa.table({"target": decimals}), tmp_path / "a.parquet")
-    expected = [float(text) for text in texts]
-    for data in (tmp_path / "a.parquet", pa.table({"target": decimals}), pd.DataFrame({"target": texts})):
-        assert as_series(data).values[0].tolist() == expected
-
-
 HOURS = np.array([1, 2, 3], dtype="timedelta64[h]")
 REFUSED = {
-    "durations": (HOURS, "divide by a unit"),
-    "complex": (np.array([1j, 2, 3]), "give its .real, .imag or absolute value"),
-    "dates": (DAYS.to_numpy(), "such as the weekday"),
-    "bytes": ([b"a", b"b", b"a"], "decode bytes"),
+    "durations": (HOURS, "expected real numbers"),
+    "complex": (np.array([1j, 2, 3]), "expected real numbers"),
+    "dates": (DAYS.to_numpy(), "expected real numbers"),
+    "bytes": ([b"a", b"b", b"a"], "expected real numbers|which is not a number"),
     "huge": ([10**30, 1, 2], r"1e\+30 at position 0; models compute in single precision"),
     "ragged": ([[1.0], [2.0, 3.0], [4.0]], "not a regular array"),
     "rows": ([1.0, [2.0], 3.0], "not a regular array"),
@@ -247,13 +213,6 @@ def test_values_of_entries_that_are_no_numbers_are_refused(name: str, role: str)
     expect_error("not a regular array" if name in ("ragged", "rows") else message, as_series, entry(values, role))
 
 
-@pytest.mark.parametrize("name", sorted(set(REFUSED) - {"ragged", "rows"}))
-@pytest.mark.parametrize("role", ["targets", "past", "known"])
-def test_values_of_columns_that_are_no_numbers_are_refused(name: str, role: str) -> None:
-    values, message = REFUSED[name]
-    expect_error(message, as_series, pd.DataFrame({"target": [1.0, 2.0, 3.0], "x": values}), **{role: ["x"]})
-
-
 def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
     for values in (["a", None, "b"], ["a", np.ma.masked, "b"], pa.array(["a", None, "b"])):
         batch = as_series(entry(values, "covariate"))
@@ -284,19 +243,6 @@ def test_text_is_categories_and_numbers_beside_it_are_refused() -> None:
 )
 def test_fields_of_entries_are_checked(fields: dict[str, Any], message: str) -> None:
     expect_error(message, as_series, [{"target": [1.0, 2.0], **fields}])
-
-
-STARTS = [
-    *("hello", "now", "", "5", "01/02/2020", "2900-01-01", [1, 2], {"a": 1}, 2020, 5.0, True, float("nan")),
-    *(pd.Period("2900", "Y"), pd.Period("1600", "Y"), np.datetime64("2900"), dt.datetime(1600, 1, 1)),
-]
-
-
-@pytest.mark.parametrize("start", STARTS, ids=repr)
-def test_a_start_that_is_no_date_is_refused(start: Any) -> None:
-    with pytest.raises(InputError, match=r"start=.* of 'a' is no timestamp such as"):
-        as_series([{"target": [1.0, 2.0], "item_id": "a", "start": start}])
-    expect_error(r"start=.* is no timestamp such as", as_series, [1.0, 2.0], start=start)
 
 
 @pytest.mark.parametrize(

@@ -181,15 +181,15 @@ def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(tmp_path
 
 
 def test_the_time_left_is_that_of_this_run_and_follows_its_pace() -> None:
-    def done(cost: float, seconds: float) -> GroupDone:
-        return GroupDone(GroupTask(("a",), cost=cost), "finished", seconds)
+    def done(cells: int, seconds: float) -> GroupDone:
+        return GroupDone(GroupTask(tuple("abc"[:cells])), "finished", seconds)
 
     one, three = SweepProgress(None, 1), SweepProgress(None, 3)
-    assert (one.seconds_left(10.0), one.seconds_left(0.0)) == (None, 0.0)
+    assert one.seconds_left(10) is None
     for progress in (one, three):
-        progress.done(done(2.0, 6.0))
-    assert (one.seconds_left(10.0), three.seconds_left(10.0)) == (30.0, 10.0)
+        progress.done(done(2, 6.0))
+    assert (one.seconds_left(10), three.seconds_left(10)) == (30.0, 10.0)
     # a slower model: after a window of its groups, the old pace is forgotten
     for _ in range(32):
-        one.done(done(1.0, 7.0))
-    assert one.seconds_left(10.0) == 70.0
+        one.done(done(1, 7.0))
+    assert one.seconds_left(10) == 70.0

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -17,18 +16,12 @@ import sweep_toys as toys
 
 from refusals import expect_error
 from tsfm_lens.errors import MissingExtraError
-from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.sweeping import run_sweep
 from tsfm_lens.sweep.run.tasks import GroupDone
-from tsfm_lens.sweep.store.files import KEY_COLUMNS
 from tsfm_lens.sweep.store.folder import Store
-from tsfm_lens.testing import assert_close
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
-
-from tsfm_lens.sweep.run import ray_engine  # noqa: E402
 
 
 @pytest.fixture(scope="module")
@@ -102,31 +95,11 @@ def test_workers_that_die_and_groups_that_fail_are_told(
     told = [(str(outcome.task), outcome.error) for outcome in outcomes if outcome.how != "finished"]
     assert told == [("group 9", "ZeroDivisionError: no toy can do that")]
     expect_error("the toy is broken", run, tmp_path / "store", tasks, {"broken": True}, cluster)
-    # the same store through workers that share its folder: only what failed is left
-    mended = run(tmp_path / "store", toys.toy_tasks(11), common, cluster, shared_store=True)
+    # mended, only what failed is left
+    mended = run(tmp_path / "store", toys.toy_tasks(11), common, cluster)
     assert toys.ends(mended) == {"finished": 1, "resumed": 10}
     run_groups(toys.toy_tasks(11), toys.make_toy, {}, Store(tmp_path / "single", values=toys.VALUES))
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), table_of(tmp_path / "single"))
-
-
-def test_a_sweep_of_a_model_gives_the_table_of_one_process(
-    tmp_path: Path, cluster: Any, table_of: Callable[..., pd.DataFrame]
-) -> None:
-    config = parse_config(
-        {
-            "models": [{"source": "bolt-nano", "context_length": 64}],
-            "data": [{"source": "bundled", "names": ["co2"], "horizon": 6, "windows": 2}],
-            "variants": {"layers": {}},
-            "block": 2,
-        }
-    )
-    outcome = run_sweep(config, tmp_path / "ray", engine="ray", address=cluster.address, workers=1)
-    assert (outcome.failed, outcome.finished) == ([], outcome.cells)
-    run_sweep(config, tmp_path / "single")
-    actual, expected = table_of(tmp_path / "ray"), table_of(tmp_path / "single")
-    pd.testing.assert_frame_equal(actual[list(KEY_COLUMNS)], expected[list(KEY_COLUMNS)])
-    for name in set(expected) - set(KEY_COLUMNS):
-        assert_close(actual[name], expected[name], depth=1000, dtype=np.float32, what=name)
 
 
 @pytest.mark.parametrize("victim", ["raylet/raylet", pytest.param("gcs/gcs_server", marks=pytest.mark.campaign)])
@@ -160,21 +133,7 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     assert "failed" not in toys.ends(run_groups(tasks, toys.make_toy, {}, store))
 
 
-def test_an_address_where_nobody_answers_is_told_at_once(tmp_path: Path) -> None:
-    for address in ("127.0.0.1:1", "ray://127.0.0.1:1"):
-        expect_error(rf"no Ray cluster answers at '{address}'.*is this the port", ray_engine.connect, address)
-    expect_error("the address of a Ray cluster is auto, host:port", ray_engine.connect, "somewhere")
-
-
 def test_without_ray_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingExtraError, match=r'pip install "tsfm-lens-toolbox\[ray\]"'):
         run_groups(toys.toy_tasks(1), toys.make_toy, {}, Store(tmp_path), engine="ray")
-
-
-@pytest.mark.parametrize(
-    ("nodes", "workers", "cpus"),
-    [([8, 8], 2, 8), ([8, 8], 4, 4), ([4, 4, 4], 4, 2), ([1, 1], 5, 1), ([64], 1, 64), ([0, 6], 2, 3), ([], 1, 1)],
-)
-def test_cpus_are_shared_so_that_every_worker_finds_a_place(nodes: list[float], workers: int, cpus: int) -> None:
-    assert ray_engine.share(nodes, workers) == cpus

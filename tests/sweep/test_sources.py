@@ -18,7 +18,6 @@ from gluonts.dataset.common import FileDataset
 from refusals import expect_error
 from tsfm_lens.data import EvaluationSet
 from tsfm_lens.sweep.plan.config import parse_config, read_config
-from tsfm_lens.sweep.plan.data_sources import repeats
 
 DAYS = pd.date_range("2021-03-01", periods=40, freq="D")
 
@@ -101,19 +100,6 @@ def test_a_folder_or_a_glob_of_files_is_a_dataset_a_file(tmp_path: Path) -> None
     expect_error(r"no file that can be read: expected \.csv", sets, file(plants / "x*.csv"))
 
 
-def test_windows_that_several_datasets_have_are_told(tmp_path: Path) -> None:
-    days = pd.date_range("2025-01-01", periods=60)
-    first, second = numbers((2, 60))
-    # the end of the first alone, and two that do not change
-    columns = {"a": first, "b": second, "c": first[20:], "flat": 0 * first + 1, "still": 0 * first + 1}
-    for name, values in columns.items():
-        frame = pd.DataFrame({"day": days[-len(values) :], "load": values})
-        frame.to_csv(tmp_path / f"{name}.csv", index=False)
-    told = repeats(sets(*(file(tmp_path / f"{name}.csv", horizon=7, windows=2) for name in columns)))
-    assert list(told) == ["c"]
-    assert told["c"].startswith("2 of 2 windows are also in a, ")
-
-
 def entries(values: np.ndarray) -> list[dict[str, Any]]:
     return [{"item_id": f"i{n}", "start": "2021-03-01", "target": each.tolist()} for n, each in enumerate(values)]
 
@@ -153,9 +139,8 @@ def test_gluonts_files_are_what_gluonts_reads(tmp_path: Path, name: str, variate
 def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     good = write_lines(tmp_path / "good.json", entries(numbers((2, 20))))
     monkeypatch.chdir(tmp_path)
-    for name in ("both/train", "both/test", "hf", "none"):
+    for name in ("both/train", "both/test", "none"):
         (tmp_path / name).mkdir(parents=True)
-    (tmp_path / "hf" / "state.json").write_text("{}")
     (tmp_path / "data.csv").write_text("a,b\n")
     (tmp_path / "text.json").write_text("[1\n")
     whole = pa.BufferOutputStream()
@@ -165,22 +150,19 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     write_lines(tmp_path / "bare.json", [{"target": [1.0, 2.0]}])
     write_lines(tmp_path / "word.json", [{"start": "2020", "target": [1.0, "x"]}])
     write_lines(tmp_path / "twice.json", entries(numbers((1, 20))) * 2)
-    write_lines(tmp_path / "mixed.json", entries(numbers((1, 20))) + entries(numbers((1, 2, 20))))
     (tmp_path / "list.json").write_text("[1, 2]\n")
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(good.read_bytes())[:-20])
     for name, message in {
         "nowhere": "no file or folder 'nowhere'",
         "both": "holds test and train; give the folder of one",
-        "hf": "source: folder",
         "data.csv": "gluonts reads no data.csv: expected .json",
         "text.json": "text.json is no dataset of gluonts: line 1 is no JSON",
         "cut.arrow": "cut.arrow is no dataset",
         "bare.json": "bare.json holds entries with target, expected 'start' and 'target'",
         "word.json": "word.json is no dataset of gluonts: .*'x'",
         "twice.json": "twice.json: .*'i0' more than once",
-        "mixed.json": "mixed.json is no dataset of gluonts: it has targets with 1 and with more axes",
         "list.json": r"list.json holds \[1, 2\]",
-        "none": "'none' holds no file",
+        "none": "has no window",
         "cut.json.gz": "cut.json.gz is no dataset",
     }.items():
         expect_error(message, sets, gluonts(Path(name)))

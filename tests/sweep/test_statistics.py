@@ -9,8 +9,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from refusals import expect_error
-from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import Statistics
 from tsfm_lens.sweep.results.gathering import Results, curves, heads_at
 from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, resilience
@@ -81,19 +79,6 @@ def test_sums_of_a_series_are_those_of_its_windows_and_variates() -> None:
             for name in DISTANCES:
                 assert sums[name] == pytest.approx(of[name].sum())
                 assert sums[f"n_{name}"] == of[name].notna().sum()
-
-
-def test_damaged_rows_are_refused() -> None:
-    frame = study({"plain": {"d": [1.0, 2.0]}, "v": {"d": [1.0, 2.0]}})
-    with pytest.raises(InputError, match="there twice: model 'm', variant 'plain', dataset 'd', item 's1'"):
-        per_series(pd.concat([frame, frame.iloc[1:2]]))
-    expect_error(r"\['abs_error'\] hold NaN", per_series, frame.assign(abs_error=np.nan))
-    expect_error(r"lack the columns \['window'\]", per_series, frame.drop(columns="window"))
-    expect_error("MASE", changes, frame, metric="MAZE")
-    expect_error("baseline of m", changes, frame[frame["variant"] == "v"])
-    expect_error("no change to report", changes, frame[frame["variant"] == "plain"])
-    expect_error("give `per_series` all measures", changes, per_series(frame, ["CRPS"]))
-    expect_error("at least 100", changes, frame, replicates=5)
 
 
 def test_a_change_by_hand() -> None:
@@ -230,8 +215,6 @@ def test_informed_against_random_choices() -> None:
     same = study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})
     nothing = difference(same, "informed", ["r0", "r1"])
     assert (nothing["difference"], nothing["p_value"]) == (0.0, 1.0)
-    expect_error("r1", difference, frame, "informed", ["r11"])
-    expect_error("random variants other than 'r1'", difference, frame, "r1", ["r1"])
 
 
 @pytest.mark.parametrize("replay", [changes, lambda frame: difference(frame, "v1", ["v2"]), resilience])

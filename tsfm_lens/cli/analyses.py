@@ -27,10 +27,9 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, checked_kinds, forecasts, read_data
 from tsfm_lens.console import echo
-from tsfm_lens.errors import InputError
 
 if TYPE_CHECKING:
-    from tsfm_lens.data import SeriesBatch
+    pass
 
 
 @app.command()
@@ -102,7 +101,7 @@ def forecast(
 
         write_data(to_csv(frame))
         return
-    show_rows(list(frame.columns), frame.to_numpy().tolist(), spread=True)
+    show_rows(list(frame.columns), frame.to_numpy().tolist(), digits=6)
 
 
 @app.command()
@@ -253,10 +252,10 @@ def explain(
     explanation.refuse_unknown(method or None, reference)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
-    series, horizon = request.series(), request.horizon
-    ends = _ends_early(series) if holdout is None else holdout
-    if ends and holdout is None:
-        _refuse_to_hold_out(series, horizon)
+    series = request.series()
+    # where known covariates end with the target, its end must be held out
+    ahead = [len(future) for future in series.futures if future is not None]
+    ends = bool(ahead) and not any(ahead) if holdout is None else holdout
     with progress_display() as bar:
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
@@ -267,9 +266,6 @@ def explain(
         explanation.explain(
             run, out, sections=kinds, **options, sources=request.data, progress=progress, left_out=missing
         )
-    context, available = max(run.batch.lengths), max(series.lengths) - (run.horizon if ends else 0)
-    if context < available:
-        echo(f"note: {model} reads the last {context} of {available} steps", err=True)
     items = list(dict.fromkeys(series.groups))
     if not item and len(items) > 1:
         others = ", ".join(items[1:_MOST_NAMES]) + (", …" if len(items) > _MOST_NAMES else "")
@@ -277,28 +273,3 @@ def explain(
     if ends and holdout is None:
         echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
     show_page(out / "index.html", missing, request.as_json)
-
-
-def _ends_early(series: SeriesBatch) -> bool:
-    """Return True if known covariates end with the target, so that its end must be held out."""
-    ahead = {name: len(future) for name, future in zip(series.ids, series.futures, strict=True) if future is not None}
-    short = [name for name, steps in ahead.items() if not steps]
-    if short and len(short) < len(ahead):
-        name, steps = max(ahead.items(), key=lambda each: each[1])
-        raise InputError(
-            f"{short[0]!r} is named with --known and ends with its target, and {name!r} goes on for {steps} steps; "
-            "name it with --past, give its future, or hold out the end of every target with --holdout"
-        )
-    return bool(short)
-
-
-def _refuse_to_hold_out(series: SeriesBatch, horizon: int | None) -> None:
-    """Refuse a horizon that leaves no context where no truth was asked for."""
-    shortest = min(series.lengths)
-    if horizon is not None and horizon >= shortest:
-        name = series.ids[series.lengths.index(shortest)]
-        raise InputError(
-            f"no covariate is known beyond the target, so that its last {horizon} steps would be held out, and "
-            f"{name!r} has {shortest} in all; give --horizon {max(1, shortest // 2)} or shorter, or rows with the "
-            "covariates' future and an empty target"
-        )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -18,7 +18,7 @@ from typer.core import TyperGroup
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.reading import in_option_words
 from tsfm_lens.console import console, echo, progress, visible
-from tsfm_lens.errors import InputError, LensError
+from tsfm_lens.errors import LensError
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -41,8 +41,8 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine;
 
 
 _PIPED_WIDTH = 1000
-_DIGITS, _MOST_DIGITS = 4, 10  # significant ones of a number
 _SECONDS_A_LINE = 30.0
+progress_display = partial(progress, width=28)
 
 
 class _Commands(TyperGroup):
@@ -106,21 +106,12 @@ def write_data(text: str) -> None:
     if out.isatty():
         out.write(visible(text, keep="\n\t"))
     else:
-        try:
-            text.encode(out.encoding or "utf-8")
-        except UnicodeEncodeError as error:
-            sign = error.object[error.start]
-            raise InputError(
-                f"stdout is {error.encoding}, which cannot hold {sign!a}; PYTHONIOENCODING=utf-8 makes it UTF-8"
-            ) from None
         out.write(text)
     out.flush()
 
 
-def show_rows(
-    header: Sequence[str], rows: Sequence[Sequence[object]], *, lists: bool = False, spread: bool = False
-) -> None:
-    """Print a table of results to stdout."""
+def show_rows(header: Sequence[str], rows: Sequence[Sequence[object]], *, digits: int = 4) -> None:
+    """Print a table of results to stdout, numbers with so many significant digits."""
     from rich.table import Table
 
     numeric = [all(isinstance(row[i], int | float) for row in rows) for i in range(len(header))]
@@ -128,39 +119,8 @@ def show_rows(
     for name, right in zip(header, numeric, strict=True):
         table.add_column(visible(name), justify="right" if right else "left", overflow="fold")
     for row in rows:
-        digits = _digits(row) if spread else _DIGITS
         table.add_row(*(f"{cell:.{digits}g}" if isinstance(cell, float) else visible(str(cell)) for cell in row))
-    out = console()
-    if (
-        lists
-        and out.is_terminal
-        and out.measure(table, options=out.options.update(width=_PIPED_WIDTH)).maximum > out.width
-    ):
-        _show_paragraphs(header, rows)
-    else:
-        show(table)
-
-
-def _digits(row: Sequence[object]) -> int:
-    """Count the significant digits that show the differences in a row, up to those of single precision."""
-    numbers = [cell for cell in row if isinstance(cell, float) and math.isfinite(cell)]
-    apart = max(numbers, default=0.0) - min(numbers, default=0.0)
-    if not apart:
-        return _DIGITS
-    level = math.log10(max(map(abs, numbers)) / apart)
-    return min(max(_DIGITS, math.ceil(level) + _DIGITS - 1), _MOST_DIGITS)
-
-
-def _show_paragraphs(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print each row as its first cell and the other non-empty cells below it, from the third on with names."""
-    from rich.padding import Padding
-
-    out = console()
-    for row in rows:
-        out.print(visible(str(row[0])), style="bold")
-        for i, cell in enumerate(row[1:], start=1):
-            if str(cell):
-                out.print(Padding(str(cell) if i == 1 else f"{header[i]}: {cell}", (0, 0, 0, 4)))
+    show(table)
 
 
 def show(table: Table) -> None:
@@ -179,11 +139,6 @@ def show_page(page: Path, left_out: Mapping[str, str], as_json: bool) -> None:
     for section, reason in left_out.items():
         echo(f"left out: {section}: {in_option_words(reason)}", err=True)
     echo(str(page))
-
-
-def progress_display() -> Any:
-    """Return a display on stderr, which leaves stdout alone; a context manager."""
-    return progress(width=28)
 
 
 @contextmanager

@@ -27,11 +27,11 @@ KEEPS = (0.1, 0.25, 0.5, 0.75)
 @forecasts(holdout=None)
 def compress(
     model: Model,
-    keep: Annotated[float | None, typer.Option(help="Share that is kept, such as 0.25; see --of.")] = None,
+    keep: Annotated[float | None, typer.Option(min=0, max=1, help="Share that is kept, such as 0.25.")] = None,
     epsilon: Annotated[
-        float | None, typer.Option(help="Keep the directions above this share of a matrix's largest.")
+        float | None, typer.Option(min=0, max=1, help="Keep the directions above this share of a matrix's largest.")
     ] = None,
-    rank: Annotated[int | None, typer.Option(help="Rank of every matrix, or with --by-head of every head.")] = None,
+    rank: Annotated[int | None, typer.Option(min=1, help="Rank of every matrix, or with --by-head head.")] = None,
     without: Annotated[
         list[str] | None,
         typer.Option(
@@ -82,11 +82,6 @@ def compress(
     for file in (out, figure):
         if file is not None:
             refuse_unwritable(file.parent)
-    for name, share in (("--keep", keep), ("--epsilon", epsilon)):
-        if share is not None and not 0 < share <= 1:
-            raise typer.BadParameter(f"{share} is no share; expected above 0, at most 1", param_hint=name)
-    if rank is not None and rank < 1:
-        raise typer.BadParameter(f"{rank} is no rank; expected 1 or more", param_hint="--rank")
     check_sampling(model, request.samples)
     series = request.series()
     with progress_display() as bar:
@@ -98,8 +93,6 @@ def compress(
             assert out is not None
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
-            if not without:
-                _refuse_no_saving(lens, choice, of, mlps, by_head)
             facts = _compress(run, out, bar, choice, options, heal, _components(lens, without or ()), figure)
     if pareto:
         _show_curve(curve, out, request.as_json)
@@ -107,31 +100,6 @@ def compress(
         echo(json.dumps(facts))
     else:
         _show(facts)
-
-
-def _refuse_no_saving(lens: Lens, choice: dict[str, Any], of: Any, mlps: bool, by_head: bool) -> None:
-    """Refuse a share or rank whose factors hold no less than the matrix, and name the first that saves."""
-    from tsfm_lens import compress as package
-    from tsfm_lens.errors import InputError
-
-    forms = {name: each.form(by_head=by_head) for name, each in package.matrices(lens, mlps=mlps).items()}
-
-    def saves(keep: float | None = None, rank: int | None = None) -> bool:
-        ranks = package.chosen_ranks(lens, keep=keep, rank=rank, of=of, mlps=mlps, by_head=by_head)
-        return any(form.stored(ranks[name]) < form.numbers for name, form in forms.items())
-
-    keep, rank = choice["keep"], choice["rank"]
-    # the ranks of an epsilon take the spectra of all matrices
-    if (keep is None and rank is None) or saves(keep, rank):
-        return
-    if rank is not None:
-        option, smaller = f"--rank {rank}", (f"--rank {each}" for each in range(rank, 0, -1) if saves(rank=each))
-    else:
-        shares = (hundredth / 100 for hundredth in range(99, 0, -1))
-        option, smaller = f"--keep {keep:g}", (f"--keep {each:g}" for each in shares if saves(each))
-    best = next(smaller, None)
-    cure = f"{best} is the first that saves" if best else "--without takes parts out instead"
-    raise InputError(f"at {option} the two factors of no matrix of {lens.model_id} hold less than the matrix; {cure}")
 
 
 def _compress(

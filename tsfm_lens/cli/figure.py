@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,8 +13,6 @@ from tsfm_lens.cli.common import MODEL_HELP, app, open_shown, progress_display, 
 from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
 from tsfm_lens.console import echo
 from tsfm_lens.places import refuse_unwritable
-
-COLUMNS = ("single", "double")
 
 
 @app.command()
@@ -41,7 +39,7 @@ def figure(
         str, typer.Option("--format", metavar="FORMAT[,FORMAT…]", help="html, svg, pdf, png, json.")
     ] = "html,svg,pdf,png",
     column: Annotated[
-        str | None,
+        Literal["single", "double"] | None,
         typer.Option(help="single (89 mm) or double (183 mm) of svg, pdf and png; the narrowest that fits by default."),
     ] = None,
     list_all: Annotated[bool, typer.Option("--list", help="List all figures and end.")] = False,
@@ -54,8 +52,6 @@ def figure(
         return
     if name is None or not models or not data:
         raise typer.BadParameter("NAME, MODEL and --data are needed, or --list")
-    if column is not None and column not in COLUMNS:
-        raise typer.BadParameter(f"{column!r} is not {' or '.join(COLUMNS)}", param_hint="--column")
     file_formats = [file_format.strip().lower() for file_format in formats.split(",") if file_format.strip()]
     if not file_formats:
         raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")
@@ -105,7 +101,7 @@ def _list(as_json: bool) -> None:
         echo(json.dumps(records))
         return
     # what computes each is in --json: beside it a line would be 350 characters long
-    show_rows(["figure", "what it shows"], [[entry.name, entry.title] for entry in entries], lists=True)
+    show_rows(["figure", "what it shows"], [[entry.name, entry.title] for entry in entries])
     echo(
         "\nThe paper's figures 3, 4, 7, 10, 11 and 16 to 19 are drawn from a sweep: `tsfm-lens reproduce S3-F10`, then "
         "`tsfm-lens sweep report S3-F10.store`."

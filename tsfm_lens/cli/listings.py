@@ -87,16 +87,13 @@ def data(as_json: AsJson = False) -> None:
 
 @app.command()
 def measurements(as_json: AsJson = False) -> None:
-    """List the measurements: the kind of each result, its probe, its figures, and the models it allows."""
+    """List the measurements: the kind of each result and its figures; with --json its probe and models, too."""
     records = measurement_facts()
     if as_json:
         echo(json.dumps(records))
         return
-    rows = [
-        [each["kind"], each["summary"], " ".join(each["probes"]), " ".join(each["figures"]), each["models"]]
-        for each in records
-    ]
-    show_rows(["kind", "what is measured", "probe", "figure", "models"], rows, lists=True)
+    rows = [[each["kind"], each["summary"], " ".join(each["figures"])] for each in records]
+    show_rows(["kind", "what is measured", "figure"], rows)
 
 
 def measurement_facts() -> list[dict[str, Any]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -119,7 +120,7 @@ def _show_status(progress: SweepStatus, as_json: bool) -> None:
 
 def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
     if as_json:
-        echo(json.dumps(outcome.as_plain()))
+        echo(json.dumps(asdict(outcome)))
         return
     words = f"{outcome.finished} of {outcome.cells} cells are finished ({outcome.resumed} of them before this run)"
     echo(f"{words}; they are in {folder}")

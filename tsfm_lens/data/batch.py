@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -88,11 +88,11 @@ class SeriesBatch:
             if len(getattr(self, name)) != count:
                 raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
         check_unique(self.ids)
-        fill("values", tuple(map(_read_only, self.values, self.ids)))
+        fill("values", tuple(map(_context, self.values, self.ids)))
         fill("freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
         fill("seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
         self._check_groups()
-        fill("futures", tuple(map(_read_only_future, self.futures, self.ids)))
+        fill("futures", tuple(map(_future, self.futures, self.ids)))
         self._check_roles()
 
     def __len__(self) -> int:
@@ -379,36 +379,32 @@ def season_of(freq: str | None) -> int:
     return 1 if rest else season
 
 
-def refuse_gaps(future: np.ndarray, name: str, place: Callable[[int], str] | None = None) -> None:
-    """Refuse a known future (step,) that has gaps; ``place`` returns the user's name of a step."""
-    gaps = np.flatnonzero(~np.isfinite(future))
-    if not len(gaps):
-        return
-    first = int(gaps[0])
-    where = "" if place is None else f"{place(first)}, "
-    raise InputError(
-        f"the future of known covariate {name!r} has no number at {where}step {first + 1} of {len(future)} after the "
-        "context; fill the gap, or give it as a past covariate"
-    )
+def _read_only(values: object, what: str) -> np.ndarray:
+    """Copy a row of numbers as a read-only float64 array."""
+    array = to_floats(values, what)
+    if array.ndim != 1:
+        raise InputError(f"{what} has shape {array.shape}, expected one axis: time")
+    array.flags.writeable = False
+    return array
 
 
-def _read_only_future(future: object, name: str) -> np.ndarray | None:
-    """Copy a covariate's known future as a read-only array; it is a row of finite numbers."""
+def _future(future: object, name: str) -> np.ndarray | None:
+    """Copy a covariate's known future, which has no gaps."""
     if future is None:
         return None
-    values = to_floats(future, f"the future of {name!r}")
-    if values.ndim != 1:
-        raise InputError(f"the future of {name!r} has shape {values.shape}, expected one axis: time")
-    refuse_gaps(values, name)
-    values.flags.writeable = False
+    values = _read_only(future, f"the future of {name!r}")
+    gaps = np.flatnonzero(~np.isfinite(values))
+    if len(gaps):
+        raise InputError(
+            f"the future of known covariate {name!r} has no number at step {gaps[0] + 1} of {len(values)} after the "
+            "context; fill the gap, or give it as a past covariate"
+        )
     return values
 
 
-def _read_only(values: object, name: str) -> np.ndarray:
-    """Copy one series as a read-only float64 array."""
-    array = to_floats(values, f"series {name!r}")
-    if array.ndim != 1:
-        raise InputError(f"series {name!r} has shape {array.shape}, expected one axis: time")
+def _context(values: object, name: str) -> np.ndarray:
+    """Copy one series, which has a number and none that models cannot compute with."""
+    array = _read_only(values, f"series {name!r}")
     if not len(array):
         raise InputError(f"series {name!r} is empty")
     if np.isnan(array).all():
@@ -421,7 +417,6 @@ def _read_only(values: object, name: str) -> np.ndarray:
             f"series {name!r} holds {array[where]:.3g} at position {where}; models compute in single precision, whose "
             f"squares overflow beyond {LARGEST:.0e}. Rescale the series."
         )
-    array.flags.writeable = False
     return array
 
 
@@ -443,17 +438,14 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
 def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
     """Return the context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` does."""
     context, truth = batch.split(horizon)
-    unknown = np.flatnonzero(~np.isfinite(truth).any(-1) & batch.is_target)
-    if not len(unknown):
+    known = np.isfinite(truth).any(-1)[batch.is_target]
+    if known.any():
         return context, truth
-    span = f"all {horizon} steps" if horizon > 1 else "the one step"
-    if len(unknown) < batch.is_target.sum():
-        listing = _listing([repr(batch.ids[row]) for row in unknown])
-        return context.noted([f"the truth of {span} is missing of {listing}"]), truth
-    steps = missing_at_end(batch.values[unknown[0]])
+    first = int(np.flatnonzero(batch.is_target)[0])
+    steps = missing_at_end(batch.values[first])
     raise InputError(
-        f"series {batch.ids[unknown[0]]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of "
-        f"{span} is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
+        f"series {batch.ids[first]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of all "
+        f"{horizon} steps is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
         "(holdout=False)"
     )
 

@@ -48,7 +48,6 @@ def as_series(
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
     future: Any = None,
-    min_length: int = 1,
 ) -> SeriesBatch:
     """Make a batch of series, univariate or multivariate.
 
@@ -64,7 +63,6 @@ def as_series(
         targets, variates, id_column, time_column, time_format, known, past: see :func:`tsfm_lens.data.from_frame`.
         delimiter, decimal, encoding, header: of a file of text; see :func:`tsfm_lens.data.read_series`.
         future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends.
-        min_length: shortest series to accept.
 
     Raises:
         InputError: the data cannot be used; the message names the series and the position.
@@ -97,11 +95,7 @@ def as_series(
         if isinstance(seasonality, bool) or not isinstance(seasonality, int | np.integer) or seasonality < 1:
             raise InputError(f"seasonality is {seasonality!r}, expected a whole number of steps from 1 on")
         changes |= {"seasonality": int(seasonality), "seasonalities": ()}
-    batch = in_units(replace(batch, **changes) if changes else batch, units)
-    for name, length in zip(batch.ids, batch.lengths, strict=True):
-        if length < min_length:
-            raise InputError(f"series {name!r} has {length} steps, expected at least {min_length}")
-    return batch
+    return in_units(replace(batch, **changes) if changes else batch, units)
 
 
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:

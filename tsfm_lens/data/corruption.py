@@ -10,7 +10,7 @@ import numpy as np
 
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.coerce import as_series
-from tsfm_lens.errors import InputError, MissingExtraError
+from tsfm_lens.errors import InputError
 
 
 def remove_motif(
@@ -32,9 +32,6 @@ def remove_motif(
         >>> data.remove_motif([0.0, 1.0, 9.0, 3.0, 4.0], 2, 3).values[0].tolist()
         [0.0, 1.0, 2.0, 3.0, 4.0]
     """
-    for what, steps in (("start", start), ("stop", stop)):
-        _steps(what, steps)
-    _steps("every", 1 if every is None else every, least=1)
 
     def remove(values: np.ndarray, name: str) -> np.ndarray:
         length = len(values)
@@ -76,8 +73,6 @@ def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scal
         True
     """
 
-    _steps("shift", shift)
-
     def move(values: np.ndarray, name: str, length: int) -> np.ndarray:
         season = seasonal_part(values, length, name)
         source = np.arange(len(values)) - shift
@@ -106,7 +101,8 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
         >>> data.swap_season(wave, 8, period=12).lengths
         (48,)
     """
-    _steps("new_period", new_period, least=2)
+    if new_period < 2:
+        raise InputError(f"new_period is {new_period}, expected 2 or more steps")
 
     def swap(values: np.ndarray, name: str, length: int) -> np.ndarray:
         season = seasonal_part(values, length, name)
@@ -127,17 +123,14 @@ def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.n
         raise InputError(f"series {name!r} has {len(values)} steps, a season of {period} needs {2 * period} or more")
     if not np.isfinite(values).all():
         raise InputError(f"series {name!r} has missing values; fill them before its season is taken apart")
-    try:
-        from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
-    except ImportError as error:
-        raise MissingExtraError(f"seasons need statsmodels ({error}). Install it: pip install statsmodels") from error
+    from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
+
     return np.asarray(STL(values, period=period, robust=True).fit().seasonal)
 
 
 def _seasonal(
     series: Any, change: Callable[[np.ndarray, str, int], np.ndarray], period: int | None, keep_scale: bool
 ) -> SeriesBatch:
-    _steps("period", 2 if period is None else period, least=2)
     batch = as_series(series)
     periods = {name: period or season for name, season in zip(batch.ids, batch.seasonalities, strict=True)}
     return _corrupt(batch, lambda values, name: change(values, name, periods[name]), keep_scale)
@@ -155,11 +148,3 @@ def _corrupt(series: Any, change: Callable[[np.ndarray, str], np.ndarray], keep_
             )
         arrays[place] = (new - np.nanmean(new)) * (np.nanstd(old) / spread) + np.nanmean(old)
     return replace(batch, values=tuple(arrays))
-
-
-def _steps(name: str, value: object, least: int | None = None) -> None:
-    """Refuse a value that is no whole number of steps."""
-    whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-    if not whole or (least is not None and value < least):  # type: ignore[operator]
-        requirement = "a whole number of steps" if least is None else f"a whole number of {least} or more steps"
-        raise InputError(f"{name} is {value!r}, expected {requirement}")

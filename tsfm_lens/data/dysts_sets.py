@@ -1,22 +1,17 @@
-"""Trajectories of chaotic systems: integrated with the package dysts, or read from its published files."""
+"""Trajectories of chaotic systems, integrated with the package dysts."""
 
 from __future__ import annotations
 
-import gzip
-import json
 import warnings
 import zlib
 from collections.abc import Iterator, Sequence
 from importlib import import_module
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows
-from tsfm_lens.data.files import local_path
-from tsfm_lens.data.stored import arrow_rows
 from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
@@ -51,7 +46,6 @@ def dysts_sets(
     seed: int = 0,
     integrator: str = "LSODA",
     multivariate: bool = False,
-    path: str | Path | None = None,
 ) -> list[EvaluationSet]:
     """Cut rolling windows at the end of trajectories of chaotic systems, one set ``dysts/System`` per system.
 
@@ -64,13 +58,11 @@ def dysts_sets(
         seed: of these points.
         integrator: "LSODA" (tolerance 1e-8), or "DOP853" (1e-9), which takes several times as long.
         multivariate: whether the coordinates are variates of one item; by default each is a series of its own.
-        path: read trajectories there instead: one of the package's ``….json.gz`` files, or a folder of gluonts arrow
-            files per system. ``points`` to ``integrator`` are then without effect.
 
     Raises:
         MissingExtraError: dysts is not installed.
         UnknownNameError: a pattern fits no system, or there is no such integrator.
-        InputError: a trajectory is too short for the windows, or could not be integrated or read.
+        InputError: a trajectory is too short for the windows, or could not be integrated.
 
     Source:
         Gilpin 2021, "Chaos as an interpretable benchmark for forecasting and data-driven modelling".
@@ -79,27 +71,13 @@ def dysts_sets(
         >>> len(data.dysts_sets("Lorenz", horizon=64, points=512))  # doctest: +SKIP
         1
     """
-    if path is not None:
-        stored = _stored_trajectories(local_path(path))
-        source = f"trajectories of {Path(path).name}"
-        paths = {name: stored[name] for name in matching("dysts system", systems, list(stored), _HINT)}
-    else:
-        if integrator not in TOLERANCES:
-            raise unknown_name("integrator", integrator, TOLERANCES)
-        for name, number, least in (("points", points, 2), ("instances", instances, 1)):
-            if number < least:
-                raise InputError(f"{name} is {number}, expected {least} or more")
-        if not periods > 0:
-            raise InputError(f"periods is {periods}, expected more than 0")
-        source = f"dysts, {integrator}, {points} steps in {periods:g} periods"
-        paths = {
-            name: _trajectories(name, points, periods, instances, seed, integrator)
-            for name in matching("dysts system", systems, dysts_systems(), _HINT)
-        }
+    if integrator not in TOLERANCES:
+        raise unknown_name("integrator", integrator, TOLERANCES)
+    source = f"dysts, {integrator}, {points} steps in {periods:g} periods"
     sets = []
-    for system, trajectories in paths.items():
+    for system in matching("dysts system", systems, dysts_systems(), _HINT):
         all_windows: list[Window] = []
-        for number, values in enumerate(trajectories):
+        for number, values in enumerate(_trajectories(system, points, periods, instances, seed, integrator)):
             if not np.isfinite(values).all():
                 raise InputError(f"trajectory {number} of {system!r} is not finite")
             items = [(f"ic{number}.{row}", values[row : row + 1]) for row in range(len(values))]
@@ -151,34 +129,6 @@ def _integrate(
             f"{', '.join(TOLERANCES)}"
         )
     return np.asarray(path, dtype=np.float64).T
-
-
-def _stored_trajectories(path: Path) -> dict[str, Iterator[np.ndarray]]:
-    """Open the stored trajectories of each system, as iterators by name."""
-    if path.is_dir():
-        folders = sorted({file.parent for file in path.glob("*/*.arrow")})
-        if not folders:
-            raise InputError(f"{str(path)!r} has no folder with .arrow files in it, one per system")
-        return {folder.name: _arrow_paths(folder) for folder in folders}
-    if not path.is_file():
-        raise InputError(f"there is no file or folder {str(path)!r}")
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") as handle:
-            content = json.load(handle)
-        # (time,) or (time, coordinate)
-        arrays = {name: np.asarray(entry["values"], dtype=np.float64) for name, entry in content.items()}
-        return {name: iter([np.atleast_2d(array.T)]) for name, array in arrays.items()}
-    except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of dysts' trajectories, a .json.gz by system: {error!r}") from error
-
-
-def _arrow_paths(folder: Path) -> Iterator[np.ndarray]:
-    # 2_… before 10_…
-    for file in sorted(folder.glob("*.arrow"), key=lambda file: (len(file.name), file.name)):
-        try:
-            yield from (np.atleast_2d(np.asarray(row["target"], dtype=np.float64)) for row in arrow_rows(file))
-        except (OSError, ValueError, KeyError) as error:
-            raise InputError(f"{file} is no gluonts arrow file: {error}") from error
 
 
 def _dysts(module: str) -> ModuleType:

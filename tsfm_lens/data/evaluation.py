@@ -141,12 +141,7 @@ class EvaluationSet:
         Args:
             n: how many; all of them if None, or if there are no more than that.
             seed: the same seed picks the same windows of a set.
-
-        Raises:
-            InputError: n is not positive.
         """
-        if n is not None and n < 1:
-            raise InputError(f"sample({n}) of {self.name!r}: expected at least 1 window")
         if n is None or n >= len(self):
             return self
         indices = np.sort(np.random.default_rng(seed).choice(len(self), size=n, replace=False))
@@ -156,12 +151,7 @@ class EvaluationSet:
         """Split the indices of all windows, in order, into chunks of at most ``size`` series.
 
         A window is never parted: one with more variates than ``size`` is a chunk of its own.
-
-        Raises:
-            InputError: size is not positive.
         """
-        if size < 1:
-            raise InputError(f"chunks({size}) of {self.name!r}: expected at least 1 series per chunk")
         parts: list[list[int]] = []
         space = 0
         for number, window in enumerate(self.windows):
@@ -187,8 +177,6 @@ class EvaluationSet:
         Raises:
             InputError: an index is out of range, there is none, or a value is beyond single precision.
         """
-        if context_length is not None and context_length < 1:
-            raise InputError(f"context_length is {context_length}, expected at least 1 step")
         windows = self._pick(indices)
         notes: list[str] = []
         rows: list[dict[str, Any]] = []
@@ -229,15 +217,9 @@ class EvaluationSet:
         Returns:
             (series, quantile, step) in data units, rows as in :meth:`batch`.
 
-        Raises:
-            InputError: a level is not between 0 and 1.
-
         Source:
             Seasonal_Naive of the GIFT-Eval leaderboard (Aksu et al. 2024), which is statsforecast's SeasonalNaive.
         """
-        for level in levels:
-            if not 0 < level < 1:
-                raise InputError(f"quantile level {level} is not between 0 and 1")
         normal = np.array([NormalDist().inv_cdf(level) for level in levels])
         seasons = np.floor(np.arange(self.horizon) / self.seasonality) + 1
         rows = []

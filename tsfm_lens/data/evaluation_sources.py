@@ -132,8 +132,6 @@ def gluonts_file(
     place = local_path(path)
     parse_frequency(freq)
     entries = [entry for file in _gluonts_files(place) for entry in gluonts_rows(file)]
-    if len({entry["target"].ndim for entry in entries}) > 1:
-        raise InputError(f"{path} is no dataset of gluonts: it has targets with 1 and with more axes")
     options: dict[str, Any] = {"freq": freq, "seasonality": seasonality, "domain": domain}
     name, source = name or place.name.split(".")[0], f"gluonts dataset {place.name}"
     try:
@@ -148,12 +146,7 @@ def _gluonts_files(place: Path) -> list[Path]:
         return [place]
     if not place.is_dir():
         raise InputError(f"there is no file or folder {str(place)!r}")
-    if (place / "state.json").is_file():
-        raise InputError(f"{str(place)!r} is a dataset of save_to_disk; gift_eval_folder (source: folder) reads it")
     splits = sorted(entry.name for entry in place.iterdir() if entry.is_dir() and entry.name in ("train", "test"))
     if splits:
         raise InputError(f"{str(place)!r} holds {' and '.join(splits)}; give the folder of one")
-    files = sorted(file for file in place.rglob("*") if file.is_file() and not file.name.startswith("."))
-    if not files:
-        raise InputError(f"{str(place)!r} holds no file")
-    return files
+    return sorted(file for file in place.rglob("*") if file.is_file() and not file.name.startswith("."))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, refuse_gaps
+from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, times_of
 from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, to_floats, without_arrow
@@ -58,8 +58,8 @@ def from_frame(
         ('a', 'b')
     """
     freq = None if freq is None else known_frequency(freq)
-    frame, id_column, time_column, notes = flat(frame, id_column, time_column)
-    frame = without_arrow(frame)
+    frame, id_column, time_column = flat(frame, id_column, time_column)
+    frame, notes = without_arrow(frame), []
     key, time = key_and_time(frame.columns, id_column, time_column)
     if targets is not None and variates is not None:
         raise InputError("give targets=… for columns that are series of their own or variates=…, not both")
@@ -73,7 +73,10 @@ def from_frame(
     unread = [column for column in frame.columns if column not in {key, time, *columns, *roles}]
     _check_unread(frame, unread, ids, times)
     # a caller who names columns has chosen them
-    notes += _note_unread(frame, unread) if targets is None and variates is None else []
+    if unread and targets is None and variates is None:
+        notes.append(f"not read: {', '.join(repr(str(name)) for name in unread)}")
+        if any(pd.api.types.is_numeric_dtype(frame[column]) for column in unread):
+            notes[-1] += "; targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
     grouped = variates is not None or bool(roles)
     groups = [("series-0" if grouped else "", np.arange(len(frame)))] if ids is None else _groups(ids)
     grids: list[Grid] | None = None
@@ -93,7 +96,7 @@ def from_frame(
         grid = None if grids is None else grids[place]
         for item in items:
             name = group if len(items) == 1 and (grouped or group) else "/".join(filter(None, (group, str(item[0]))))
-            for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates, frame.index):
+            for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates):
                 row |= {} if grouped else {"ids": name, "variates": ""}
                 series.append(row | {"groups": name, "starts": None if grid is None else grid.start})
     return batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes))
@@ -105,7 +108,6 @@ def _item_rows(
     grid: Grid | None,
     targets: Sequence[tuple[Hashable, np.ndarray]],
     covariates: Mapping[Hashable, tuple[str, np.ndarray, tuple[str, ...] | None]],
-    labels: pd.Index,
 ) -> list[dict[str, Any]]:
     """Return the series of one item as fields of a batch: its targets, then its covariates."""
     members: list[tuple[Any, ...]] = [(column, "target", values, None) for column, values in targets]
@@ -118,15 +120,6 @@ def _item_rows(
             raise InputError(f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r} has no value")
         end = int(present[-1]) + 1
 
-    def step_label(step: int) -> str:
-        if grid is None:
-            return f"row {labels[rows[end + step]]}"
-        at = np.flatnonzero(grid.places == end + step)
-        row = f"row {labels[rows[grid.order[at[0]]]]}" if len(at) else "no row has it"
-        if grid.start is None or grid.freq is None:
-            return row
-        return f"{pd.date_range(grid.start, periods=end + step + 1, freq=grid.freq)[-1]} ({row})"
-
     out = []
     for (column, role, _, categories), values in zip(members, series, strict=True):
         future = None
@@ -134,7 +127,6 @@ def _item_rows(
             finite = np.flatnonzero(np.isfinite(values[end:]))
             # a gap before the missing values at the end stays, to be refused
             future = values[end:][: finite[-1] + 1 if len(finite) else 0]
-            refuse_gaps(future, f"{name}/{column}", step_label)
         row = {"values": values[:end], "ids": f"{name}/{column}", "variates": str(column)}
         out.append(row | {"roles": role, "futures": future, "categories": categories})
     return out
@@ -190,21 +182,6 @@ def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarr
         )
 
 
-def _note_unread(frame: pd.DataFrame, unread: Sequence[Hashable]) -> list[str]:
-    if not unread:
-        return []
-    examples = []
-    for column in unread:
-        # a damaged cell may keep a column from being one of numbers
-        odd = (cell for cell in frame[column] if isinstance(cell, str) and not re.fullmatch(NUMBER, cell.strip()))
-        text = next(odd, None)
-        examples.append(f"{str(column)!r}" + ("" if text is None else f" (text such as {text[:60]!r})"))
-    note = f"not read: {'columns' if len(unread) > 1 else 'column'} {', '.join(examples)}"
-    if any(pd.api.types.is_numeric_dtype(frame[column]) for column in unread):
-        note += "; targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
-    return [note]
-
-
 def _values(frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashable | None]) -> list[Hashable]:
     columns = value_columns(frame.columns, names, others)
     if columns is not None:
@@ -229,8 +206,8 @@ def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
 
 def flat(
     frame: pd.DataFrame, id_column: str | None, time_column: str | None
-) -> tuple[pd.DataFrame, str | None, str | None, list[str]]:
-    """Turn the levels of a frame's index into columns; also return those of ids and timestamps, and notes."""
+) -> tuple[pd.DataFrame, str | None, str | None]:
+    """Turn the levels of a frame's index into columns; also return those of ids and timestamps."""
     if frame.columns.nlevels > 1:
         raise InputError(f"the frame's columns have {frame.columns.nlevels} levels, expected one name per column")
     if frame.empty and not (len(frame) and frame.index.nlevels > 1):
@@ -247,8 +224,7 @@ def flat(
     elif names and time_column is None and _is_time(index) and find(frame.columns, TIME_COLUMNS) is None:
         time_column = names[0]
     frame = frame.set_axis(index.set_names(names)).reset_index() if names else frame
-    frame, notes = _without_row_numbers(frame, {id_column, time_column})
-    return frame, id_column, time_column, notes
+    return _without_row_numbers(frame, {id_column, time_column}), id_column, time_column
 
 
 def _index_names(index: pd.Index, id_column: str | None, time_column: str | None) -> list[str]:
@@ -270,9 +246,7 @@ def _is_time(index: pd.Index) -> bool:
 def _levels(index: Any, names: list[str], id_column: str | None, time_column: str | None) -> tuple[str, str]:
     """Tell the levels of ids and timestamps."""
     dated = [name for name, level in zip(names, index.levels, strict=True) if holds_dates(level.dtype)]
-    contrary = find(dated, ID_COLUMNS) is not None or find(names, TIME_COLUMNS) not in (None, *dated)
-    if time_column is None and not (len(dated) == 1 and contrary):
-        time_column = dated[0] if len(dated) == 1 else find(names, TIME_COLUMNS)
+    time_column = time_column or find(names, TIME_COLUMNS) or (dated[0] if len(dated) == 1 else None)
     others = [name for name in names if name != time_column]
     if id_column is None:
         id_column = others[0] if len(others) == 1 else find(others, ID_COLUMNS)
@@ -284,24 +258,19 @@ def _levels(index: Any, names: list[str], id_column: str | None, time_column: st
     return id_column, time_column
 
 
-def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None]) -> tuple[pd.DataFrame, list[str]]:
+def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None]) -> pd.DataFrame:
     """Drop columns without a name that are empty or number the rows, as ``to_csv`` makes of an index."""
-    notes: list[str] = []
     for name in frame.columns:
         if name in keys or not re.fullmatch(r"(Unnamed: \d+)?", str(name)):
             continue
         column, is_first = frame[name], name == frame.columns[0]
         numeric = pd.api.types.is_numeric_dtype(column)
-        if column.isna().all():
+        counts = is_first and numeric and (column % 1 == 0).all() and column.is_monotonic_increasing
+        if counts or column.isna().all():
             frame = frame.drop(columns=name)
-        elif (
-            is_first and numeric and column.notna().all() and (column % 1 == 0).all() and column.is_monotonic_increasing
-        ):
-            frame = frame.drop(columns=name)
-            notes.append("the first column has no name and numbers the rows; it is not read")
         elif numeric or not is_first:
             raise InputError(f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r}; give it one")
-    return frame, notes
+    return frame
 
 
 def key_and_time(
@@ -372,8 +341,7 @@ def covariate_roles(
             if name in other_columns:
                 raise InputError(f"column {name!r} holds the ids or timestamps and cannot be a covariate")
             if name in roles:
-                again = "leave one out" if roles[name] == role else f"as {roles[name]} and as {role}; choose one"
-                raise InputError(f"covariate {name!r} is named twice, {again}")
+                raise InputError(f"covariate {name!r} is named twice, as {roles[name]} and as {role}; choose one")
             roles[name] = role
     return roles
 

@@ -88,20 +88,6 @@ def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
     return tuple(configs)
 
 
-def published_seasonal_naive() -> pd.DataFrame:
-    """Return the leaderboard's scores of Seasonal_Naive: columns MASE and CRPS, one row per configuration's key.
-
-    Source:
-        GIFT-Eval leaderboard, columns MASE[0.5] and mean_weighted_sum_quantile_loss of Seasonal_Naive.
-
-    Example:
-        >>> list(data.published_seasonal_naive().columns)
-        ['MASE', 'CRPS']
-    """
-    scores = _table().set_index("key").filter(like="seasonal_naive_")
-    return scores.rename(columns=lambda name: name.removeprefix("seasonal_naive_")).astype(float)
-
-
 def gift_eval(
     path: str | Path | None = None,
     configs: str | Sequence[str] = ("*",),
@@ -125,8 +111,6 @@ def gift_eval(
     Example:
         >>> data.gift_eval("path/to/gift-eval", "m4_*")  # doctest: +SKIP
     """
-    if missing not in ("error", "skip"):
-        raise unknown_name("way to treat missing folders", missing, ("error", "skip"))
     by_key = {config.key: config for config in gift_eval_configs()}
     keys = matching("GIFT-Eval configuration", configs, list(by_key), "gift_eval_configs() lists all 97.")
     selection = [by_key[key] for key in keys]

@@ -253,8 +253,9 @@ def grids_of(
         except InputError as error:
             errors.append(error)
             continue
-        if times.utc is not None and clock != "UTC":
-            _check_order(times, groups, grids, rows)
+        for (group, places), grid in zip(groups, grids, strict=True):
+            if times.utc is not None and (np.diff(times.utc[places[grid.order]]) <= np.timedelta64(0)).any():
+                raise InputError(f"series {group!r} goes forward on {clock}, not in UTC; one of the offsets is wrong")
         if times.utc is not None and (times.utc != times.clock).any():
             notes.append(f"timestamps have offsets from UTC; the series stand on the grid of {clock}")
         for (group, _), grid in zip(groups, grids, strict=True):
@@ -262,20 +263,6 @@ def grids_of(
             notes += [f"{group}: {missing} missing timestamps were filled with NaN"] if missing else []
         return grids, notes
     raise errors[0]
-
-
-def _check_order(times: Times, groups: Sequence[tuple[str, np.ndarray]], grids: Sequence[Grid], rows: pd.Index) -> None:
-    """Refuse steps that are regular on the local clock and do not go forward in UTC."""
-    for (group, rows_of_group), grid in zip(groups, grids, strict=True):
-        in_order = rows_of_group[grid.order]
-        back = np.flatnonzero(np.diff(times.instants[in_order]) <= np.timedelta64(0))
-        if len(back):
-            pair = in_order[back[0] : back[0] + 2]
-            clock, utc = (" to ".join(map(_text, stamps[pair])) for stamps in (times.clock, times.instants))
-            raise InputError(
-                f"series {group!r} goes from {clock} on the local clock (rows {rows[pair[0]]} and {rows[pair[1]]}), "
-                f"but from {utc} in UTC; one of the offsets is wrong"
-            )
 
 
 def _all_grids(

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from datetime import date, timedelta
+from collections.abc import Hashable, Iterable
 from decimal import Decimal
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import xarray as xr
-from pyarrow import interchange
 
 from tsfm_lens.errors import InputError
 
@@ -19,15 +17,8 @@ _WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
     getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
     for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 }
-_CURES: tuple[tuple[str, tuple[type, ...], str], ...] = (
-    ("c", (complex, np.complexfloating), "give its .real, .imag or absolute value"),
-    ("m", (timedelta, np.timedelta64), "divide by a unit, as in values / np.timedelta64(1, 'h')"),
-    ("M", (date, np.datetime64, pd.Period), "make numbers or categories of dates, such as the weekday"),
-    ("S", (bytes,), "decode bytes to text, as with values.astype(str)"),
-    ("", (list, tuple, np.ndarray), "rows that hold a whole series each are entries: frame.to_dict('records')"),
-    ("V", (np.void,), "a structured array is a table, which pd.DataFrame(array) reads"),
-)
-"""Kinds of arrays and types of objects that are no real numbers, and how to make some of them."""
+_NO_NUMBERS = "cmMSV"
+"""Kinds of arrays that are no real numbers: complex, durations, dates, bytes and records."""
 
 
 def to_floats(values: Any, what: str) -> np.ndarray:
@@ -59,9 +50,8 @@ def plain_array(values: Any, what: str) -> np.ndarray:
             array = np.array(values, dtype=object)  # else numbers beside text become text
     except (ValueError, TypeError, RuntimeError) as error:
         raise InputError(f"{what} is not a regular array of numbers: {error}") from error
-    for kind, _, cure in _CURES:
-        if array.dtype.kind == kind:
-            raise InputError(f"{what} holds {array.dtype}, expected real numbers; {cure}")
+    if array.dtype.kind in _NO_NUMBERS:
+        raise InputError(f"{what} holds {array.dtype}, expected real numbers")
     if missing is not None:
         array = np.where(missing, np.nan, array.astype(object) if array.dtype.kind in "OUS" else array)
     return array
@@ -121,8 +111,7 @@ def _number(item: object, position: int, what: str) -> float:
             return float(item)
     except (OverflowError, ValueError) as error:
         raise InputError(f"{what} holds a number beyond double precision at position {position}") from error
-    cure = next((f"; {cure}" for _, types, cure in _CURES if isinstance(item, types)), "")
-    raise InputError(f"{what} holds {item!r} at position {position}, which is not a number{cure}")
+    raise InputError(f"{what} holds {item!r} at position {position}, which is not a number")
 
 
 def texts(values: Any, what: str) -> tuple[str, ...]:
@@ -140,14 +129,8 @@ def label(value: Any, what: str) -> str:
         return str(value)
     if isinstance(value, Decimal):
         return format(value, "f")
-    if isinstance(value, bytes):
-        raise InputError(f"{what} is {value[:60]!r}, bytes and no text; decode it, as with .decode('utf-8')")
-    try:
-        hash(value)
-    except TypeError:
-        raise InputError(
-            f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a number; make one text of it"
-        ) from None
+    if isinstance(value, bytes) or not isinstance(value, Hashable):
+        raise InputError(f"{what} is {type(value).__name__} ({str(value)[:60]}), expected text or a number")
     return str(value)
 
 
@@ -167,14 +150,10 @@ def id_texts(column: pd.Series, name: str) -> np.ndarray:
     text_codes, _ = pd.factorize(ids)
     odd = np.flatnonzero(codes != text_codes)
     if len(odd):
-        row = odd[0]
-        first = np.flatnonzero((codes == codes[row]) | (text_codes == text_codes[row]))[0]
-        why = (
-            f"that differ but read alike: {ids[row]!r}, as text and as a number"
-            if ids[first] == ids[row]
-            else f"that are equal but read differently: {ids[first]!r} and {ids[row]!r}"
+        raise InputError(
+            f"column {name!r} holds a value like {ids[odd[0]]!r} that reads alike and differs, or is equal and reads "
+            "differently, such as 1 and '1', or 1 and 1.0; write all of them as text"
         )
-        raise InputError(f"column {name!r} holds values {why}; write all of them as text")
     return ids
 
 
@@ -190,8 +169,6 @@ def to_pandas(data: Any) -> Any:
             data = data.collect()  # polars' lazy frame
         if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
             return _from_capsule(data)
-        if hasattr(data, "__dataframe__"):
-            return from_arrow(interchange.from_dataframe(data))
     except Exception as error:
         # any library's own errors, for values that Arrow does not have
         raise InputError(f"the {name} cannot be converted to pandas: {error}; give the pandas frame itself") from error
@@ -235,18 +212,12 @@ def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
 
 
 def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:
-    variables = {"": data} if isinstance(data, xr.DataArray) else dict(data.data_vars)
-    dimensions = {name: tuple(map(str, each.dims)) for name, each in variables.items()}
-    listing = "; ".join(f"{name}: {', '.join(dims)}" if name else ", ".join(dims) for name, dims in dimensions.items())
-    if len(set(map(frozenset, dimensions.values()))) != 1:
+    variables = [data] if isinstance(data, xr.DataArray) else list(data.data_vars.values())
+    if not 1 <= len(data.dims) <= 2 or any(set(each.dims) != set(data.dims) for each in variables):
         raise InputError(
-            f"the variables of the Dataset differ in their dimensions ({listing or 'it has none'}); select those of "
-            "one shape, as in dataset[['load', 'price']]"
-        )
-    if not 1 <= len(next(iter(dimensions.values()))) <= 2:
-        raise InputError(
-            f"the {type(data).__name__} has the dimensions ({listing}), expected time, or time and series; select with "
-            ".isel(…), or make columns of one dimension with .to_dataset(…) and name them with variates=[…]"
+            f"the {type(data).__name__} has the dimensions ({', '.join(map(str, data.dims))}), expected time, or time "
+            "and series, of all variables alike; select with .isel(…), or make columns of one dimension with "
+            ".to_dataset(…) and name them with variates=[…]"
         )
     plain = data.reset_coords(drop=True)
     return plain.to_series() if isinstance(plain, xr.DataArray) else plain.to_dataframe()

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ByteSize, Field, ValidationError, model_validator
 
 from tsfm_lens.data.checked import Strict, Texts, complaints, read_fields
 from tsfm_lens.data.evaluation import EvaluationSet
@@ -15,7 +14,6 @@ from tsfm_lens.sweep.plan.data_sources import SOURCES, Source
 
 Part = Literal["both", "heads", "mlp"]
 How = Literal["zero", "mean", "resample", "noise"]
-UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
 
 class ModelConfig(Strict):
@@ -54,7 +52,6 @@ class Heads(Strict):
     """Every head by itself; ``paired`` takes self- and cross-attention heads of one index together."""
 
     paired: bool = False
-    kind: str | None = None
 
 
 class HeadsPerLayer(Strict):
@@ -155,19 +152,9 @@ class SweepConfig(Strict):
     how: How = "zero"
     reference_windows: int = Field(default=32, ge=1)
     seed: int = Field(default=0, ge=0)
-    memory: int | None = Field(default=None, ge=1)
+    memory: ByteSize | None = Field(default=None, ge=1)
     devices: tuple[str, ...] = ()
     statistics: Statistics = Statistics()
-
-    @field_validator("memory", mode="before")
-    @classmethod
-    def _bytes(cls, value: Any) -> Any:
-        if not isinstance(value, str):
-            return value
-        amount = re.fullmatch(r"\s*([\d.]+)\s*([A-Za-z]*)\s*", value)
-        if amount is None or amount[2].upper() not in UNITS:
-            raise ValueError(f"{value!r} is no amount of memory, write it like '4 GB'")
-        return int(float(amount[1]) * UNITS[amount[2].upper()])
 
     @model_validator(mode="after")
     def _names(self) -> SweepConfig:

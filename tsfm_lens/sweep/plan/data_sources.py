@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Sequence
 from datetime import date
 from glob import iglob
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
-import numpy as np
 from pydantic import BeforeValidator, Field
 
 from tsfm_lens.data.bundled import bundled_names
 from tsfm_lens.data.checked import Strict, Texts
 from tsfm_lens.data.dysts_sets import dysts_sets
-from tsfm_lens.data.evaluation import EvaluationSet, Window
+from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.data.evaluation_sources import gluonts_file, holdout_sets
 from tsfm_lens.data.files import READABLE
 from tsfm_lens.data.gift_eval import gift_eval, gift_eval_folder
@@ -132,7 +129,6 @@ class Dysts(_Cut):
 
     source: Literal["dysts"]
     systems: Texts = ("*",)
-    path: str | None = None
     horizon: int = Field(default=512, ge=1)
     points: int = Field(default=4096, ge=2)
     periods: float = Field(default=40, gt=0)
@@ -150,30 +146,3 @@ class Dysts(_Cut):
 Source = Annotated[GiftEval | Folder | Bundled | File | Gluonts | Dysts, Field(discriminator="source")]
 _KINDS: tuple[type[Strict], ...] = (GiftEval, Folder, Bundled, File, Gluonts, Dysts)
 SOURCES = {get_args(kind.model_fields["source"].annotation)[0]: kind for kind in _KINDS}
-
-
-def repeats(sets: Sequence[EvaluationSet]) -> dict[str, str]:
-    """Describe, by name, the sets with windows that an earlier set has too."""
-    first: dict[bytes, str] = {}
-    notes = {}
-    for dataset in sets:
-        steps = [key for window in dataset.windows if (key := _steps(window)) is not None]
-        owners = [first[key] for key in steps if key in first]
-        if owners:
-            others = " and ".join(sorted(set(owners)))
-            notes[dataset.name] = (
-                f"{len(owners)} of {len(dataset)} windows are also in {others}, and intervals count them as "
-                "independent: leave one of the datasets out."
-            )
-        for key in steps:
-            first.setdefault(key, dataset.name)
-    return notes
-
-
-def _steps(window: Window) -> bytes | None:
-    """Hash what identifies the steps of a window: its truth and the end of its context; None if all are alike."""
-    label = np.asarray(window.label, dtype=np.float64)
-    if len(np.unique(label[np.isfinite(label)])) < 2:
-        return None
-    end = np.asarray(window.context[:, -label.shape[1] :], dtype=np.float64)
-    return hashlib.sha256(repr(label.shape).encode() + label.tobytes() + end.tobytes()).digest()

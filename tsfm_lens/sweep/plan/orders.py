@@ -1,4 +1,4 @@
-"""Orders in which the heads of a layer are ablated: by weights, activations, gradients, or at random."""
+"""Orders in which the heads of a layer are ablated: by weights, activations, or at random."""
 
 from __future__ import annotations
 
@@ -12,22 +12,17 @@ import torch
 import xarray as xr
 from torch import Tensor
 
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.hooks.wiring import Stack
-from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time, head_entropy
-from tsfm_lens.probes.attribution import attribute
-from tsfm_lens.probes.similarity import head_entropy_of_writes, item_groups, mean_over_tokens
+from tsfm_lens.probes.similarity import head_entropy_of_writes, mean_over_tokens
 from tsfm_lens.probes.weights import head_spectra
 
 ENDS = ("low", "high")
 FROM_WEIGHTS = ("stable_rank", "random")
 # of random choices in one sweep; each is as many runs as a named one
 MOST_RANDOM = 1000
-_ITEMS = 8  # items of a batch that pass together
 
 
 def needs_series(order: str) -> bool:
@@ -143,73 +138,6 @@ def _norm(run: Run, kind: str) -> xr.DataArray:
     return _array(lengths["mean"].values.mean(axis=1), lengths["layer"].values)
 
 
-def _attribution(run: Run, kind: str) -> xr.DataArray:
-    stack = run.lens.wiring.output_stack
-    how = "expected_value" if run.tokens_read else "lens_difference"
-    total = np.zeros((stack.n_layers, stack.n_heads))
-    for group in item_groups(run, _ITEMS):
-        # the quadrature of the path integral is not needed
-        data = attribute(group, nodes=1)
-        effect = abs(data["attribution"].sel(decomposition=how))
-        if "quantile" in effect.dims:
-            effect = effect.sel(quantile=0.5, method="nearest")
-        by_component = effect.mean("step").transpose("component", "series").values @ (1 / _spreads(group.batch))
-        for place, component_kind in enumerate(data["kind"].values):
-            head = int(data["head"].values[place])
-            if component_kind == kind and head >= 0:
-                total[int(data["layer_index"].values[place]), head] += by_component[place]
-    layers = stack.layers_with(kind)[1]
-    return _array(total[layers] / len(run.batch), layers)
-
-
-def _gradient(run: Run, kind: str) -> xr.DataArray:
-    refuse_gradients(run.lens.wiring)
-    if run.batch.multivariate:
-        raise InputError("gradients of variates that see each other cannot be told apart; rank by another score")
-    stack = run.lens.wiring.output_stack
-    layers = stack.layers_with(kind)[1]
-    total = np.zeros((len(layers), stack.n_heads))
-    for group in item_groups(run, _ITEMS):
-        effect = _first_order(group, stack, kind, layers)
-        total += np.einsum("lshn,s->lh", np.abs(effect), 1 / _spreads(group.batch)) / run.horizon
-    return _array(total / len(run.batch), layers)
-
-
-def _first_order(run: Run, stack: Stack, kind: str, layers: list[int]) -> np.ndarray:
-    """Compute (layer, series, head, step): activation times gradient of the point forecast, summed over tokens."""
-    # taken before other hooks are set
-    lens, encoded = run.lens, run.encoded
-    points = [f"{stack.prefix}.{layer}.{kind}.hook_z" for layer in layers]
-    activations: dict[str, Tensor] = {}
-
-    def keep(value: Tensor, hook: Any) -> Tensor:
-        # the copy is what the model goes on with, so that the forecast depends on it
-        activations[hook.name] = value.clone()
-        return activations[hook.name]
-
-    with torch.enable_grad(), lens.hooks([(point, keep) for point in points]):
-        forecast = run.read(lens.forward(encoded), encoded)
-        at = [activations[point] for point in points]
-        slopes = []
-        for step in range(run.horizon):
-            gradients = torch.autograd.grad(forecast[:, step].sum(), at, retain_graph=True)
-            products = [(z * slope).sum(dim=(1, 3)).detach() for z, slope in zip(at, gradients, strict=True)]
-            slopes.append(torch.stack(products))
-    effects = torch.stack(slopes, dim=-1).cpu().double().numpy()
-    if not np.isfinite(effects).all():
-        raise InputError(
-            f"{lens.wiring.architecture} has no finite gradient on these series, as where padding is divided by its "
-            "zero norm; take series of one length, or rank by another score"
-        )
-    return effects
-
-
-def _spreads(batch: SeriesBatch) -> np.ndarray:
-    """Return the (series,) standard deviations of the contexts; 1 for a constant one."""
-    deviations = np.array([np.nanstd(values) for values in batch.values])
-    return np.where(deviations > 0, deviations, 1.0)
-
-
 def _array(values: np.ndarray, layers: Iterable[int]) -> xr.DataArray:
     coords = {"layer": list(map(str, layers)), "head": range(values.shape[1])}
     return xr.DataArray(values, dims=("layer", "head"), coords=coords)
@@ -223,8 +151,6 @@ _SCORES: dict[str, tuple[Callable[[Run, str], xr.DataArray] | None, str]] = {
         "tsfm-lens paper, section 4 (S3-HENT)",
     ),
     "output_norm": (_norm, "norm of the head's write"),
-    "attribution": (_attribution, "tsfm-lens paper, section 2 (S3-DLA)"),
-    "gradient": (_gradient, "Nanda 2023 (attribution patching)"),
     "random": (None, "tsfm-lens paper, appendix B (S3-ORD)"),
 }
 """Measure on data, if there is one, and source of each score."""

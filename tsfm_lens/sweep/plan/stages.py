@@ -164,7 +164,7 @@ class ModelPlan:
             for grow in variants.ranges.grow:
                 entries += planner.ranges(grow, variants.ranges.parts)
         if variants.heads:
-            entries += planner.heads(paired=variants.heads.paired, kind=variants.heads.kind)
+            entries += planner.heads(paired=variants.heads.paired)
         if variants.heads_per_layer:
             for order in parse_orders(variants.heads_per_layer.orders):
                 entries += planner.heads_per_layer(order, self._rankings[order], variants.heads_per_layer.counts)

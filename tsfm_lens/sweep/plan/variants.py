@@ -22,7 +22,6 @@ from tsfm_lens.sweep.plan.orders import order_words
 from tsfm_lens.sweep.statistics.scores import PLAIN
 
 PARTS = ("both", "heads", "mlp")
-EVERY_KIND = "all"
 _MOVES = {"outward": ("up", "down"), "up": ("up",), "down": ("down",)}
 TAGS = (
     *("part", "first", "last", "layer", "kind", "head", "order"),
@@ -102,14 +101,10 @@ def plan_frame(entries: Iterable[PlanEntry]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns, dtype=object).astype({"spec_seed": int})
 
 
-def kinds_of(stack: Stack, layer: int, kind: str | None = None, *, paired: bool = True) -> list[str]:
+def kinds_of(stack: Stack, layer: int, *, paired: bool = True) -> list[str]:
     """Return the kinds of attention whose heads are selected, as far as a layer has them."""
     here = [row.kind for row in stack.attentions(layer)]
-    if kind == EVERY_KIND:
-        return here
-    if kind is not None:
-        selected = [stack.layers_with(kind)[0]]
-    elif paired:
+    if paired:
         over_time = {row.kind for each in range(stack.n_layers) for row in stack.attentions(each) if row.over == "time"}
         selected = [each for each in stack.attention_kinds() if each in over_time] or stack.attention_kinds()
     else:
@@ -198,11 +193,11 @@ class VariantPlanner:
         single = {"layer": first} if first == last else {}
         return [self._entry(family, label, components, part=part, first=first, last=last, **single)]
 
-    def heads(self, *, paired: bool = False, kind: str | None = None) -> list[PlanEntry]:
+    def heads(self, *, paired: bool = False) -> list[PlanEntry]:
         """Plan every head by itself."""
         stack, entries = self.stack, []
         for layer in range(stack.n_layers):
-            kinds = kinds_of(stack, layer, kind, paired=paired)
+            kinds = kinds_of(stack, layer, paired=paired)
             for group in [kinds] if paired and kinds else [[each] for each in kinds]:
                 words = "+".join(group)
                 for head in range(stack.n_heads):

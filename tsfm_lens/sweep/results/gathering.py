@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.ablation.search import SearchResult, better, is_random
+from tsfm_lens.ablation.search import is_random
 from tsfm_lens.errors import InputError
 from tsfm_lens.stats import holm
 from tsfm_lens.sweep.plan.config import Statistics, parse_config
@@ -194,14 +194,10 @@ def heads_at(
         return None
     table = pd.DataFrame(search_rows).assign(judged_by=metric, order_stands=False, leads="")
     table["ablated"] = table["of"] - table["kept"]
-    table["better"] = False
+    # the order that keeps fewest heads, then changes least; those at random only among themselves
+    ranked = table.assign(random=table["order"].map(is_random)).sort_values(["random", "kept", "change"], kind="stable")
+    table["better"] = table.index.isin(ranked.drop_duplicates(["model", "layer"]).index)
     for model, rows_of_model in table.groupby("model", sort=False):
-        for _, rows in rows_of_model.groupby("layer"):
-            searches = {}
-            for _, row in rows.iterrows():
-                result = (row["kept"], row["of"], row["change"], tolerance, search, row["evaluations"])
-                searches[row["order"]] = SearchResult(*result, False, False)
-            table.loc[rows.index[rows["order"] == better(searches)[0]], "better"] = True
         counts = results.of(str(model), "head_counts")
         best_rows = table.loc[rows_of_model.index][table.loc[rows_of_model.index, "better"]]
         table.loc[best_rows.index, "order_stands"] = _orders_that_stand(results, counts, best_rows, metric)
@@ -463,16 +459,10 @@ def _notes(record: SavedPlan, is_finished: pd.Series, n_unused: int, gaps: list[
     if missing:
         words = "".join(f"; {reason}" for reason in gaps)
         notes.append(
-            f"This sweep is not finished: of {len(is_finished)} cells planned so far {missing} "
-            f"{'is' if missing == 1 else 'are'} missing. Variants are compared on the same windows only{words}."
+            f"This sweep is not finished: of {len(is_finished)} cells planned so far {missing} are missing. Variants "
+            f"are compared on the same windows only{words}."
         )
     if n_unused:
-        what = "a cell" if n_unused == 1 else f"{n_unused} cells"
-        notes.append(f"The store holds {what} of other configurations, which is not used here.")
+        notes.append(f"The store holds cells of other configurations, {n_unused} that are not used here.")
     notes += [f"{dataset['name']}: {note}" for dataset in about["datasets"] for note in dataset["notes"]]
-    heavy = record.entries[record.entries["family"].isin(["recipes", "random"])]
-    for (model, recipe), entries in heavy.groupby(["model", "recipe"], sort=False):
-        # where all random choices are the selected heads, there is nothing to compare
-        if (entries["family"] == "random").any() and entries["variant"].nunique() == 1:
-            notes.append(f"{model}: {recipe} takes all heads of its layers, so that no random choice differs from it.")
     return notes

@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -32,16 +32,13 @@ from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, forecas
 from tsfm_lens.sweep.store.files import cell_key
 from tsfm_lens.sweep.store.folder import Store
 
-# of the context in one pass of a model that takes patches
-_TOKENS = 64
 LEVELS = tuple(level / 10 for level in range(1, 10))
 # raised whenever the same cell would be given other numbers
 NUMERICS = 1
 
 
-@dataclass(frozen=True, eq=False)
-class Chunk:
-    """Windows of one dataset that are forecast together."""
+class Windows(NamedTuple):
+    """Loaded windows of a chunk, a series a row."""
 
     dataset: str
     batch: SeriesBatch
@@ -51,13 +48,9 @@ class Chunk:
     windows: tuple[int, ...]
     variates: tuple[int, ...]
 
-    def load(self) -> Chunk:
-        """Return the chunk itself, as it is where it was sent."""
-        return self
 
-
-class ChunkSource:
-    """Chunk that is loaded when it is needed, and travels between processes as loaded."""
+class Chunk:
+    """Windows of one dataset that are forecast together, loaded when needed; between processes they travel loaded."""
 
     def __init__(
         self, dataset: EvaluationSet, indices: Sequence[int], context_length: int | None, univariate: bool = False
@@ -67,42 +60,39 @@ class ChunkSource:
         self.dataset = dataset.name
         self.fingerprint = dataset.fingerprint(self._indices)
         self.series = sum(len(dataset.windows[index].label) for index in self._indices)
-        self.horizon = dataset.horizon
+        self._loaded: Windows | None = None
 
-    def load(self) -> Chunk:
-        """Load the chunk."""
+    def load(self) -> Windows:
+        """Load the windows, where they were not sent."""
+        if self._loaded is not None:
+            return self._loaded
         batch, truth = self._set.batch(self._indices, self._context)
         if self._univariate:
             batch = replace(batch, groups=batch.ids, variates=("",) * len(batch))
         windows = [self._set.windows[i] for i in self._indices]
         places = [(window.item, window.index, v) for window in windows for v in range(window.n_variates)]
-        return Chunk(self.dataset, batch, truth, self._set.scales(self._indices), *zip(*places, strict=True))
+        return Windows(self.dataset, batch, truth, self._set.scales(self._indices), *zip(*places, strict=True))
 
     def seasonal_naive(self) -> np.ndarray:
         """Forecast the whole contexts by the seasonal naive method, (series, quantile, step)."""
         return self._set.seasonal_naive(self._indices, LEVELS)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Chunk.load, (self.load(),)
-
-
-@dataclass(frozen=True)
-class CellGroup:
-    """Cells that run side by side: some variants of one model on one chunk."""
-
-    model: ModelConfig
-    specs: tuple[VariantSpec, ...]
-    seed: int = 0
-    distance_steps: int = 64
-    memory: int | None = field(default=None, compare=False)
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_loaded": self.load()}
 
 
 @dataclass(frozen=True, eq=False)
-class Shared:
-    """Windows that the groups of one chunk share, and those on which "mean" and "resample" are recorded."""
+class ChunkPlace:
+    """Chunk where all variants of a model run, and the windows on which "mean" and "resample" are recorded."""
 
-    chunk: ChunkSource | Chunk
-    reference: ChunkSource | Chunk | None = None
+    number: int
+    look: int
+    chunk: Chunk
+    reference: Chunk | None
+    model: ModelConfig
+    seed: int
+    distance_steps: int
+    memory: int | None
 
 
 def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
@@ -162,47 +152,47 @@ def shown_steps(lens: Lens, config: ModelConfig) -> int:
     return longest if config.context_length is None else min(longest, config.context_length)
 
 
-def run_cells(lens: Lens, group: CellGroup, shared: Shared, cells: Sequence[str]) -> pa.Table:
-    """Forecast and score the cells of a group, ``cells`` by key, with the plain model beside them."""
-    chunk = shared.chunk.load()
-    horizon, reference = chunk.truth.shape[1], None
-    if hows := sorted({spec.how for spec in group.specs} & {"mean", "resample"}):
+def run_cells(lens: Lens, specs: Sequence[VariantSpec], shared: ChunkPlace, cells: Sequence[str]) -> pa.Table:
+    """Forecast and score variants on a chunk, ``cells`` by key, with the plain model beside them."""
+    windows = shared.chunk.load()
+    horizon, reference = windows.truth.shape[1], None
+    if hows := sorted({spec.how for spec in specs} & {"mean", "resample"}):
         # a sweep with one of them has reference windows
         assert shared.reference is not None
         recorded = shared.reference.load()
         reference = reference_activations(lens, hows[0], recorded.batch, recorded.truth.shape[1])
-    variants = [Variant("plain", ()), *(spec.to_variant(lens, reference, horizon) for spec in group.specs)]
+    variants = [Variant("plain", ()), *(spec.to_variant(lens, reference, horizon) for spec in specs)]
     forecasts = forecast_variants(
         lens,
-        chunk.batch,
+        windows.batch,
         horizon,
         variants,
         quantiles=LEVELS,
-        num_samples=group.model.num_samples,
-        seed=group.seed,
-        memory=group.memory,
+        num_samples=shared.model.num_samples,
+        seed=shared.seed,
+        memory=shared.memory,
         # such a variant's metrics are undefined, and the others go on
         non_finite="keep",
     )
-    count = len(group.specs)
+    count = len(specs)
     # all variants are scored at once: series of every variant stand one below the other
     quantiles = _stack_variants(forecasts.quantiles[1:])
     samples = None if forecasts.samples is None else _stack_variants(forecasts.samples[1:])
     scores = window_scores(
-        np.tile(chunk.truth, (count, 1)),
+        np.tile(windows.truth, (count, 1)),
         quantiles,
         LEVELS,
-        np.tile(chunk.scale, count),
+        np.tile(windows.scale, count),
         samples=samples,
         mean=_stack_variants(forecasts.mean[1:]),
     )
     middle = forecasts.quantiles[:, :, LEVELS.index(0.5)]
     plain = np.tile(middle[0], (count, 1))
-    scores |= forecast_distances(_stack_variants(middle[1:]), plain, steps=group.distance_steps)
-    return _table(chunk, cells, group.model.title, [spec.id for spec in group.specs], scores)
+    scores |= forecast_distances(_stack_variants(middle[1:]), plain, steps=shared.distance_steps)
+    return _table(windows, cells, shared.model.title, [spec.id for spec in specs], scores)
 
 
-def run_naive(chunk: ChunkSource, cell: str) -> pa.Table:
+def run_naive(chunk: Chunk, cell: str) -> pa.Table:
     """Score the seasonal naive forecast, whose error the errors of all models are divided by."""
     windows = chunk.load()
     scores = window_scores(windows.truth, chunk.seasonal_naive(), LEVELS, windows.scale)
@@ -219,10 +209,10 @@ class CellWorker:
         self._open_model = lru_cache(maxsize=1)(lambda config: open_model(config, device))
 
     def __call__(self, task: GroupTask) -> pa.Table:
-        """Compute the rows of a task whose payload is a :class:`CellGroup` and whose data is :class:`Shared`."""
-        group: CellGroup = task.payload
-        lens = self._lenses.get(group.model.title) or self._open_model(group.model)
-        return run_cells(lens, group, task.data, task.cells)
+        """Compute the rows of a task whose payload are variants and whose data is a :class:`ChunkPlace`."""
+        model = task.data.model
+        lens = self._lenses.get(model.title) or self._open_model(model)
+        return run_cells(lens, task.payload, task.data, task.cells)
 
 
 def open_model(config: ModelConfig, device: str | None = None) -> Lens:
@@ -234,9 +224,8 @@ def open_model(config: ModelConfig, device: str | None = None) -> Lens:
     try:
         torch.empty(0, device=where)
     except (RuntimeError, AssertionError) as error:
-        gpus = ", ".join(f"cuda:{index}" for index in range(torch.cuda.device_count()))
         reason = str(error).splitlines()[0]
-        raise InputError(f"device {where!r} of {config.title} cannot be used ({reason}); there is cpu {gpus}") from None
+        raise InputError(f"device {where!r} of {config.title} cannot be used: {reason}") from None
     return load(config.source, revision=config.revision, device=where, dtype=config.dtype, check=False)
 
 
@@ -246,11 +235,11 @@ def _stack_variants(values: np.ndarray) -> np.ndarray:
 
 
 def _table(
-    chunk: Chunk, cells: Sequence[str], model: str, variants: Sequence[str], scores: Mapping[str, np.ndarray]
+    windows: Windows, cells: Sequence[str], model: str, variants: Sequence[str], scores: Mapping[str, np.ndarray]
 ) -> pa.Table:
     # one variant after the other, and within it one series after the other
-    place = np.repeat(np.arange(len(cells)), len(chunk.batch))
-    series = np.tile(np.arange(len(chunk.batch)), len(cells))
+    place = np.repeat(np.arange(len(cells)), len(windows.batch))
+    series = np.tile(np.arange(len(windows.batch)), len(cells))
 
     def words(values: Sequence[str], codes: np.ndarray) -> pa.DictionaryArray:
         return pa.array(values).dictionary_encode().take(pa.array(codes))
@@ -259,10 +248,10 @@ def _table(
         "cell": words(cells, place),
         "model": words([model], 0 * place),
         "variant": words(variants, place),
-        "dataset": words([chunk.dataset], 0 * place),
-        "item": words(chunk.items, series),
-        "window": np.array(chunk.windows, dtype=np.int32)[series],
-        "variate": np.array(chunk.variates, dtype=np.int32)[series],
+        "dataset": words([windows.dataset], 0 * place),
+        "item": words(windows.items, series),
+        "window": np.array(windows.windows, dtype=np.int32)[series],
+        "variate": np.array(windows.variates, dtype=np.int32)[series],
     }
     columns |= {name: np.asarray(values, dtype=np.float64) for name, values in scores.items()}
     return pa.table(columns)
@@ -278,17 +267,6 @@ class Cell:
     dataset: str
     chunk: int
     series: int
-
-
-@dataclass(frozen=True, eq=False)
-class ChunkPlace:
-    """A chunk of windows, where all variants of a model run; what its groups share is one object, to be sent once."""
-
-    number: int
-    look: int
-    chunk: ChunkSource
-    reference: ChunkSource | None
-    shared: Shared
 
 
 def specs_of(entries: Iterable[PlanEntry]) -> list[VariantSpec]:
@@ -308,13 +286,12 @@ class ModelCells:
         references = {}
         for dataset in sets if uses_reference else ():
             subset = dataset.sample(config.reference_windows, config.seed)
-            references[dataset.name] = ChunkSource(subset, range(len(subset)), context_length, apart)
+            references[dataset.name] = Chunk(subset, range(len(subset)), context_length, apart)
         self.places = []
         for number, (dataset, look, indices) in enumerate(parts_of(config, sets)):
-            chunk, reference = ChunkSource(dataset, indices, context_length, apart), references.get(dataset.name)
-            self.places.append(ChunkPlace(number, look, chunk, reference, Shared(chunk, reference)))
-        self._parameters = float(sum(parameter.numel() for parameter in lens.parameters()))
-        self.cost = sum(self._work(place) for place in self.places)
+            chunk = Chunk(dataset, indices, context_length, apart)
+            how = model, config.seed, config.distance_steps, config.memory
+            self.places.append(ChunkPlace(number, look, chunk, references.get(dataset.name), *how))
         self._cache: dict[tuple[str, int], Cell] = {}
 
     def cells(self, entries: Iterable[PlanEntry], looks: int | None = None) -> list[Cell]:
@@ -330,23 +307,9 @@ class ModelCells:
             for first in range(0, len(missing), config.block):
                 block = missing[first : first + config.block]
                 variants = tuple(spec for spec, _ in block)
-                group = CellGroup(self.model, variants, config.seed, config.distance_steps, config.memory)
-                # the plain model runs beside every group
-                cost = self._work(place) * (len(block) + 1)
                 label = f"{self.model.title} on {place.chunk.dataset}, chunk {place.number}, {len(block)} variants"
-                tasks.append(GroupTask(tuple(cell.key for _, cell in block), group, place.shared, cost, label))
+                tasks.append(GroupTask(tuple(cell.key for _, cell in block), variants, place, label))
         return tasks
-
-    def _work(self, place: ChunkPlace) -> float:
-        """Estimate the work of one variant, for the time left: parameters times tokens that pass through them."""
-        adapter, horizon = self.lens.adapter, place.chunk.horizon
-        if adapter.readout == "token":
-            # a token per step of every sample path
-            default = getattr(getattr(adapter, "settings", None), "num_samples", 20)
-            tokens = horizon * (self.model.num_samples or default)
-        else:
-            tokens = _TOKENS * -(-horizon // adapter.longest_pass)
-        return self._parameters * place.chunk.series * tokens
 
     def _within(self, looks: int | None) -> Iterator[ChunkPlace]:
         return (place for place in self.places if looks is None or place.look < looks)

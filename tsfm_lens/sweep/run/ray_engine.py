@@ -4,93 +4,98 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
+import sys
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor, Future, ThreadPoolExecutor
+from concurrent.futures import BrokenExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from functools import lru_cache
+from math import ceil
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
 
 from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, MakeWorker, Worker, WorkerSlot, cores, run_group
-from tsfm_lens.sweep.store.folder import Store
-
-_ANSWER_SECONDS = 5.0
+from tsfm_lens.sweep.run.tasks import GroupTask, MakeWorker, Worker, cores
 
 
-def ray_slots(
+def ray_workers(
     make_worker: MakeWorker,
     common: Any,
-    store: Store,
     workers: int | None,
     devices: Sequence[str],
     address: str | None,
-    shared_store: bool,
     most: int,
     stack: ExitStack,
-) -> list[WorkerSlot]:
-    """Connect to a cluster until the end of ``stack``, and return places of at most ``most`` workers."""
+) -> list[Worker]:
+    """Connect to a cluster until the end of ``stack``, and return at most ``most`` workers, which start later."""
     if connect(address):
         stack.callback(_ray().shutdown)
     gpu = any(device.startswith("cuda") for device in devices)
     nodes = [node["Resources"].get("GPU" if gpu else "CPU", 0.0) for node in _ray().nodes() if node["Alive"]]
     count = min(workers or max(1, int(sum(nodes))), most)
-    threads = 1 if gpu else share(nodes, count)
+    useful = [node for node in nodes if node >= 1] or [1.0]
+    threads = 1 if gpu else max(1, int(min(useful)) // ceil(count / len(useful)))
     # inside an actor, the GPU that Ray gave it is the only one that it sees
     device = "cuda" if gpu else (devices[0] if devices else None)
-    actor = _ray().remote(num_cpus=threads, num_gpus=int(gpu))(_RayWorker)
-    arguments = _ray().put((make_worker, common)), device, store.path, threads
-    # data go into the cluster's memory once
-    put = lru_cache(maxsize=1)(_ray().put)
-    return [_Actor(actor, arguments, None if shared_store else store, put) for _ in range(count)]
+    actor = _ray().remote(num_cpus=threads, num_gpus=int(gpu))(_RemoteWorker)
+    arguments = _ray().put((make_worker, common)), device, threads
+    memory = _Memory()
+    return [_Actor(actor, arguments, memory) for _ in range(count)]
 
 
-class _RayWorker(Worker):
-    """A worker on some node; it is a process of its own, and holds its model until the run ends."""
-
-    def __init__(self, parts: tuple[MakeWorker, Any], *arguments: Any) -> None:
-        super().__init__(*parts, *arguments)
-
-    def compute_with(self, task: GroupTask, data: Any) -> pa.Table:
-        """Compute the rows of a group for the driver."""
-        return self.compute(replace(task, data=data))
-
-    def run_with(self, task: GroupTask, data: Any) -> GroupDone:
-        """Compute a group and write it to a store that this node sees."""
-        return self.run(task, (data,))
+def limit_threads(threads: int) -> None:
+    """Let the libraries of this process take so many threads."""
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    pa.set_cpu_count(threads)
+    if "torch" in sys.modules:
+        sys.modules["torch"].set_num_threads(threads)
 
 
-class _Actor(WorkerSlot):
-    """Place of an actor; a thread waits for its answers, and writes them to ``store`` unless the actor does."""
+class _RemoteWorker:
+    """Actor on some node; it is a process of its own, and holds its model until the run ends."""
 
-    def __init__(self, actor: Any, arguments: tuple[Any, ...], store: Store | None, put: Any) -> None:
-        self._class, self._arguments, self._writes_to, self._put = actor, arguments, store, put
+    def __init__(self, parts: tuple[MakeWorker, Any], device: str | None, threads: int) -> None:
+        self._parts, self._device, self._threads = parts, device, threads
+
+    def start(self) -> None:
+        limit_threads(self._threads)
+        make_worker, common = self._parts
+        self._work = make_worker(common, self._device)
+
+    def compute(self, task: GroupTask, data: Any) -> pa.Table:
+        return self._work(replace(task, data=data))
+
+
+class _Memory:
+    """Data that go into the cluster's memory once, not with every task; the last ones stay."""
+
+    def __init__(self) -> None:
+        self._lock, self._data, self._reference = Lock(), None, None
+
+    def put(self, data: Any) -> Any:
+        with self._lock:
+            if data is not self._data:
+                self._data, self._reference = data, _ray().put(data)
+            return self._reference
+
+
+class _Actor(Worker):
+    """An actor, or the place that it waits for."""
+
+    def __init__(self, actor: Any, arguments: tuple[Any, ...], memory: _Memory) -> None:
+        self._class, self._arguments, self._memory = actor, arguments, memory
         self._actor: Any = None
-        self._thread = ThreadPoolExecutor(1)
 
-    def start(self) -> Future[None]:
-        self._kill()
+    def start(self) -> None:
+        self.stop()
         self._actor = self._class.remote(*self._arguments)
-        return self._thread.submit(_answer, self._actor.start.remote())
+        _answer(self._actor.start.remote())
 
-    def run(self, task: GroupTask) -> Future[GroupDone]:
-        actor, bare = self._actor, replace(task, data=None)
-        data = None if task.data is None else self._put(task.data)
-        if self._writes_to is None:
-            return self._thread.submit(_answer, actor.run_with.remote(bare, data))
-        # another process may work on the same store: the lock is held until the rows are written
-        return self._thread.submit(
-            run_group, self._writes_to, bare, lambda task: _answer(actor.compute_with.remote(task, data))
-        )
+    def compute(self, task: GroupTask) -> pa.Table:
+        return _answer(self._actor.compute.remote(replace(task, data=None), self._memory.put(task.data)))
 
     def stop(self) -> None:
-        self._kill()
-        self._thread.shutdown(cancel_futures=True)
-
-    def _kill(self) -> None:
         if self._actor is not None:
             with suppress(Exception):
                 _ray().kill(self._actor)
@@ -124,8 +129,6 @@ def connect(address: str | None = None) -> bool:
     address = address or os.environ.get("RAY_ADDRESS") or None
     local = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
     own = address in (None, "local")
-    if not own:
-        _ping(str(address))
     try:
         ray.init(**(local if own else {"address": address}), logging_level=logging.ERROR, log_to_driver=False)
     except Exception as error:
@@ -136,27 +139,3 @@ def connect(address: str | None = None) -> bool:
         start = "Start one with: ray start --head --port=6379"
         raise InputError(f"no Ray cluster answers at {address!r}: {error}. {start}") from error
     return True
-
-
-def _ping(address: str) -> None:
-    """Refuse an address where nobody listens; Ray itself waits there for minutes."""
-    if address == "auto":
-        return
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not host or not port.isdigit():
-        raise InputError(f"the address of a Ray cluster is auto, host:port or ray://host:port, not {address!r}")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_ANSWER_SECONDS).close()
-    except OSError as error:
-        raise InputError(
-            f"no Ray cluster answers at {address!r} ({error}). Is it running, and is this the port of "
-            "`ray start --head` (6379 by default)?"
-        ) from error
-
-
-def share(nodes: Sequence[float], workers: int) -> int:
-    """Share the CPUs among the workers: the most that each can have so that all find a place, and at least one."""
-    for cpus in range(int(max(nodes, default=1)), 1, -1):
-        if sum(int(node // cpus) for node in nodes) >= workers:
-            return cpus
-    return 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,6 @@ import pandas as pd
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import SweepConfig
-from tsfm_lens.sweep.plan.data_sources import repeats
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.stages import ModelPlan
 from tsfm_lens.sweep.plan.variants import PlanEntry
@@ -22,7 +21,7 @@ from tsfm_lens.sweep.run.cells import (
     NUMERICS,
     Cell,
     CellWorker,
-    ChunkSource,
+    Chunk,
     ModelCells,
     open_model,
     run_naive,
@@ -30,7 +29,7 @@ from tsfm_lens.sweep.run.cells import (
     specs_of,
 )
 from tsfm_lens.sweep.run.engines import run_groups
-from tsfm_lens.sweep.run.tasks import GroupDone, GroupTask, cores
+from tsfm_lens.sweep.run.tasks import GroupDone, cores
 from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, SUMS
 from tsfm_lens.sweep.store.files import cell_key
 from tsfm_lens.sweep.store.folder import Store
@@ -60,10 +59,6 @@ class Outcome:
     cancelled: bool = False
     notes: list[str] = field(default_factory=list)
 
-    def as_plain(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class SweepStatus:
@@ -76,26 +71,24 @@ class SweepStatus:
 
 
 class SweepProgress:
-    """Counts of cells and their cost: those of the stage that runs, and those that are expected after it."""
+    """Counts of cells, those of the stage that runs and those expected after it; the time left by the last groups."""
 
     def __init__(self, progress: Progress | None, workers: int) -> None:
         self._progress, self._workers = progress, workers
-        self._last: deque[tuple[float, float]] = deque(maxlen=_PACE)
-        self._later: dict[str, tuple[int, float]] = {}
+        self._last: deque[tuple[int, float]] = deque(maxlen=_PACE)
+        self._later: dict[str, int] = {}
         self._title = ""
         self._finished = self._pending = 0
-        self._cost = 0.0
 
-    def expect(self, model: str, cells: int, cost: float) -> None:
-        """Set how many cells of a model, and what work, are still to come after this stage, at most."""
-        self._later[model] = (cells, cost)
+    def expect(self, model: str, cells: int) -> None:
+        """Set how many cells of a model are still to come after this stage, at most."""
+        self._later[model] = cells
 
-    def begin(self, title: str, finished: int, tasks: Sequence[GroupTask]) -> None:
-        """Begin a stage of which so many cells are in the store, and ``tasks`` compute the others."""
+    def begin(self, title: str, finished: int, pending: int) -> None:
+        """Begin a stage of which so many cells are in the store, and so many are to be computed."""
         self._title = title
         self._finished += finished
-        self._pending = sum(len(task.cells) for task in tasks)
-        self._cost = sum(task.cost for task in tasks)
+        self._pending = pending
         self.tell()
 
     def done(self, group: GroupDone) -> None:
@@ -104,25 +97,20 @@ class SweepProgress:
         if group.how != "failed":
             self._finished += cells
             self._pending -= cells
-        self._cost -= group.task.cost
         if group.how == "finished":
-            self._last.append((group.task.cost, group.seconds))
+            self._last.append((cells, group.seconds))
         self.tell()
 
-    def seconds_left(self, cost: float) -> float | None:
-        """Estimate the seconds that work of some cost takes all workers; None before the first group."""
-        if cost <= 0:
-            return 0.0
+    def seconds_left(self, cells: int) -> float | None:
+        """Estimate the seconds that some cells take all workers; None before the first group."""
         measured = sum(each for each, _ in self._last)
-        return sum(seconds for _, seconds in self._last) / measured * cost / self._workers if measured else None
+        return sum(seconds for _, seconds in self._last) / measured * cells / self._workers if measured else None
 
     def tell(self) -> None:
         """Report the present counts."""
         if self._progress is not None:
-            cells = sum(cells for cells, _ in self._later.values())
-            cost = self._cost + sum(cost for _, cost in self._later.values())
-            total = self._finished + self._pending + cells
-            self._progress(self._title, self._finished, total, self.seconds_left(cost))
+            left = self._pending + sum(self._later.values())
+            self._progress(self._title, self._finished, self._finished + left, self.seconds_left(left))
 
 
 class Sweep:
@@ -132,7 +120,6 @@ class Sweep:
         self.config = config
         # what is wrong with data, models or variants shows before anything is written
         self.sets = config.evaluation_sets()
-        self.repeats = repeats(self.sets)
         self.lenses = {model.title: open_model(model, device) for model in config.models}
         of_models = [(model.title, self.lenses[model.title], model) for model in config.models]
         self.models = {title: ModelCells(config, model, lens, self.sets) for title, lens, model in of_models}
@@ -151,12 +138,12 @@ class Sweep:
         self.cells: dict[str, Cell] = {}
         self.results: list[dict[str, Any]] = []
 
-    def naive(self) -> list[tuple[Cell, ChunkSource]]:
+    def naive(self) -> list[tuple[Cell, Chunk]]:
         """Plan the cells of the seasonal naive forecast."""
         cells = []
         for dataset in self.sets:
             for number, indices in enumerate(dataset.chunks(self.config.chunk)):
-                chunk = ChunkSource(dataset, indices, None)
+                chunk = Chunk(dataset, indices, None)
                 key = cell_key(
                     variant=SEASONAL_NAIVE,
                     numerics=NUMERICS,
@@ -190,7 +177,8 @@ class Sweep:
         finished = store.done()
         for title, plan in self.plans.items():
             self._add(self.models[title].cells(plan.first), plan.first)
-            self._expect(progress, title, plan.later, self.models[title].tasks(plan.first, finished))
+            missing = sum(len(task.cells) for task in self.models[title].tasks(plan.first, finished))
+            progress.expect(title, plan.later * len(self.models[title].places) + missing)
         # a report of a run that is killed knows what was to come
         self.save(store, complete=False)
         for cell, chunk in naive:
@@ -230,26 +218,21 @@ class Sweep:
             self._add(cells, stage.entries if earlier else [])
             tasks = model.tasks(stage.entries, store.done(), stage.looks)
             later -= len(specs_of(stage.entries)) if earlier else 0
-            self._expect(progress, title, max(0, later), [])
+            progress.expect(title, max(0, later) * len(model.places))
             pending = {key for task in tasks for key in task.cells}
             fresh = {cell.key for cell in cells} - earlier
-            progress.begin(f"{title}: {stage.title}", len(fresh - pending), tasks)
+            progress.begin(f"{title}: {stage.title}", len(fresh - pending), len(pending))
             # other processes open their own models
             lenses = self.lenses if options["engine"] == "single" else {}
             run_groups(tasks, CellWorker, lenses, store, devices=self.config.devices, on_done=on_done, **options)
             earlier |= fresh
-        progress.expect(title, 0, 0.0)
+        progress.expect(title, 0)
         progress.tell()
         self.results += plan.results
 
     def _add(self, cells: Sequence[Cell], entries: Sequence[PlanEntry] = ()) -> None:
         self.entries += entries
         self.cells |= {cell.key: cell for cell in cells}
-
-    def _expect(self, progress: SweepProgress, title: str, variants: int, tasks: Sequence[GroupTask]) -> None:
-        model = self.models[title]
-        cells = variants * len(model.places) + sum(len(task.cells) for task in tasks)
-        progress.expect(title, cells, variants * model.cost + sum(task.cost for task in tasks))
 
     def save(self, store: Store, *, complete: bool) -> None:
         """Write what was planned so far, for reports; a plan that holds all of it already stays."""
@@ -265,7 +248,7 @@ class Sweep:
             "datasets": [
                 {fact: getattr(dataset, fact) for fact in _FACTS}
                 | {"windows": len(dataset), "series": dataset.n_series}
-                | {"notes": [*dataset.notes, *filter(None, [self.repeats.get(dataset.name)])]}
+                | {"notes": list(dataset.notes)}
                 for dataset in self.sets
             ],
             "heads_at": self.results,
@@ -300,7 +283,6 @@ def run_sweep(
     engine: str = "single",
     workers: int | None = None,
     address: str | None = None,
-    shared_store: bool = False,
     progress: Progress | None = None,
 ) -> Outcome:
     """Run a sweep, or go on with one.
@@ -311,7 +293,6 @@ def run_sweep(
         engine: "single", "processes" or "ray".
         workers: of the engine; one per device or core if None.
         address: of a Ray cluster.
-        shared_store: Ray workers see the store's folder and write themselves.
         progress: called with the stage in words, cells finished, cells in all, and seconds left or None.
 
     Returns:
@@ -332,10 +313,9 @@ def run_sweep(
     sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
     store = Store(folder, values=[*SUMS, *DISTANCES])
     outcome = Outcome(notes=[f"damaged: {damage}" for damage in store.damaged(move=True)])
-    outcome.notes += [f"{name}: {words}" for name, words in sweep.repeats.items()]
     before = store.done()
     n_workers = workers or (1 if engine == "single" else len(config.devices) or cores())
-    options = {"engine": engine, "workers": workers, "address": address, "shared_store": shared_store}
+    options = {"engine": engine, "workers": workers, "address": address}
     try:
         sweep.run(store, options, SweepProgress(progress, n_workers), outcome)
     except KeyboardInterrupt:

@@ -111,16 +111,6 @@ def faults_told(path: Path) -> Iterator[None]:
 
 def trouble(error: OSError, path: Path) -> StoreError:
     """Return a StoreError that says what an error of the file system means for the sweep, and what to do."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return StoreError(
-            f"no space left to write {path} ({error.strerror}). Finished cells are kept: free some space and run the "
-            "same command again."
-        )
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return StoreError(
-            f"may not write or read {path} ({error.strerror}). Finished cells are kept: give yourself the right to, or "
-            "choose another folder."
-        )
     if error.errno in (errno.ENOTDIR, errno.EEXIST):
         origin = Path(error.filename) if error.filename else path
         blocking = next((each for each in (origin, path, *path.parents) if each.is_file() or each.is_symlink()), path)
@@ -129,8 +119,8 @@ def trouble(error: OSError, path: Path) -> StoreError:
             f"again: mv {shlex.quote(str(blocking))} {shlex.quote(f'{blocking}.aside')}. Or choose another folder."
         )
     return StoreError(
-        f"{path} could not be written or read: {error.strerror or error}. Finished cells are kept: mend that, and run "
-        "the same command again."
+        f"{path} could not be written or read: {error.strerror or error}. Finished cells are kept: mend that and run "
+        "the same command again, or choose another folder."
     )
 
 
@@ -274,14 +264,8 @@ def read_table(path: Path) -> pd.DataFrame:
 
 def check_schema(schema_version: int, where: Path) -> None:
     """Raise a StoreError where a store or file is not of this version's schema."""
-    if schema_version == SCHEMA_VERSION:
-        return
-    cure = (
-        "the numbers of older versions are not mixed with new ones. Report on it with the tsfm-lens that wrote it (its "
-        "version is in store.json), or choose another folder and run the sweep again."
-    )
-    if schema_version > SCHEMA_VERSION:
-        cure = "update tsfm-lens, or choose another folder."
-    raise StoreError(
-        f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: {cure}"
-    )
+    if schema_version != SCHEMA_VERSION:
+        raise StoreError(
+            f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: report "
+            "on it with the tsfm-lens that wrote it (its version is in store.json), or choose another folder."
+        )

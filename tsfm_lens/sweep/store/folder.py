@@ -188,17 +188,10 @@ class Store:
                 f"{len(missing)} of {len(keys)} cells are not in {self.path} yet, for example {min(missing)}: run the "
                 "sweep to its end, or ask for a report of what is there."
             )
-        if columns is not None and picks:
-            for name in columns:
-                if name not in picks[0][0].columns:
-                    raise unknown_name("column", name, picks[0][0].columns)
         with ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as pool:
             tables = list(pool.map(lambda pick: self._rows(pick[0], pick[1], columns), picks))
         if not tables:
-            schema = schema_of(columns if columns is not None else (*KEY_COLUMNS, *(self.values or ())))
-            text = pa.dictionary(pa.int32(), pa.string())
-            types = [(each.name, text if each.type == pa.string() else each.type) for each in schema]
-            return pa.schema(types).empty_table()
+            return schema_of(columns if columns is not None else (*KEY_COLUMNS, *(self.values or ()))).empty_table()
         try:
             return pa.concat_tables(tables).unify_dictionaries()
         except pa.ArrowInvalid:
