@@ -276,7 +276,7 @@ def test_the_circuit_is_faithful_by_hand_and_cannot_lose_a_component() -> None:
     """The named components forecast alone, with all others set from the moved season by plain torch hooks."""
     notebook = executed(EXAMPLES / "06-a-minimal-circuit.ipynb")
     text = printed(notebook)
-    assert figures(notebook) == 6
+    assert figures(notebook) == 5
     assert not errors(notebook)
     hand = ByHand()
     context, _ = fridays(SHOWN)

@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
@@ -31,14 +30,9 @@ sweep = cache(planted.sweep)
 
 
 # what an edge makes of one variable
-never: Change = lambda ds: ds["applicable"] & False  # noqa: E731
 unknown: Change = lambda ds: ds["spearman_distance"].where(False)  # noqa: E731
 rest: Change = lambda ds: ds["pattern"].where(ds["key_special"] == "", 1.0)  # noqa: E731
 longer: Change = lambda ds: ds["key_stop"] + 2 * (ds["key_special"] == "")  # noqa: E731
-
-
-def without_beta(table: pd.DataFrame) -> pd.Series:
-    return table["mase"].where(table["model"] != "beta")
 
 
 def of(name: str, **changes: Change) -> xr.Dataset:
@@ -94,7 +88,6 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
     "values outside": (lambda: viz.logit_map(made()["lens"], value_range=(9.6, 10.4)), "100 % outside"),
     "large weights": (lambda: viz.attention_grid(made()["attention"], zmax=0.1), "darkest: 0.1 and more"),
     "special keys": (lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"), "90 % on EOS"),
-    "no bound holds": (lambda: viz.concentration_bound_plot(of("kernel", applicable=never)), "0 of 8 meet"),
     "tiny floor": (
         lambda: viz.ablation_heatmap(
             of("ablation", spearman_distance_floor=lambda ds: ds["spearman_distance_floor"] / 1e4)
@@ -177,12 +170,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         ),
         [8.0, 9.0, 8.0, 9.0, 8.0],
     ),
-    "many layers go from pale to dark": (
-        lambda: len(
-            {trace.marker.color for trace in viz.concentration_bound_plot(many("kernel", "layer", [1] * 12)).data}
-        ),
-        12,
-    ),
     "panels keep their height": (
         lambda: [room(fig(viz.forecast_fan(made()["forecast"]))) for fig in (go.Figure, theme.untitled)],
         [300, 300],
@@ -225,17 +212,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         True,
     ),
     "long titles have several lines": (lambda: titled().layout.yaxis.title.text.count("<br>") >= 2, True),
-    "a model without finished curves is left out": (
-        lambda: viz.head_curves(sweep()["curves"].assign(mase=without_beta), by="model").layout.annotations[0].text,
-        "alpha",
-    ),
-    "recipes of one size have names": (
-        lambda: [
-            label.split(", ")[-1]
-            for label in viz.recipe_changes(sweep()["recipes"].assign(heads_ablated=6, n_mlps=1)).layout.yaxis.ticktext
-        ],
-        ["light", "heavy"] * 2,
-    ),
 }
 
 

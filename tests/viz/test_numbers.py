@@ -16,7 +16,6 @@ from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.registry import measurements
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.kernel_regression import LEAST
 from tsfm_lens.viz.noise import NOT_ABOVE
 
 PARTS = {"whole model": "model", "circuit alone": "circuit", "all but the circuit": "complement"}
@@ -117,20 +116,6 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
     fig = viz.parroting_forecast(spoiled)
     assert {trace.name for trace in fig.data if trace.name} == {"context", "truth", "forecast"}
     assert "no lag can be copied" in fig.layout.meta["subtitle"]
-
-
-def test_dots_of_the_bound_are_the_measured_pairs() -> None:
-    ds = everything()["kernel"].copy(deep=True)
-    ds["missing"][1, 0, 0], ds["bound"][1, 0, 0] = 0.0, 1e-40
-    fig = viz.concentration_bound_plot(ds)
-    for trace, layer in zip(fig.data, ds["layer"].values, strict=True):
-        one = ds.sel(layer=layer)
-        usable = one["applicable"].values
-        np.testing.assert_array_equal(trace.x, np.clip(one["bound"].values[usable], LEAST, None))
-        np.testing.assert_array_equal(trace.y, np.clip(one["missing"].values[usable], LEAST, 1))
-        assert [tuple(row) for row in trace.customdata] == [(str(h), str(q)) for h, q in np.argwhere(usable)]
-    assert "7 of 8 meet the conditions" in fig.layout.meta["subtitle"]
-    assert "below 1e−16: drawn there" in fig.layout.meta["subtitle"]
 
 
 @pytest.mark.parametrize(

@@ -113,22 +113,6 @@ def test_names_without_a_stack_are_read() -> None:
         viz.path_map(ds.assign_coords(receiver=[*nodes, "the end"]))
 
 
-def test_self_repair_can_be_read_off_the_effects() -> None:
-    ds = planted.effects()
-    fig = viz.effects_scatter(ds, series=0)
-    traces = [trace for trace in fig.data if trace.customdata is not None]
-    dots = {data[0]: (x, y) for t in traces for x, y, data in zip(t.x, t.y, t.customdata, strict=True)}
-    direct, repair = ds["direct"].values[:, 0, 0], ds["self_repair"].values[:, 0]
-    expected = {
-        name: (size, size * (1 - share))
-        for name, size, share in zip(ds["component"].values, direct, repair, strict=True)
-        if np.isfinite(share)
-    }
-    assert len(expected) == 7
-    assert dots == expected
-    assert fig.layout.xaxis.title.text == "direct effect (m)"
-
-
 def test_the_circuit_stands_filled_at_its_places() -> None:
     ds = planted.circuit()
     fig = viz.circuit_graph(ds)

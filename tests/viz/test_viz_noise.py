@@ -141,23 +141,6 @@ def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(attribu
     assert bars.marker.pattern.shape is None
 
 
-def test_points_in_the_noise_are_hollow_and_have_no_name(effects: xr.Dataset) -> None:
-    fig = viz.effects_scatter(effects)
-    stands = dict(zip(effects["component"].values, effects["total_share_stands_out"].values, strict=True))
-    points = [
-        (words[0], symbol, text)
-        for trace in fig.data
-        if trace.customdata is not None
-        for words, symbol, text in zip(trace.customdata, trace.marker.symbol, trace.text, strict=True)
-    ]
-    assert {name for name, _, _ in points} <= set(stands)
-    assert {name for name, symbol, _ in points if not symbol.endswith("-open")} == {
-        n for n, _, _ in points if stands[n]
-    }
-    assert {name for name, _, text in points if text} <= {name for name, good in stands.items() if good}
-    assert f"hollow: {NOT_ABOVE}" in subtitle(fig)
-
-
 def test_curves_have_bands_and_points_that_are_hollow_in_the_noise(gain: xr.Dataset) -> None:
     stands = np.array([[False, True, False]] * 3)
     fig = viz.layer_gain(judged(gain, "gain", ["metric", "layer"], stands, reach=3.0))

@@ -18,12 +18,12 @@ from tsfm_lens.viz.sweep_entries import baseline_of, order_words
 
 EVIL = '<script>x</script>&%{y}"$'
 DRAW = {
-    "layers": (viz.layer_distances, viz.component_errors, viz.range_curves),
+    "layers": (viz.layer_distances, viz.range_curves),
     "heads": (viz.head_changes,),
-    "curves": (viz.head_curves, lambda ds: viz.head_curves(ds, by="model")),
+    "curves": (viz.head_curves,),
     "heads_at": (viz.heads_at_layers,),
     "datasets": (viz.dataset_heatmap,),
-    "recipes": (viz.recipe_changes, viz.recipe_table),
+    "recipes": (viz.recipe_table,),
     "selection": (viz.selection_comparison,),
 }
 
@@ -74,31 +74,6 @@ def test_distances_stand_at_their_layers_with_their_intervals(sweep: dict[str, p
                 np.testing.assert_allclose(trace.error_x.array, (size - 1) / 2)
     # the planted ends of the models matter, their middles do not
     assert 0 < filled < 20
-
-
-def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, pd.DataFrame]) -> None:
-    ds = table = sweep["layers"]
-    fig = viz.component_errors(ds)
-    single = table[(table["family"] == "layers")]
-    best = {}
-    for model, rows in single[single["part"] == "both"].groupby("model"):
-        best[model] = int(rows.set_index("first")["change"].idxmin())
-    bars = {trace.name: trace for trace in fig.data}
-    assert list(bars["unablated"].x) == [baseline_of(ds, "alpha"), baseline_of(ds, "beta")]
-    assert list(fig.layout.yaxis.ticktext) == [f"{model}<br>layer {best[model]}" for model in ("alpha", "beta")]
-    labels = {note.y: note.text for note in fig.layout.annotations}
-    for name, part in (("without MLP", "mlp"), ("without all heads", "heads"), ("without heads and MLP", "both")):
-        rows = [
-            single[(single["model"] == m) & (single["first"] == best[m]) & (single["part"] == part)].iloc[0]
-            for m in best
-        ]
-        np.testing.assert_array_equal(bars[name].x, [row["mase"] for row in rows])
-        base = np.array([baseline_of(ds, m) for m in best])
-        expected = [base * (1 + np.array([row[end] for row in rows])) for end in ("lower", "upper")]
-        assert_close(ends(bars[name].error_x, np.array(bars[name].x)), expected, depth=1000)
-        said = [labels[y] for y in bars[name].y]
-        assert ["<b>" in text for text in said] == [bool(row["stands"]) for row in rows]
-        assert all(f"{row['mase']:.3f}"[:4] in text for text, row in zip(said, rows, strict=True))
 
 
 def test_ranges_are_lines_by_part_with_bands(sweep: dict[str, pd.DataFrame]) -> None:
@@ -171,7 +146,7 @@ def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
     made = planted.sweep(models=("alpha",), counts=counts, harm=harm)
     table = made["heads_at"][made["heads_at"]["better"]].set_index("layer")
     titles = [note.text.split("<br>") for note in viz.head_curves(made["curves"]).layout.annotations]
-    dots = next(t for t in viz.heads_at_layers(made["heads_at"]).data if t.mode == "markers+text")
+    dots = next(t for t in viz.heads_at_layers(made["heads_at"]).data if t.name == "heads that must stay")
     verdicts = {int(words[0].split()[1]): words[1] for words in titles if len(words) == 2}
     assert len(verdicts) == 6
     for layer, verdict in verdicts.items():
@@ -181,21 +156,19 @@ def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
         assert verdict == (f"{int(row['ablated'])} of 4, {first}" if row["ablated"] else order)
         assert order in dots.customdata[list(dots.x).index(layer)]
     assert (set(verdicts.values()) == {"no head can go"}) == (harm > 0)
-    viz.head_curves(made["curves"], by="model")
     cells = viz.dataset_heatmap(made["datasets"])
     evaluated = set(range(5)) if counts is None else set(counts)
     assert set(map(int, cells.layout.xaxis.ticktext)) == evaluated | {1, 2, 3, 4}
     assert ("empty columns were not evaluated" in cells.layout.meta["subtitle"]) == (not {1, 2, 3, 4} <= evaluated)
 
 
-def test_heads_kept_are_dots_coloured_by_share(sweep: dict[str, pd.DataFrame]) -> None:
+def test_heads_kept_are_bars_before_all_of_the_layer(sweep: dict[str, pd.DataFrame]) -> None:
     table = sweep["heads_at"][sweep["heads_at"]["better"]]
     fig = viz.heads_at_layers(sweep["heads_at"])
-    dots = next(t for t in traces(fig, "x") if t.mode == "markers+text")
     mine = table[table["model"] == "alpha"]
-    np.testing.assert_array_equal(dots.x, mine["layer"])
-    np.testing.assert_array_equal(dots.y, mine["kept"])
-    np.testing.assert_allclose(dots.marker.color, 100 * mine["kept"] / mine["of"])
+    for bars, name in zip(traces(fig, "x"), ("of", "kept"), strict=True):
+        np.testing.assert_array_equal(bars.x, mine["layer"])
+        np.testing.assert_array_equal(bars.y, mine[name])
     gone = int((mine["of"] - mine["kept"]).sum())
     assert f"{gone} of {int(mine['of'].sum())} heads can go" in fig.layout.annotations[0].text
 
@@ -228,44 +201,30 @@ def test_maps_are_capped_bold_and_framed_at_the_largest_count_within(sweep: dict
     assert list(some.layout.yaxis.ticktext) == ["set 2/H/short", "set 0/H/short"]
 
 
-def test_recipes_as_dots_and_as_a_table_hold_the_same_changes(sweep: dict[str, pd.DataFrame]) -> None:
+def test_the_table_of_recipes_holds_their_changes(sweep: dict[str, pd.DataFrame]) -> None:
     ds = sweep["recipes"]
-    listed = ds[ds["selection"] == "listed"]
-    dots, table = viz.recipe_changes(ds), viz.recipe_table(ds).data[0]
+    listed, cells = ds[ds["selection"] == "listed"], viz.recipe_table(ds).data[0].text
     for k, (_, own) in enumerate(listed.groupby("metric", sort=False)):
-        (trace,) = traces(dots, f"x{k + 1}" if k else "x")
-        np.testing.assert_allclose(trace.x, 100 * own["change"])
-        expected = 100 * own[["lower", "upper"]].to_numpy().T
-        np.testing.assert_allclose(ends(trace.error_x, np.array(trace.x)), expected)
-        assert [not s.endswith("-open") for s in trace.marker.symbol] == own["stands"].tolist()
-        for text, (_, row) in zip([cells[k] for cells in table.text], own.iterrows(), strict=True):
+        for text, (_, row) in zip([each[k] for each in cells], own.iterrows(), strict=True):
             assert f"{100 * row['change']:+.2f}".replace("-", "−") in text
             assert ("<b>" in text) == row["stands"]
     assert 0 < int(listed["stands"].sum()) < listed["stands"].size
     once = listed[listed["metric"] == "MASE"]
     counts = [[f"{v} of 4" for v in once[name]] for name in ("n_resilient", "n_improved")]
-    assert [list(row[-2:]) for row in table.text] == [list(pair) for pair in zip(*counts, strict=True)]
-    assert dots.layout.yaxis.ticktext[1] == "alpha (50 % of heads)"
+    assert [list(row[-2:]) for row in cells] == [list(pair) for pair in zip(*counts, strict=True)]
     assert len(viz.recipe_table(ds, random=True).data[0].text) == len(ds) / 5
 
 
-def test_choices_stand_beside_each_seed_their_mean_and_the_difference(sweep: dict[str, pd.DataFrame]) -> None:
-    ds = table = sweep["selection"]
-    fig = viz.selection_comparison(ds)
-    by_name = {trace.name: trace for trace in fig.data}
+def test_choices_stand_beside_each_seed(sweep: dict[str, pd.DataFrame]) -> None:
+    table = sweep["selection"]
+    by_name = {trace.name: trace for trace in viz.selection_comparison(table).data}
     for name, selection in (("heads as listed", "listed"), ("heads at random, a seed each", "random")):
-        mine = table[table["selection"] == selection]
-        np.testing.assert_allclose(by_name[name].x, 100 * mine["change"])
+        mine, dots = table[table["selection"] == selection], by_name[name]
+        np.testing.assert_allclose(dots.x, 100 * mine["change"])
         expected = 100 * mine[["lower", "upper"]].to_numpy().T
-        np.testing.assert_allclose(ends(by_name[name].error_x, np.array(by_name[name].x)), expected)
-    means = table[table["selection"] == "random"].groupby(["model", "recipe"], sort=False)["change"].mean()
-    np.testing.assert_allclose(by_name["mean of the random choices"].x, 100 * means)
-    gap = by_name["informed minus random"]
-    informed = table[table["selection"] == "listed"]
-    np.testing.assert_allclose(gap.x, 100 * informed["diff"])
-    assert [not s.endswith("-open") for s in gap.marker.symbol] == informed["diff_stands"].tolist()
-    expected = 100 * informed[["diff_lower", "diff_upper"]].to_numpy().T
-    np.testing.assert_allclose(ends(gap.error_x, np.array(gap.x)), expected)
+        np.testing.assert_allclose(ends(dots.error_x, np.array(dots.x)), expected)
+        filled = [not symbol.endswith("-open") for symbol in dots.marker.symbol]
+        assert filled == (mine["diff_stands"] == True).tolist()  # noqa: E712
 
 
 def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, pd.DataFrame]) -> None:
@@ -280,15 +239,12 @@ def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, pd.DataFrame])
         ds[f"spearman_distance_{end}"] = ds[end] = np.nan
     assert len(traces(viz.layer_distances(ds), "x")[0].x) == 4
     assert not [t for t in viz.range_curves(ds).data if "interval" in t.name]
-    assert "nan" not in str(viz.component_errors(ds).layout.annotations)
 
 
 def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, pd.DataFrame]) -> None:
     ds = sweep["layers"]
     with pytest.raises(InputError, match="no finished entry for growing ranges"):
         viz.range_curves(ds[ds["family"] != "ranges"])
-    with pytest.raises(InputError, match="no finished entry for single layers"):
-        viz.component_errors(ds[ds["family"] == "groups"])
     with pytest.raises(UnknownNameError, match=r"no part 'head'. Closest: heads"):
         viz.layer_distances(ds, part="head")
     with pytest.raises(UnknownNameError, match=r"no model 'alfa'. Closest: alpha"):
