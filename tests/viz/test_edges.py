@@ -88,12 +88,6 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
     "values outside": (lambda: viz.logit_map(made()["lens"], value_range=(9.6, 10.4)), "100 % outside"),
     "large weights": (lambda: viz.attention_grid(made()["attention"], zmax=0.1), "darkest: 0.1 and more"),
     "special keys": (lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"), "90 % on EOS"),
-    "tiny floor": (
-        lambda: viz.ablation_heatmap(
-            of("ablation", spearman_distance_floor=lambda ds: ds["spearman_distance_floor"] / 1e4)
-        ),
-        "noise floor below 0.1 % of the largest effect",
-    ),
     "undecided": (
         lambda: viz.head_curves(sweep()["curves"].assign(better=False, within=-1, judged_by="", order_stands=False)),
         "not decided yet",
@@ -143,10 +137,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
     "a missing effect is an empty cell": (
         lambda: maps(viz.ablation_heatmap(of("ablation", spearman_distance=unknown)))[0].text[0][0],
         "",
-    ),
-    "attention has dates": (
-        lambda: [str(np.datetime64(maps(viz.attention_map(made()["attention"]))[0].x[end], "h")) for end in (0, -1)],
-        ["2000-12-31T12", "2001-01-24T12"],
     ),
     "tokens of the forecast read no context": (
         lambda: len(

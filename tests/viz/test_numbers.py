@@ -53,7 +53,6 @@ LINES: dict[str, Case] = {
             for name in ("end of the context", "truth", "forecast")
         },
     ),
-    "head_closeness": ("row_angles", {}, lambda ds: {"rows of one head": ds["within"]}),
     "parroting_forecast": (
         "parroting",
         {"series": "b"},
@@ -135,8 +134,7 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
         ("autoregressive_attention_map", "autoregressive_attention", {"count": 0}, "count is 0"),
         ("attention_map", "attention", {"head": 5}, "no head '5'"),
         ("lens_forecast", "patches", {"layers": [7]}, "no layer '7'"),
-        ("layer_entropy", "lens", {"measure": "entropie"}, "entropy"),
-        ("layer_entropy", "patches", {}, "readout 'quantile' gives no token distribution"),
+        ("layer_entropy", "patches", {}, "no variable 'entropy'"),
         ("layer_gain", "gain", {"metrics": ["RSME"]}, "RMSE"),
         ("ablation_heatmap", "ablation", {"metric": "spearman"}, "spearman_distance"),
         ("ablation_forecasts", "ablation", {"components": ["decoder.0.mpl"]}, r"decoder\.0\.mlp"),

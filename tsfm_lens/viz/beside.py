@@ -45,8 +45,8 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
     if len(figures) != 2 or len(names) != 2:
         raise InputError(f"two figures with a name each can stand side by side, not {len(figures)} with {len(names)}")
     for figure in figures:
-        if "legend2" in figure.layout.to_plotly_json():
-            raise InputError("a figure with a legend of its own in a panel cannot stand beside another")
+        if "legend2" in figure.layout.to_plotly_json() or any(trace.type == "sankey" for trace in figure.data):
+            raise InputError("a river, or a figure with a legend in a panel, cannot stand beside another")
     metas, margins = [fig.layout.meta for fig in figures], [fig.layout.margin for fig in figures]
     least = round(2 * max(meta["min_width"] for meta in metas))
     if least > _WIDEST:

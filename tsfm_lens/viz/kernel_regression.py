@@ -10,12 +10,14 @@ import xarray as xr
 
 from tsfm_lens.registry import measurement
 from tsfm_lens.viz.attention import single_series
-from tsfm_lens.viz.grid import title_axes
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps, two_digits
 from tsfm_lens.viz.needs import CROSS_ATTENTION
-from tsfm_lens.viz.select import array, model_of, positions
-from tsfm_lens.viz.weights import head_lines
-from tsfm_lens.viz.words import extremes, head_at, num
+from tsfm_lens.viz.panels import medians
+from tsfm_lens.viz.select import array, model_of, names, positions
+from tsfm_lens.viz.sheet import Sheet
+from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
+from tsfm_lens.viz.words import extremes, head_at, layer_names, num
 
 __all__ = ["kernel_bandwidths", "tilt_map"]
 
@@ -70,11 +72,23 @@ def read_bound(ds: xr.Dataset) -> list[str]:
 def kernel_bandwidths(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw how wide each head's Gaussian kernel is along each of its singular directions, a panel per layer."""
     rows = positions(ds, "layer", layers)
-    grid = head_lines(ds, rows, array(ds, "bandwidth", "layer", "head", "mode")[rows], "bandwidth %{y:.3g}")
+    grid = _head_lines(ds, rows, array(ds, "bandwidth", "layer", "head", "mode")[rows], "bandwidth %{y:.3g}")
     title_axes(grid, "mode", "bandwidth (residual stream units)")
     title = f"Kernel bandwidths of the cross-attention of {model_of(ds)}"
     width = "standard deviation 1/√σ of the Gaussian kernel along each singular direction of W_Q W_Kᵀ"
     return grid.dress(title, width, "narrow: queries and keys must agree")
+
+
+def _head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str) -> Sheet:
+    """Draw ``values`` (layer, head, mode), a panel per layer: a thin line per head, and the median over heads."""
+    grid = panel_grid([(label,) for label in layer_names(ds, layers)], row_height=150)
+    modes, several, tail = np.arange(1, values.shape[-1] + 1), "median over heads", f", mode %{{x}}<br>{measure}"
+    for panel, lines in zip(grid, values, strict=True):
+        for head, line in zip(names(ds, "head"), lines, strict=True):
+            panel.line(modes, line, "one head", f"head {plain(head)}{tail}", colour=mixed(GREY, 0.55), width=1)
+        panel.line(modes, medians(lines.T), several, several + tail, colour=BLUE, width=2)
+    grid.y(**log_axis(values))
+    return grid
 
 
 @KERNEL_REGRESSION.figure(table=("tilt_share", "identity_error"), sentences=lambda ds: read_tilt(ds) + read_bound(ds))

@@ -308,7 +308,6 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
         yield ReportPanel(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i))
 
 
-_MAX_LAYERS = 12  # layers that a legend lists; of more, a colour bar has them
 # the first layer is dark enough to be seen
 _SHADES = ((0.0, "#E8CF5A"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4))
 
@@ -367,17 +366,11 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
     panel.line(ends, ends, "estimate = exact", colour=GREY, width=1, dash="dash")
     layer, hover = np.repeat(places.layer, estimate[0].size), "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}"
     layers = np.unique(places.layer)
-    if len(layers) <= _MAX_LAYERS:
-        shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist())
-        for one, shade in zip(layers, shades, strict=True):
-            mine = np.flatnonzero(layer == one)
-            texts = [words[i] for i in mine]
-            panel.dots(x[mine], y[mine], f"layer {one}", hover, colour=shade, edge="#FFFFFF", text=texts)
-    else:
-        look: Look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}}
-        panel.dots(x, y, "a place and position", hover, legend=False, text=words, **look)
-        bar = {"title": {"text": "layer", "side": "right"}}
-        sheet.colours({"colorscale": _SHADES, "cmin": int(layers[0]), "cmax": int(layers[-1]), "colorbar": bar})
+    shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist())
+    for one, shade in zip(layers, shades, strict=True):
+        mine = np.flatnonzero(layer == one)
+        texts = [words[i] for i in mine]
+        panel.dots(x[mine], y[mine], f"layer {one}", hover, colour=shade, edge="#FFFFFF", text=texts)
     for axis, title, values in ((panel.x, "share recovered by patching", x), (panel.y, "estimated share", y)):
         axis(title, range=fitted_range(values, np.empty(0))[0], zeroline=True, zerolinecolor=PALE)
     quality = [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
@@ -164,19 +164,10 @@ def with_start(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 @SWEEP_CURVES.figure(variables=(*_COUNTS, *_CURVE))
-def head_curves(table: pd.DataFrame, *, model: str | int = 0, layers: Sequence[int] | None = None) -> go.Figure:
-    """Draw the error of one model as more and more heads of a layer go, in each order, a panel per layer.
-
-    Args:
-        layers: numbers of the layers to draw, all unless given.
-    """
+def head_curves(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
+    """Draw the error of one model as more and more heads of a layer go, in each order, a panel per layer."""
     name = sweep.chosen_model(table, model)
-    rows, remark = sweep.finished(table[table["model"] == name], f"heads by count of {name}", "mase", "change")
-    available = sorted(set(rows["layer"]))
-    for layer in layers or ():
-        if layer not in available:
-            raise unknown_name("layer", layer, [str(each) for each in available])
-    table = rows if layers is None else rows[rows["layer"].isin(list(layers))]
+    table, remark = sweep.finished(table[table["model"] == name], f"heads by count of {name}", "mase", "change")
     metrics = [each for each in dict.fromkeys(table.get("judged_by", ())) if each not in ("", "MASE")]
     remark = f"{f', judged by {metrics[0]}' if metrics else ''}{f'; {remark}' if remark else ''}"
     base, tolerance = sweep.baseline_of(table, name), sweep.tolerance_of(table)

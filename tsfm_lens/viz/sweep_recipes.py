@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,7 +10,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, check, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
@@ -66,13 +65,13 @@ def read_selection(table: pd.DataFrame) -> list[str]:
     return out
 
 
-def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
+def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the entries of recipes with ``label`` (model and what goes) and ``chosen`` (how its heads were chosen)."""
     check(table, "sweep_recipes", *_KEYS, *_SIZES)
     # a recipe without a result on some metrics still has a row
     sweep.finished(table.assign(there=1.0), "heavy recipes", "there")
     informed = table[table["selection"] != "random"]
-    table = table if random or informed.empty else informed
+    table = table if informed.empty else informed
     labels = pd.Series([f"{row['model']} ({sweep.recipe_words(row)})" for row in sweep.told(table)], index=table.index)
     # two recipes of the same size need their names
     several = table["recipe"].groupby(labels).transform("nunique") > 1
@@ -81,9 +80,9 @@ def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
 
 
 @SWEEP_RECIPES.figure(variables=(*_COUNTS, "n_datasets"))
-def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
+def recipe_table(table: pd.DataFrame) -> go.Figure:
     """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved."""
-    entries = recipe_rows(table, random=random)
+    entries = recipe_rows(table)
     several = entries["chosen"].nunique() > 1
     columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + ["resilient", "improved"]
     labels, text, hover, colours = [], [], [], []
@@ -196,29 +195,10 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
 
 
 @SWEEP_DATASETS.figure(variables=("mase", "change", "largest_within", "model", "layer", "order", "kept", "of"))
-def dataset_heatmap(
-    table: pd.DataFrame,
-    *,
-    model: str | int = 0,
-    layers: Sequence[int] | None = None,
-    datasets: Sequence[str] | None = None,
-) -> go.Figure:
-    """Draw what each dataset makes of ablating more and more heads of one layer, the layers of a model side by side.
-
-    Args:
-        datasets: which datasets to draw and in which order, all unless given; 60 fit a printed page.
-    """
-    name = sweep.chosen_model(table, model)
-    of_model = table[table["model"] == name]
-    panels = [rows for layer, rows in of_model.groupby("layer", sort=False) if layers is None or layer in layers]
-    if not panels:
-        has = ", ".join(map(str, dict.fromkeys(of_model["layer"])))
-        raise InputError(f"no layer of {list(layers or ())} is mapped by dataset for {name!r}; there are: {has}")
-    available = sorted(set(table["dataset"]))
-    for each in datasets or ():
-        if each not in available:
-            raise unknown_name("dataset", each, available, hint=f"There are {len(available)}.")
-    selection = available if datasets is None else list(datasets)
+def dataset_heatmap(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
+    """Draw what each dataset makes of ablating more and more heads of one layer, the layers of a model side by side."""
+    name, selection = sweep.chosen_model(table, model), sorted(set(table["dataset"]))
+    panels = [rows for _, rows in table[table["model"] == name].groupby("layer", sort=False)]
     firsts = [rows.iloc[0] for rows in panels]
     widths = [int(first["of"]) + 1 for first in firsts]
     # a column for none ablated where that has a result

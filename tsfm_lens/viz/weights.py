@@ -14,19 +14,15 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.logit_lens import layer_axis
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
-from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position, positions
-from tsfm_lens.viz.sheet import Panel, Sheet, blank, text_width
-from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.sheet import Panel, blank, text_width
+from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent, plain
 from tsfm_lens.viz.words import extremes, head_at, layer_names, layers, listed, num
 
 __all__ = [
-    "head_closeness",
     "rank_histograms",
     "row_angle_map",
-    "spectrum_lines",
     "stable_rank_map",
     "weight_rank_map",
     "weight_spectra",
@@ -289,7 +285,9 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@ROW_ANGLES.figure(table=("block_angle",), sentences=read_row_angles)
+@ROW_ANGLES.figure(
+    table=("within", "between", "closer", "closer_floor", "closer_stands_out"), sentences=read_row_angles
+)
 def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.
 
@@ -318,24 +316,6 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
     grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
     remarks = [_where(ds), f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
     return grid.dress(f"Angles between the rows of {ds.attrs.get('part', 'W_Q')} of {model_of(ds)}", *remarks)
-
-
-@ROW_ANGLES.figure(table=("within", "between", "closer", "closer_floor", "closer_stands_out"))
-def head_closeness(ds: xr.Dataset) -> go.Figure:
-    """Draw the mean angle between rows of one head and of different heads, layer by layer."""
-    labels, canvas = layer_names(ds), blank(280)
-    within, between, floor = (array(ds, name, "layer") for name in ("within", "between", "closer_floor"))
-    panel, hover, random = canvas.panel(), "%{x}<br>%{y:.3g}°", float(ds.attrs["random_angle"])
-    panel.line(labels, between, "rows of different heads", f"rows of different heads, {hover}", colour=GREY, dots=6)
-    shuffled = f"least angle that shuffling gives, {hover}"
-    panel.line(labels, between - floor, "what shuffled rows reach", shuffled, colour=INK, dash="dash", width=1)
-    panel.line(labels, within, "rows of one head", f"rows of one head, {hover}", colour=BLUE, dots=6, width=2.5)
-    panel.level(random, dash="dot")
-    panel.note("random lines", 1, random, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
-    layer_axis(canvas, labels)
-    panel.y("mean angle (degrees)")
-    remarks = [f"{ds.attrs.get('part', 'W_Q')}, {_where(ds)}", "below the dashed line: closer than chance"]
-    return canvas.dress(f"Rows of one head and of different heads of {model_of(ds)}", *remarks)
 
 
 def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None:
@@ -401,33 +381,6 @@ def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
     )
 
 
-@SPECTRA.figure()
-def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str | int] | None = None) -> go.Figure:
-    """Draw singular values of every head, a panel per layer, each spectrum relative to its largest value."""
-    rows = positions(ds, "layer", layers)
-    values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))[rows]
-    top = values[..., :1]
-    shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
-    # what rounding leaves of a zero is no singular value
-    shares[shares < 1e-12] = np.nan
-    grid = head_lines(ds, rows, shares, "%{y:.3g} of the largest")
-    title_axes(grid, "mode", "singular value / largest")
-    remarks = [_in_full(ds, product), "each spectrum relative to its largest value"]
-    return grid.dress(f"Spectra of the {_PRODUCTS[product][0]} products of {model_of(ds)}", *remarks)
-
-
-def head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str) -> Sheet:
-    """Draw ``values`` (layer, head, mode), a panel per layer: a thin line per head, and the median over heads."""
-    grid = panel_grid([(label,) for label in layer_names(ds, layers)], row_height=150)
-    modes, several, tail = np.arange(1, values.shape[-1] + 1), "median over heads", f", mode %{{x}}<br>{measure}"
-    for panel, lines in zip(grid, values, strict=True):
-        for head, line in zip(names(ds, "head"), lines, strict=True):
-            panel.line(modes, line, "one head", f"head {plain(head)}{tail}", colour=mixed(GREY, 0.55), width=1)
-        panel.line(modes, medians(lines.T), several, several + tail, colour=BLUE, width=2)
-    grid.y(**log_axis(values))
-    return grid
-
-
 def _in_full(ds: xr.Dataset, product: str) -> str:
     return " product ".join(_PRODUCTS[product]) + (f" of {attention_kind(ds)}" if "attention" in ds.attrs else "")
 
@@ -435,8 +388,5 @@ def _in_full(ds: xr.Dataset, product: str) -> str:
 @SPECTRA.panels
 def _spectra(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for each in names(ds, "product"):
-        one = ds.sel(product=each)
-        yield ReportPanel(
-            stable_rank_map(ds, product=each), frame(one, "stable_rank", "order"), read_stable_rank(ds, each)
-        )
-        yield ReportPanel(spectrum_lines(ds, product=each), frame(one, "singular_value"), read_spectra(ds, each))
+        table = frame(ds.sel(product=each), "stable_rank", "order")
+        yield ReportPanel(stable_rank_map(ds, product=each), table, read_stable_rank(ds, each) + read_spectra(ds, each))
