@@ -149,7 +149,7 @@ def attribution_bars(
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
     # one bar may dwarf all others, which are still to be read
     others = np.delete(lengths, np.nanargmax(np.abs(lengths))) if len(lengths) > 2 else lengths
-    bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=0.5)
+    bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=2.0)
     panel.x(range=bounds)
     panel.upright(0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)

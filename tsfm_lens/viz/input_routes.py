@@ -23,7 +23,7 @@ __all__ = ["carried_dots", "faithfulness_dots", "route_map", "route_river"]
 _ARMS, _ROWS = 10, 24  # components that are drawn by name
 _BINS = 6  # groups of forecast steps
 _LINE = 19  # pixels that a line of a node's label needs
-_NAME = 180  # pixels of a label
+_NAME = 240  # pixels of a label
 _TYPE = 11
 _OTHERS, _NONE = "other components", "no component: tokens and scale"
 WORTH_A_WORD = 0.01  # of an effect
@@ -123,6 +123,9 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
         "label": [plain(shortened(label, _NAME, _TYPE, 1)) for label in (*segments, *arms, *steps)],
         "color": [*[GREY] * len(segments), *colours, *[GREY] * len(steps)],
         "hovertemplate": f"%{{label}}<br>{hover}",
+        # in the order of the input, the depth and the steps, not in that of the fewest crossings
+        "x": np.repeat([0.001, 0.5, 0.999], [len(segments), len(arms), len(steps)]),
+        "y": np.concatenate([_middles(sizes) for sizes in (flow.sum((1, 2)), flow.sum((0, 2)), late.sum(0))]),
         "line": {"width": 0},
         "pad": 8,
         "thickness": 14,
@@ -153,6 +156,11 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
         "effect, and each of them has it in full",
         share,
     )
+
+
+def _middles(sizes: np.ndarray) -> np.ndarray:
+    """Place nodes of some sizes above one another, in shares of the figure."""
+    return (np.cumsum(sizes) - sizes / 2) / (sizes.sum() or 1.0)
 
 
 def past_attention(share: float) -> str:
