@@ -86,7 +86,6 @@ def room(fig: go.Figure) -> float:
 SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
     "long context": (lambda: viz.forecast_fan(made()["forecast"], context_steps=7), "last 7 of 24 context steps"),
     "values outside": (lambda: viz.logit_map(made()["lens"], value_range=(9.6, 10.4)), "100 % outside"),
-    "large weights": (lambda: viz.attention_grid(made()["attention"], zmax=0.1), "darkest: 0.1 and more"),
     "special keys": (lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"), "90 % on EOS"),
     "undecided": (
         lambda: viz.head_curves(sweep()["curves"].assign(better=False, within=-1, judged_by="", order_stands=False)),
@@ -167,10 +166,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
     "without paths a recipe has an interval": (
         lambda: named(viz.recipe_forecasts(made()["recipes"].drop_vars("sample"), series=["b"]), "interval").y[0],
         11.6,
-    ),
-    "rows of several bins hold their mean": (
-        lambda: viz.lens_logit_map(made()["lens_logits"], value_range=(-50, 145), rows=10, raw=True).data[0].customdata,
-        -np.abs(-50 + 5.0 * np.arange(40)[:, None] - 5.0 * np.arange(5)).reshape(10, 4, 5).mean(1),
     ),
     "variates in one sequence have a map each": (
         lambda: len(maps(viz.patching_map(made()["patching"].isel(position=[0, 1, 0, 1])))),

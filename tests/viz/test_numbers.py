@@ -34,7 +34,7 @@ MAPS: dict[str, Case] = {
     "weight_rank_map": ("weight_ranks", {"epsilon": 0.1}, lambda ds: [[[25, 100], [75, 100]]]),
     "rank_flow_map": ("flow_of_ranks", {}, lambda ds: [ds["epsilon_rank"].T, ds["weight_rank"].T]),
     "patch_attention_grid": ("patch_attention", {"layer": -1}, lambda ds: ds["attention"].sel(layer="1")),
-    "attention_rollout_map": ("flow", {"zmax": 1.0}, lambda ds: ds["flow"]),
+    "attention_rollout_map": ("flow", {}, lambda ds: ds["flow"]),
     "path_map": ("paths", {"series": 0}, lambda ds: [ds["recovered"].isel(series=0)]),
     "path_map of edges": ("edges", {}, lambda ds: [ds["score"].isel(series=0).where(ds["score"].any("series"))]),
 }

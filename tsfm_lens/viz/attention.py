@@ -139,7 +139,7 @@ def single_series(ds: xr.Dataset) -> str:
 
 
 @ATTENTION.figure(options={"layer": -1})
-def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: float | None = None) -> go.Figure:
+def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.Figure:
     """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover."""
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
@@ -175,7 +175,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: 
     panel.y("query: time (steps)", tickvals=queries.ticks(), range=[y[-1], y[0]])
     if with_series:
         _draw_series(canvas.panel(), ds, keys)
-    canvas.colours(weight_colours(zmax or float(np.nanmax(weights)) or 1.0))
+    canvas.colours(weight_colours(float(np.nanmax(weights)) or 1.0))
     canvas.fig.update_layout(showlegend=False)
     entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries" if "entropy" in ds else ""
     place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
@@ -203,7 +203,6 @@ def attention_grid(
     *,
     layers: Sequence[str | int] | None = None,
     heads: Sequence[str | int] | None = None,
-    zmax: float | None = None,
 ) -> go.Figure:
     """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
 
@@ -211,7 +210,7 @@ def attention_grid(
         layers, heads: labels and numbers to draw, all unless given.
     """
     title = f"{sentence_start(ds)} of every head of {model_of(ds)}"
-    return pattern_heads(ds, "pattern", layers, heads, zmax, "attention weight", title, "")
+    return pattern_heads(ds, "pattern", layers, heads, "attention weight", title, "")
 
 
 def pattern_heads(
@@ -219,7 +218,6 @@ def pattern_heads(
     variable: str,
     layers: Sequence[str | int] | None,
     heads: Sequence[str | int] | None,
-    zmax: float | None,
     word: str,
     title: str,
     remark: str,
@@ -230,7 +228,7 @@ def pattern_heads(
     rows, columns = values.shape[:2]
     x, y = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
-    limit = zmax or float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
+    limit = float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
     height, least = int(np.clip(560 / max(rows, columns), 52, 150)), 110 if columns <= _MAX_NUMBERED else 60
     room: Look = {"row_gap": 8, "column_gap": 0.08 / columns, "min_width": max(420, 130 + least * columns)}

@@ -128,21 +128,19 @@ def explore_figure(
     *,
     layer: str | int | None = None,
     head: str | int | None = None,
-    score: str | None = None,
     ablated: bool = False,
 ) -> go.Figure:
     """Draw every head's score, and of one head its attention, write, spectra, and the forecast without it.
 
     Args:
         layer, head: labels of the chosen head; the one with the largest score unless both are given.
-        score: what the map shows, a key of :func:`scores`; the first unless given.
         ablated: also draw the forecast without the chosen head.
     """
-    place = start(ds, score)
+    place = start(ds)
     if layer is not None and head is not None:
         place = position(ds, "layer", layer), position(ds, "head", head)
     view = scene(ds, 0, ds.sizes["time"])
-    parts: list[Update] = [_fixed(ds, view), score_update(ds, score), head_update(ds, *place)]
+    parts: list[Update] = [_fixed(ds, view), score_update(ds, None), head_update(ds, *place)]
     alone = array(ds, "ablated_forecast", "quantile", "step", layer=place[0], head=place[1], series=0)
     parts.append(ablation_update(ds, [place], alone) if ablated else ablation_update(ds, [], None))
     specs = [[{}, {}, {}], [{"colspan": 2, "secondary_y": True}, None, {}]]
@@ -186,9 +184,9 @@ def _score(ds: xr.Dataset, key: str | None) -> tuple[str, np.ndarray]:
     return available[key or next(iter(available))]
 
 
-def start(ds: xr.Dataset, score: str | None = None) -> tuple[int, int]:
+def start(ds: xr.Dataset) -> tuple[int, int]:
     """Find the position (layer, head) of the head with the largest score."""
-    values = _score(ds, score)[1]
+    values = _score(ds, None)[1]
     layer, head = np.unravel_index(int(np.nanargmax(values)), values.shape)
     return int(layer), int(head)
 

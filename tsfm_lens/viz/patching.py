@@ -273,14 +273,8 @@ def _colours(values: np.ndarray, value: str, unit: str, length: float) -> dict[s
 
 
 def _beyond(values: np.ndarray, value: str) -> str:
-    finite = values[np.isfinite(values)]
-    if value == "effect" or not len(finite):
-        return ""
-    low, high = float(finite.min()), float(finite.max())
-    spread = f"values from {low:.2g} to {high:.2g}".replace("-", "−")
-    if max(-low, high) > _BEYOND:
-        return f"{spread}, colours end at ±{_BEYOND:g}"
-    return "" if high >= 0.75 else spread
+    beyond = value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
+    return f"colours end at ±{_BEYOND:g}" * beyond
 
 
 def _bar_title(value: str, unit: str) -> str:

@@ -26,7 +26,7 @@ _ALWAYS: Look = {"exclude_empty_subplots": False}  # or plotly leaves out what i
 _LEFT, _RIGHT = 64, 20  # pixels beside the panels
 _APART, _CELL = 8, 7  # pixels between two texts, and beside a number in its cell
 _HALF = 2.1  # of the figure to what is beside its panels, at least
-_USUAL, _MANY = 640, 5  # pixels: width for which rows of the legend are counted, and needed by more rows than so many
+_USUAL = 640  # pixels: width for which rows of the legend are counted
 _BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels: beside the panels for a colour bar, and its longest
 
 
@@ -99,7 +99,7 @@ class Sheet:
             plot_height=self.plot_height,
             above=self.above,
             below=self.below,
-            min_width=round(max(least, _USUAL * (rows > _MANY))),
+            min_width=round(least),
             left=left,
             legend=rows,
         )

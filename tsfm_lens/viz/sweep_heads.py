@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
@@ -265,8 +264,6 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     )
     for model, panel in zip(models, grid, strict=True):
         mine = rows[rows["model"] == model].sort_values("layer")
-        if mine["layer"].duplicated().any():
-            raise InputError(f"two results for one layer of {model!r}; a sweep's result has one a layer")
         x, remaining, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))
         texts = [
             f"layer {each['layer']}: {each['kept']} of {each['of']} heads stay<br>{_order_and_cost(each, metric)}"

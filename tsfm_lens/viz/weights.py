@@ -35,13 +35,6 @@ _TYPE, _APART = 12, 8  # pixels: type of the labels of columns, and what is free
 _BESIDE = 260  # pixels beside a map: names of layers and the colours
 _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _MAX_NUMBERED = 200  # cells that still have room for their number
-_MEASURES = {
-    "rank_share": "share of the full rank (%)",
-    "stable_rank": "stable rank",
-    "effective_rank": "effective rank",
-    "participation_ratio": "participation ratio",
-}
-
 WEIGHT_RANKS = measurement("weight_ranks")
 
 
@@ -103,19 +96,13 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
 
 
 @WEIGHT_RANKS.figure()
-def weight_rank_map(
-    ds: xr.Dataset, *, measure: str = "rank_share", epsilon: float | None = None, stack: str | None = None
-) -> go.Figure:
-    """Draw the layer × matrix map of how many directions each matrix uses.
-
-    Args:
-        measure: "rank_share" (the ε-rank over the largest possible), "stable_rank", "effective_rank" or
-            "participation_ratio".
-    """
-    if measure not in _MEASURES:
-        raise unknown_name("measure", measure, _MEASURES)
+def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None, stack: str | None = None) -> go.Figure:
+    """Draw the layer × matrix map of the share of its directions that each matrix uses: its ε-rank."""
+    place = level_position(ds, epsilon)
+    valid = array(ds, "told", "matrix", epsilon=place) > 0
+    values = np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan)
     whole, parts, words = whole_matrices(ds, stack=stack), names_of(ds, "part"), _column_words(ds)
-    (values, remark), layers = _values(ds, measure, epsilon), _layer_words(ds, whole)
+    layers, word = _layer_words(ds, whole), "share of the full rank (%)"
     rows = list(dict.fromkeys(layers))
     # attention first, whatever the order of writing
     columns = list(dict.fromkeys(words[i] for i in sorted(whole, key=lambda i: parts[i] not in _ATTENTION)))
@@ -125,25 +112,16 @@ def weight_rank_map(
     wide = max(text_width(column, _TYPE) for column in columns) + _APART
     canvas = blank(max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns)))
     panel = canvas.panel()
-    hover = f"%{{y}}, %{{x}}<br>{plain(_MEASURES[measure])} %{{z:.3g}}"
+    hover = f"%{{y}}, %{{x}}<br>{word} %{{z:.3g}}"
     panel.cells(table, columns, rows, hover, write="{:.3g}".format, printed=_MAX_NUMBERED)
-    top = 100.0 if measure == "rank_share" else float(np.nanmax(table, initial=1.0))
-    canvas.colours(colour_scale(_MEASURES[measure], low=0.0, high=top))
+    canvas.colours(colour_scale(word, low=0.0, high=100.0))
     panel.x("matrix", type="category", ticks="", tickangle=0)
     panel.y(type="category", autorange="reversed", ticks="", dtick=1 if len(rows) <= 24 else 2)
-    return canvas.dress(f"Ranks of the weights of {model_of(ds)}", *remark)
-
-
-def _values(ds: xr.Dataset, measure: str, epsilon: float | None) -> tuple[np.ndarray, list[str]]:
-    """Return (matrix,) what is drawn, and what the subtitle says of it."""
-    if measure != "rank_share":
-        return array(ds, measure, "matrix"), [f"{_MEASURES[measure]}, 1 is one direction"]
-    place = level_position(ds, epsilon)
-    level = f"{float(ds['epsilon'].values[place]):g}"
-    valid = array(ds, "told", "matrix", epsilon=place) > 0
-    empty = f"empty: below what {ds.attrs.get('precision', 'these')} weights can tell"
-    words = [f"singular values above {level} of the largest", "" if valid.all() else empty]
-    return np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan), words
+    return canvas.dress(
+        f"Ranks of the weights of {model_of(ds)}",
+        f"singular values above {float(ds['epsilon'].values[place]):g} of the largest",
+        "" if valid.all() else f"empty: below what {ds.attrs.get('precision', 'these')} weights can tell",
+    )
 
 
 @WEIGHT_RANKS.figure()
@@ -256,10 +234,11 @@ def _column_words(ds: xr.Dataset) -> list[str]:
 @WEIGHT_RANKS.panels
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     yield ReportPanel(weight_rank_map(ds), frame(ds, "epsilon_rank", "rank_share", "told"), read_weight_ranks(ds))
-    measures = frame(ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor")
-    yield ReportPanel(weight_rank_map(ds, measure="effective_rank"), measures, read_weight_spectra(ds))
-    values, parts = frame(ds, "singular_value"), names_of(ds, "part")
-    yield ReportPanel(weight_spectra(ds), values[np.isfinite(values["singular_value"])], [])
+    measures, parts = (
+        frame(ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"),
+        names_of(ds, "part"),
+    )
+    yield ReportPanel(weight_spectra(ds), measures, read_weight_spectra(ds))
     part = "W_Q" if "W_Q" in parts else parts[0]
     yield ReportPanel(rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds))
 
