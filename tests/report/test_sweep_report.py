@@ -221,7 +221,7 @@ def test_families_too_large_for_the_replicates_are_told(swept: dict[str, pd.Data
     ]
 
 
-@pytest.mark.parametrize(("counts", "harm"), [((0, 3), 0.0), ((2,), 2.0), ((3,), 2.0)])
+@pytest.mark.parametrize(("counts", "harm"), [((0, 3), 0.0), ((2,), 2.0)])
 def test_lines_with_few_counts_are_reported(tmp_path: Path, counts: tuple[int, ...], harm: float) -> None:
     made = planted.sweep(layers=(4, 3), heads=(3, 2), counts=counts, harm=harm)
     made = {name: made[name] for name in ("curves", "heads_at", "datasets")}

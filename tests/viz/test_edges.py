@@ -15,8 +15,7 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.registry import find
 from tsfm_lens.viz import theme
-from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.sheet import Panel, Sheet, blank, sheet, text_width
 
@@ -69,16 +68,6 @@ def drawn(draw: Callable[[Panel], Any], canvas: Sheet | None = None) -> go.Figur
     return canvas.dress("title")
 
 
-def titled() -> go.Figure:
-    grid = panel_grid([("a",), ("b",)], row_height=90)
-    title_axes(grid, "step", f"value ({LONG})")
-    return grid.dress("title")
-
-
-def four_maps() -> go.Figure:
-    return head_maps(made()["head_entropy"], [HeadMap(HEADS, f"map {i}", "share") for i in range(4)], "title")
-
-
 def room(fig: go.Figure) -> float:
     return float(fig.layout.height - fig.layout.margin.t - fig.layout.margin.b)
 
@@ -119,11 +108,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
     "a quantile without partner is a line": (
         lambda: [trace.name for trace in viz.forecast_fan(made()["forecast"].isel(quantile=[1, 2])).data][:2],
         ["median forecast", "quantile 0.9"],
-    ),
-    "one series has no median": (lambda: len(viz.layer_entropy(many("lens", "series", [0])).data), 1),
-    "many series have one entry": (
-        lambda: sum(bool(trace.showlegend) for trace in viz.layer_entropy(many("lens", "series", [0, 1, 2] * 3)).data),
-        2,
     ),
     "a gain of nothing has no chapter": (
         lambda: list(find("layer_gain").draw_panels(of("gain", gain=lambda ds: ds["gain"] * np.nan))),
@@ -171,32 +155,10 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: len(maps(viz.patching_map(made()["patching"].isel(position=[0, 1, 0, 1])))),
         2,
     ),
-    "colours leave white to nothing": (
-        lambda: [HeadMap(SPAN, "", "", **end).colours()["cmin"] for end in ({}, {"low": 0.0}, {"diverging": True})],
-        [0.8, 0, -3],
-    ),
-    "few labels of a logarithmic axis are numbers": (
-        lambda: {"0.2", "0.5", "1", "2"} <= set(log_axis(np.array([0.2, 2.0]))["ticktext"]),
-        True,
-    ),
     "many labels of a logarithmic axis are powers": (
         lambda: log_axis(np.array([1e-9, 1e4]))["ticktext"][-1],
         "10<sup>4</sup>",
     ),
-    "nearly equal values have an axis": (lambda: np.ptp(log_axis(np.array([1.0, 1.0001]))["range"]) > 0.5, True),
-    "dates get few labels": (lambda: drawn(lambda panel: panel.line(DAYS, np.arange(5.0))).layout.xaxis.nticks, 5),
-    "more than three maps stand in two rows": (
-        lambda: [axis.domain[0] > 0 for axis in four_maps().select_yaxes()],
-        [True, True, False, False],
-    ),
-    "a legend has room for its rows": (
-        lambda: (
-            drawn(lambda panel: [panel.line([0], [0], f"{LONG} {i}") for i in range(12)]).layout.meta["legend_rows"]
-            >= 6
-        ),
-        True,
-    ),
-    "long titles have several lines": (lambda: titled().layout.yaxis.title.text.count("<br>") >= 2, True),
 }
 
 

@@ -18,13 +18,13 @@ from tsfm_lens.viz.sweep_entries import baseline_of, order_words
 
 EVIL = '<script>x</script>&%{y}"$'
 DRAW = {
-    "layers": (viz.layer_distances, viz.range_curves),
-    "heads": (viz.head_changes,),
-    "curves": (viz.head_curves,),
-    "heads_at": (viz.heads_at_layers,),
-    "datasets": (viz.dataset_heatmap,),
-    "recipes": (viz.recipe_table,),
-    "selection": (viz.selection_comparison,),
+    "layers": viz.range_curves,
+    "heads": viz.head_changes,
+    "curves": viz.head_curves,
+    "heads_at": viz.heads_at_layers,
+    "datasets": viz.dataset_heatmap,
+    "recipes": viz.recipe_table,
+    "selection": viz.selection_comparison,
 }
 
 
@@ -249,15 +249,13 @@ def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, pd.DataFrame]) -> No
 
 def test_names_show_letter_by_letter_and_figures_print() -> None:
     made = planted.sweep(models=(EVIL, "b"), datasets=3, layers=(3, 2), heads=(2,), name=lambda i: f"{EVIL} {i}")
-    for name, draws in DRAW.items():
-        for draw in draws:
-            fig = draw(made[name])
-            parts = fig.to_dict()
-            meta = parts["layout"].pop("meta")
-            assert meta["title"]
-            assert meta["subtitle"]
-            assert "<script" not in str(parts)
-            assert '%{y}"' not in str(parts)
-            printed = viz.for_print(fig)
-            assert not printed.layout.title.text
-            assert printed.layout.meta["width_mm"] in (89.0, 183.0)
+    for fig in (viz.layer_distances(made["layers"]), *(draw(made[name]) for name, draw in DRAW.items())):
+        parts = fig.to_dict()
+        meta = parts["layout"].pop("meta")
+        assert meta["title"]
+        assert meta["subtitle"]
+        assert "<script" not in str(parts)
+        assert '%{y}"' not in str(parts)
+        printed = viz.for_print(fig)
+        assert not printed.layout.title.text
+        assert printed.layout.meta["width_mm"] in (89.0, 183.0)

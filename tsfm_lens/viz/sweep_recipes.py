@@ -54,7 +54,7 @@ def read_selection(table: pd.DataFrame) -> list[str]:
     for row in sweep.told(table[np.isfinite(table["diff"])]):
         same = (table["model"] == row["model"]) & (table["recipe"] == row["recipe"])
         seeds = int((same & (table["selection"] == "random")).sum())
-        span = sweep.points_words(row["diff"], row["diff_lower"], row["diff_upper"]).partition(" ")[2]
+        span = sweep.span_text(row["diff_lower"], row["diff_upper"]).replace(" %]", "]")
         verdict = f" {span}, which {'stands' if row['diff_stands'] else 'does not stand'} after Holm's correction"
         out.append(
             f"{row['model']}, {row['recipe']}: the informed choice changes MASE by "
@@ -222,7 +222,7 @@ def dataset_heatmap(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
         panel.x("heads ablated", tickvals=list(range(len(across))), ticktext=across, **sweep.NO_AXIS)
     sweep.label_rows(canvas, labels, ticklabelstandoff=4, tickfont={"size": 10})
     # beside a tall map a bar of the same height says nothing more
-    bar = sweep.bar_title("change of MASE (%)") | {"y": 1, "yanchor": "top"}
+    bar = {"title": {"text": "change of MASE (%)", "side": "right"}, "nticks": 6, "y": 1, "yanchor": "top"}
     canvas.colours({"colorscale": DIVERGING, "cmin": -100 * cap, "cmax": 100 * cap, "cmid": 0, "colorbar": bar})
     # no head ablated is no number that could have been searched
     empty = any(set(across) - {0} - set(rows["ablated"]) for rows, across in zip(panels, counts, strict=True))
