@@ -107,7 +107,7 @@ def test_patching_finds_the_phase_in_the_register_token() -> None:
 
 
 def test_the_circuit_keeps_the_forecast() -> None:
-    text = run("06-a-minimal-circuit", 6)
+    text = run("06-a-minimal-circuit", 5)
     size, of, share, rest = numbers(
         text, r"(\d+) of (\d+) components keep (\d+%) of the forecast; all the others keep (-?\d+%)"
     )

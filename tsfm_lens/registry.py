@@ -49,7 +49,6 @@ _PARAMETERS = {
     "quantile": "level; the median if None.",
     "samples": "sampled paths that are drawn.",
     "top": "how many are drawn, the largest ones.",
-    "zmax": "where the colours end, at a high quantile if None.",
     "decomposition": "label, the first if None.",
     "product": '"QK" or "OV".',
     "epsilon": "one of the result's, the middle one if None.",

@@ -178,8 +178,7 @@ def _paired(pairs: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
     parts = [
         "# Two models side by side",
         "Every figure of a run can be drawn of two models on the same axes and colours: `tsfm-lens figure NAME MODEL "
-        "MODEL`, or {py:func}`tsfm_lens.viz.compare`. What moves or is clicked is refused, and so are maps whose "
-        "colours mean different things.",
+        "MODEL`, or {py:func}`tsfm_lens.viz.compare`. Maps whose colours mean different things are refused.",
     ]
     for slug, (measurement, figure) in pairs.items():
         parts.append(_section(slug, figure, scene_of_pair(measurement, figure), drawn[slug], slug in pictures))

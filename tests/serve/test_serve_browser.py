@@ -16,7 +16,8 @@ from typing import Any
 import psutil
 import pytest
 
-from browsing import PATIENCE, until
+from browsing import PATIENCE, Plot, until
+from tsfm_lens.viz.head_states import TRACES
 
 pytest.importorskip("voila")
 
@@ -92,6 +93,22 @@ def test_by_keyboard_offline_and_nothing_left_running(
         assert seen[-1] == "Forecast", seen
         ActionChains(driver).send_keys(Keys.SPACE).perform()
         until(lambda: "bolt-nano on level, 8 steps" in status(), "no forecast of the file")
+
+        # a click on another head shows it, and the button its ablation
+        find = f"[...document.querySelectorAll('.js-plotly-plot')].find(p => p._fullData?.length === {len(TRACES)})"
+        plot = Plot(driver, find, list(TRACES))
+        next(tab for tab in driver.find_elements("css selector", "[role=tab]") if tab.text == "Heads").click()
+        until(lambda: plot.run("return Boolean(plot)"), "no view of heads")
+        left, low = plot.trace("chosen", "x")[0], plot.trace("chosen", "y")[0]
+        row, column = (round(low + 0.5) + 1) % 3, (round(left + 0.5) + 1) % 4
+        plot.click(row, column)
+        until(lambda: plot.trace("chosen", "y")[0] == row - 0.5, "the map shows the old head")
+        head = f"layer {row}, head {column}:"
+        until(lambda: head in driver.find_element("css selector", "body").text, "the words are of the old head")
+        assert plot.trace("ablated median", "visible") is False
+        button = driver.find_element("css selector", ".widget-toggle-button")
+        driver.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].click()", button)
+        until(lambda: plot.trace("ablated median", "visible"), "no forecast without the head")
 
         # whatever the page loaded came from this machine
         hosts = driver.execute_script(

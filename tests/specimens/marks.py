@@ -24,11 +24,11 @@ def unexplained(fig: go.Figure) -> list[str]:
         *(note.text or "" for note in fig.layout.annotations),
     ]
     words = " ".join(said).lower()
-    listed = {
-        each.legendgroup or each.name for each in fig.data if each.showlegend and fig.layout.showlegend is not False
-    }
+    # the nodes of a river have their names
+    marks = [each for each in fig.data if each.type != "sankey"]
+    listed = {each.legendgroup or each.name for each in marks if each.showlegend and fig.layout.showlegend is not False}
     open_marks: dict[tuple[str, str], dict[str, str]] = {}
-    for trace in fig.data:
+    for trace in marks:
         if trace.type not in ("scatter", "scattergl", "bar") or not _seen(trace):
             continue
         if {trace.legendgroup, trace.name} & (listed - {None}):

@@ -53,7 +53,7 @@ def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) ->
 
 def test_what_cannot_stand_side_by_side_is_refused() -> None:
     fan, view = viz.forecast_fan(planted.forecast()), viz.explore_figure(planted.explore())
-    with pytest.raises(InputError, match="clicked"):
+    with pytest.raises(InputError, match="legend in a panel"):
         viz.compare([view, view], ["a", "b"])
     with pytest.raises(InputError, match="two figures"):
         viz.compare([fan], ["a"])

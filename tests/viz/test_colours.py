@@ -72,10 +72,3 @@ def test_maps_darken_throughout_or_part_in_the_middle(deficiency: str | None) ->
     assert middle[0] > 99
     # both ends are as far from the middle
     assert abs(low[0] - high[-1]) < TOLD_APART
-
-
-def test_the_check_finds_colours_that_look_alike() -> None:
-    red, green = "#C00000", "#3B7A00"
-    assert apart(red, green) > 2 * TOLD_APART
-    assert min(apart(red, green, deficiency) for deficiency in DEFICIENCIES) < 2 * TOLD_APART
-    assert abs(lightness("#7F7F7F") - lightness("#808080")) < 1

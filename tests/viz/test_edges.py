@@ -7,7 +7,6 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import pytest
 import xarray as xr
@@ -16,8 +15,7 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.registry import find
 from tsfm_lens.viz import theme
-from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.sheet import Panel, Sheet, blank, sheet, text_width
 
@@ -31,14 +29,9 @@ sweep = cache(planted.sweep)
 
 
 # what an edge makes of one variable
-never: Change = lambda ds: ds["applicable"] & False  # noqa: E731
 unknown: Change = lambda ds: ds["spearman_distance"].where(False)  # noqa: E731
 rest: Change = lambda ds: ds["pattern"].where(ds["key_special"] == "", 1.0)  # noqa: E731
 longer: Change = lambda ds: ds["key_stop"] + 2 * (ds["key_special"] == "")  # noqa: E731
-
-
-def without_beta(table: pd.DataFrame) -> pd.Series:
-    return table["mase"].where(table["model"] != "beta")
 
 
 def of(name: str, **changes: Change) -> xr.Dataset:
@@ -75,16 +68,6 @@ def drawn(draw: Callable[[Panel], Any], canvas: Sheet | None = None) -> go.Figur
     return canvas.dress("title")
 
 
-def titled() -> go.Figure:
-    grid = panel_grid([("a",), ("b",)], row_height=90)
-    title_axes(grid, "step", f"value ({LONG})")
-    return grid.dress("title")
-
-
-def four_maps() -> go.Figure:
-    return head_maps(made()["head_entropy"], [HeadMap(HEADS, f"map {i}", "share") for i in range(4)], "title")
-
-
 def room(fig: go.Figure) -> float:
     return float(fig.layout.height - fig.layout.margin.t - fig.layout.margin.b)
 
@@ -92,15 +75,7 @@ def room(fig: go.Figure) -> float:
 SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
     "long context": (lambda: viz.forecast_fan(made()["forecast"], context_steps=7), "last 7 of 24 context steps"),
     "values outside": (lambda: viz.logit_map(made()["lens"], value_range=(9.6, 10.4)), "100 % outside"),
-    "large weights": (lambda: viz.attention_grid(made()["attention"], zmax=0.1), "darkest: 0.1 and more"),
     "special keys": (lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"), "90 % on EOS"),
-    "no bound holds": (lambda: viz.concentration_bound_plot(of("kernel", applicable=never)), "0 of 8 meet"),
-    "tiny floor": (
-        lambda: viz.ablation_heatmap(
-            of("ablation", spearman_distance_floor=lambda ds: ds["spearman_distance_floor"] / 1e4)
-        ),
-        "noise floor below 0.1 % of the largest effect",
-    ),
     "undecided": (
         lambda: viz.head_curves(sweep()["curves"].assign(better=False, within=-1, judged_by="", order_stands=False)),
         "not decided yet",
@@ -134,11 +109,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: [trace.name for trace in viz.forecast_fan(made()["forecast"].isel(quantile=[1, 2])).data][:2],
         ["median forecast", "quantile 0.9"],
     ),
-    "one series has no median": (lambda: len(viz.layer_entropy(many("lens", "series", [0])).data), 1),
-    "many series have one entry": (
-        lambda: sum(bool(trace.showlegend) for trace in viz.layer_entropy(many("lens", "series", [0, 1, 2] * 3)).data),
-        2,
-    ),
     "a gain of nothing has no chapter": (
         lambda: list(find("layer_gain").draw_panels(of("gain", gain=lambda ds: ds["gain"] * np.nan))),
         [],
@@ -150,10 +120,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
     "a missing effect is an empty cell": (
         lambda: maps(viz.ablation_heatmap(of("ablation", spearman_distance=unknown)))[0].text[0][0],
         "",
-    ),
-    "attention has dates": (
-        lambda: [str(np.datetime64(maps(viz.attention_map(made()["attention"]))[0].x[end], "h")) for end in (0, -1)],
-        ["2000-12-31T12", "2001-01-24T12"],
     ),
     "tokens of the forecast read no context": (
         lambda: len(
@@ -177,12 +143,6 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         ),
         [8.0, 9.0, 8.0, 9.0, 8.0],
     ),
-    "many layers go from pale to dark": (
-        lambda: len(
-            {trace.marker.color for trace in viz.concentration_bound_plot(many("kernel", "layer", [1] * 12)).data}
-        ),
-        12,
-    ),
     "panels keep their height": (
         lambda: [room(fig(viz.forecast_fan(made()["forecast"]))) for fig in (go.Figure, theme.untitled)],
         [300, 300],
@@ -191,50 +151,13 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: named(viz.recipe_forecasts(made()["recipes"].drop_vars("sample"), series=["b"]), "interval").y[0],
         11.6,
     ),
-    "rows of several bins hold their mean": (
-        lambda: viz.lens_logit_map(made()["lens_logits"], value_range=(-50, 145), rows=10, raw=True).data[0].customdata,
-        -np.abs(-50 + 5.0 * np.arange(40)[:, None] - 5.0 * np.arange(5)).reshape(10, 4, 5).mean(1),
-    ),
     "variates in one sequence have a map each": (
         lambda: len(maps(viz.patching_map(made()["patching"].isel(position=[0, 1, 0, 1])))),
         2,
     ),
-    "colours leave white to nothing": (
-        lambda: [HeadMap(SPAN, "", "", **end).colours()["cmin"] for end in ({}, {"low": 0.0}, {"diverging": True})],
-        [0.8, 0, -3],
-    ),
-    "few labels of a logarithmic axis are numbers": (
-        lambda: {"0.2", "0.5", "1", "2"} <= set(log_axis(np.array([0.2, 2.0]))["ticktext"]),
-        True,
-    ),
     "many labels of a logarithmic axis are powers": (
         lambda: log_axis(np.array([1e-9, 1e4]))["ticktext"][-1],
         "10<sup>4</sup>",
-    ),
-    "nearly equal values have an axis": (lambda: np.ptp(log_axis(np.array([1.0, 1.0001]))["range"]) > 0.5, True),
-    "dates get few labels": (lambda: drawn(lambda panel: panel.line(DAYS, np.arange(5.0))).layout.xaxis.nticks, 5),
-    "more than three maps stand in two rows": (
-        lambda: [axis.domain[0] > 0 for axis in four_maps().select_yaxes()],
-        [True, True, False, False],
-    ),
-    "a legend has room for its rows": (
-        lambda: (
-            drawn(lambda panel: [panel.line([0], [0], f"{LONG} {i}") for i in range(12)]).layout.meta["legend_rows"]
-            >= 6
-        ),
-        True,
-    ),
-    "long titles have several lines": (lambda: titled().layout.yaxis.title.text.count("<br>") >= 2, True),
-    "a model without finished curves is left out": (
-        lambda: viz.head_curves(sweep()["curves"].assign(mase=without_beta), by="model").layout.annotations[0].text,
-        "alpha",
-    ),
-    "recipes of one size have names": (
-        lambda: [
-            label.split(", ")[-1]
-            for label in viz.recipe_changes(sweep()["recipes"].assign(heads_ablated=6, n_mlps=1)).layout.yaxis.ticktext
-        ],
-        ["light", "heavy"] * 2,
     ),
 }
 

@@ -16,7 +16,6 @@ from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.registry import measurements
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.kernel_regression import LEAST
 from tsfm_lens.viz.noise import NOT_ABOVE
 
 PARTS = {"whole model": "model", "circuit alone": "circuit", "all but the circuit": "complement"}
@@ -34,7 +33,7 @@ MAPS: dict[str, Case] = {
     "weight_rank_map": ("weight_ranks", {"epsilon": 0.1}, lambda ds: [[[25, 100], [75, 100]]]),
     "rank_flow_map": ("flow_of_ranks", {}, lambda ds: [ds["epsilon_rank"].T, ds["weight_rank"].T]),
     "patch_attention_grid": ("patch_attention", {"layer": -1}, lambda ds: ds["attention"].sel(layer="1")),
-    "attention_rollout_map": ("flow", {"zmax": 1.0}, lambda ds: ds["flow"]),
+    "attention_rollout_map": ("flow", {}, lambda ds: ds["flow"]),
     "path_map": ("paths", {"series": 0}, lambda ds: [ds["recovered"].isel(series=0)]),
     "path_map of edges": ("edges", {}, lambda ds: [ds["score"].isel(series=0).where(ds["score"].any("series"))]),
 }
@@ -53,7 +52,6 @@ LINES: dict[str, Case] = {
             for name in ("end of the context", "truth", "forecast")
         },
     ),
-    "head_closeness": ("row_angles", {}, lambda ds: {"rows of one head": ds["within"]}),
     "parroting_forecast": (
         "parroting",
         {"series": "b"},
@@ -118,20 +116,6 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
     assert "no lag can be copied" in fig.layout.meta["subtitle"]
 
 
-def test_dots_of_the_bound_are_the_measured_pairs() -> None:
-    ds = everything()["kernel"].copy(deep=True)
-    ds["missing"][1, 0, 0], ds["bound"][1, 0, 0] = 0.0, 1e-40
-    fig = viz.concentration_bound_plot(ds)
-    for trace, layer in zip(fig.data, ds["layer"].values, strict=True):
-        one = ds.sel(layer=layer)
-        usable = one["applicable"].values
-        np.testing.assert_array_equal(trace.x, np.clip(one["bound"].values[usable], LEAST, None))
-        np.testing.assert_array_equal(trace.y, np.clip(one["missing"].values[usable], LEAST, 1))
-        assert [tuple(row) for row in trace.customdata] == [(str(h), str(q)) for h, q in np.argwhere(usable)]
-    assert "7 of 8 meet the conditions" in fig.layout.meta["subtitle"]
-    assert "below 1e−16: drawn there" in fig.layout.meta["subtitle"]
-
-
 @pytest.mark.parametrize(
     ("name", "result", "options", "words"),
     [
@@ -149,8 +133,7 @@ def test_dots_of_the_bound_are_the_measured_pairs() -> None:
         ("autoregressive_attention_map", "autoregressive_attention", {"count": 0}, "count is 0"),
         ("attention_map", "attention", {"head": 5}, "no head '5'"),
         ("lens_forecast", "patches", {"layers": [7]}, "no layer '7'"),
-        ("layer_entropy", "lens", {"measure": "entropie"}, "entropy"),
-        ("layer_entropy", "patches", {}, "readout 'quantile' gives no token distribution"),
+        ("layer_entropy", "patches", {}, "no variable 'entropy'"),
         ("layer_gain", "gain", {"metrics": ["RSME"]}, "RMSE"),
         ("ablation_heatmap", "ablation", {"metric": "spearman"}, "spearman_distance"),
         ("ablation_forecasts", "ablation", {"components": ["decoder.0.mpl"]}, r"decoder\.0\.mlp"),

@@ -77,15 +77,11 @@ def test_the_estimate_is_drawn_against_the_exact_share() -> None:
         np.testing.assert_array_equal(dots.x, mine["recovered"].values.ravel())
         np.testing.assert_array_equal(dots.y, mine["first_order"].values.ravel())
         assert dots.showlegend
-    assert fig.layout.coloraxis.cmax is None
     identity = line(fig, "estimate = exact")
     assert identity.x == identity.y
     assert "mean absolute error 0.05556, rank correlation 0.9" in fig.layout.meta["subtitle"]
     with pytest.raises(InputError, match="no variable 'recovered'"):
         viz.attribution_patching_scatter(ds.drop_vars("recovered"))
-    deep = ds.isel(component=np.arange(16) % 3).assign_coords(layer_index=("component", np.arange(16)))
-    many = viz.attribution_patching_scatter(deep).layout.coloraxis
-    assert (many.cmin, many.cmax) == (0, 15)
 
 
 def test_paths_are_ordered_by_depth_and_missing_ones_are_not_zero() -> None:
@@ -111,22 +107,6 @@ def test_names_without_a_stack_are_read() -> None:
     assert list(fig.layout.xaxis.ticktext) == [*nodes, "output"]
     with pytest.raises(InputError, match="'the end' is no component"):
         viz.path_map(ds.assign_coords(receiver=[*nodes, "the end"]))
-
-
-def test_self_repair_can_be_read_off_the_effects() -> None:
-    ds = planted.effects()
-    fig = viz.effects_scatter(ds, series=0)
-    traces = [trace for trace in fig.data if trace.customdata is not None]
-    dots = {data[0]: (x, y) for t in traces for x, y, data in zip(t.x, t.y, t.customdata, strict=True)}
-    direct, repair = ds["direct"].values[:, 0, 0], ds["self_repair"].values[:, 0]
-    expected = {
-        name: (size, size * (1 - share))
-        for name, size, share in zip(ds["component"].values, direct, repair, strict=True)
-        if np.isfinite(share)
-    }
-    assert len(expected) == 7
-    assert dots == expected
-    assert fig.layout.xaxis.title.text == "direct effect (m)"
 
 
 def test_the_circuit_stands_filled_at_its_places() -> None:

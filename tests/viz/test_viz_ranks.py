@@ -7,7 +7,6 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
-from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.registry import find
 from tsfm_lens.viz.stream_ranks import (
     read_bound,
@@ -71,10 +70,6 @@ def test_the_flow_is_told_where_it_stands_out() -> None:
     assert "is exceeded 5 times" in read_bound(tight)[0]
     bounds = [line for line in viz.rank_flow_spectra(tight).data if line.name == "bound of theorem 4"]
     assert [list(line.y) for line in bounds] == [[0.7] * 4] * 2
-    dots = next(line for line in viz.rank_rise(ds, epsilon=0.1).data if line.mode == "markers")
-    assert list(dots.marker.symbol) == ["circle-open", "circle", "circle"]
-    with pytest.raises(UnknownNameError, match=r"0\.1"):
-        viz.rank_rise(ds, epsilon=0.2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

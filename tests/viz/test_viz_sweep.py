@@ -18,13 +18,13 @@ from tsfm_lens.viz.sweep_entries import baseline_of, order_words
 
 EVIL = '<script>x</script>&%{y}"$'
 DRAW = {
-    "layers": (viz.layer_distances, viz.component_errors, viz.range_curves),
-    "heads": (viz.head_changes,),
-    "curves": (viz.head_curves, lambda ds: viz.head_curves(ds, by="model")),
-    "heads_at": (viz.heads_at_layers,),
-    "datasets": (viz.dataset_heatmap,),
-    "recipes": (viz.recipe_changes, viz.recipe_table),
-    "selection": (viz.selection_comparison,),
+    "layers": viz.range_curves,
+    "heads": viz.head_changes,
+    "curves": viz.head_curves,
+    "heads_at": viz.heads_at_layers,
+    "datasets": viz.dataset_heatmap,
+    "recipes": viz.recipe_table,
+    "selection": viz.selection_comparison,
 }
 
 
@@ -76,31 +76,6 @@ def test_distances_stand_at_their_layers_with_their_intervals(sweep: dict[str, p
     assert 0 < filled < 20
 
 
-def test_bars_are_those_of_the_layer_that_costs_least(sweep: dict[str, pd.DataFrame]) -> None:
-    ds = table = sweep["layers"]
-    fig = viz.component_errors(ds)
-    single = table[(table["family"] == "layers")]
-    best = {}
-    for model, rows in single[single["part"] == "both"].groupby("model"):
-        best[model] = int(rows.set_index("first")["change"].idxmin())
-    bars = {trace.name: trace for trace in fig.data}
-    assert list(bars["unablated"].x) == [baseline_of(ds, "alpha"), baseline_of(ds, "beta")]
-    assert list(fig.layout.yaxis.ticktext) == [f"{model}<br>layer {best[model]}" for model in ("alpha", "beta")]
-    labels = {note.y: note.text for note in fig.layout.annotations}
-    for name, part in (("without MLP", "mlp"), ("without all heads", "heads"), ("without heads and MLP", "both")):
-        rows = [
-            single[(single["model"] == m) & (single["first"] == best[m]) & (single["part"] == part)].iloc[0]
-            for m in best
-        ]
-        np.testing.assert_array_equal(bars[name].x, [row["mase"] for row in rows])
-        base = np.array([baseline_of(ds, m) for m in best])
-        expected = [base * (1 + np.array([row[end] for row in rows])) for end in ("lower", "upper")]
-        assert_close(ends(bars[name].error_x, np.array(bars[name].x)), expected, depth=1000)
-        said = [labels[y] for y in bars[name].y]
-        assert ["<b>" in text for text in said] == [bool(row["stands"]) for row in rows]
-        assert all(f"{row['mase']:.3f}"[:4] in text for text, row in zip(said, rows, strict=True))
-
-
 def test_ranges_are_lines_by_part_with_bands(sweep: dict[str, pd.DataFrame]) -> None:
     ds = table = sweep["layers"]
     fig = viz.range_curves(ds)
@@ -143,9 +118,10 @@ def test_single_heads_stand_at_their_layers_and_those_whose_change_stands_have_t
 
 def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: dict[str, pd.DataFrame]) -> None:
     ds = table = sweep["curves"]
-    fig = viz.head_curves(ds, model="beta", layers=[1, 3])
+    fig = viz.head_curves(ds, model="beta")
     base = baseline_of(ds, "beta")
-    for axis, layer in (("x", 1), ("x2", 3)):
+    layers = sorted(set(table.loc[table["model"] == "beta", "layer"]))
+    for axis, layer in (("x", layers[0]), ("x2", layers[1])):
         mine = table[(table["model"] == "beta") & (table["layer"] == layer)]
         lines = [t for t in traces(fig, axis) if "interval" not in t.name]
         assert {t.name for t in lines} == {"lowest stable rank first", "highest stable rank first", "at random"}
@@ -156,11 +132,11 @@ def test_curves_have_every_count_and_the_lines_of_baseline_and_tolerance(sweep: 
             np.testing.assert_array_equal(line.y, rows["mase"])
         best = mine.loc[mine["better"] & (mine["within"] > 0), "order"]
         assert [t.name for t in lines if t.line.width > 2] == [order_words(each) for each in best.unique()]
-    np.testing.assert_allclose([s.y0 for s in fig.layout.shapes], [base, 1.01 * base] * 2)
+    np.testing.assert_allclose([s.y0 for s in fig.layout.shapes], [base, 1.01 * base] * len(layers))
     # without its first point a curve still starts at the unablated model
-    bare = viz.head_curves(ds[ds["ablated"] > 0], model="beta", layers=[1])
+    bare = viz.head_curves(ds[ds["ablated"] > 0], model="beta")
     starts = [(t.x[0], t.y[0]) for t in bare.data if "interval" not in (t.name or "")]
-    assert starts == [(0.0, base)] * 3
+    assert starts == [(0.0, base)] * 3 * len(layers)
 
 
 # where no head can go, counts decide nothing but which columns are empty
@@ -171,7 +147,7 @@ def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
     made = planted.sweep(models=("alpha",), counts=counts, harm=harm)
     table = made["heads_at"][made["heads_at"]["better"]].set_index("layer")
     titles = [note.text.split("<br>") for note in viz.head_curves(made["curves"]).layout.annotations]
-    dots = next(t for t in viz.heads_at_layers(made["heads_at"]).data if t.mode == "markers+text")
+    dots = next(t for t in viz.heads_at_layers(made["heads_at"]).data if t.name == "heads that must stay")
     verdicts = {int(words[0].split()[1]): words[1] for words in titles if len(words) == 2}
     assert len(verdicts) == 6
     for layer, verdict in verdicts.items():
@@ -181,21 +157,19 @@ def test_one_order_wins_on_every_figure_whatever_counts_a_search_evaluated(
         assert verdict == (f"{int(row['ablated'])} of 4, {first}" if row["ablated"] else order)
         assert order in dots.customdata[list(dots.x).index(layer)]
     assert (set(verdicts.values()) == {"no head can go"}) == (harm > 0)
-    viz.head_curves(made["curves"], by="model")
     cells = viz.dataset_heatmap(made["datasets"])
     evaluated = set(range(5)) if counts is None else set(counts)
     assert set(map(int, cells.layout.xaxis.ticktext)) == evaluated | {1, 2, 3, 4}
     assert ("empty columns were not evaluated" in cells.layout.meta["subtitle"]) == (not {1, 2, 3, 4} <= evaluated)
 
 
-def test_heads_kept_are_dots_coloured_by_share(sweep: dict[str, pd.DataFrame]) -> None:
+def test_heads_kept_are_bars_before_all_of_the_layer(sweep: dict[str, pd.DataFrame]) -> None:
     table = sweep["heads_at"][sweep["heads_at"]["better"]]
     fig = viz.heads_at_layers(sweep["heads_at"])
-    dots = next(t for t in traces(fig, "x") if t.mode == "markers+text")
     mine = table[table["model"] == "alpha"]
-    np.testing.assert_array_equal(dots.x, mine["layer"])
-    np.testing.assert_array_equal(dots.y, mine["kept"])
-    np.testing.assert_allclose(dots.marker.color, 100 * mine["kept"] / mine["of"])
+    for bars, name in zip(traces(fig, "x"), ("of", "kept"), strict=True):
+        np.testing.assert_array_equal(bars.x, mine["layer"])
+        np.testing.assert_array_equal(bars.y, mine[name])
     gone = int((mine["of"] - mine["kept"]).sum())
     assert f"{gone} of {int(mine['of'].sum())} heads can go" in fig.layout.annotations[0].text
 
@@ -220,52 +194,31 @@ def test_maps_are_capped_bold_and_framed_at_the_largest_count_within(sweep: dict
     assert np.abs(maps[0].z).max() == 25
     # a model of 3 heads in a result of 4 has no column for the fourth
     assert len(viz.dataset_heatmap(ds, model="beta").data[0].x) == 4
-    some = viz.dataset_heatmap(ds, model="alpha", layers=[3], datasets=["set 2/H/short", "set 0/H/short"])
-    wanted = ds[(ds["model"] == "alpha") & (ds["layer"] == 3)].pivot(
-        index="dataset", columns="ablated", values="change"
-    )
-    np.testing.assert_allclose(some.data[0].z, np.clip(100 * wanted.iloc[[2, 0]], -25, 25))
-    assert list(some.layout.yaxis.ticktext) == ["set 2/H/short", "set 0/H/short"]
 
 
-def test_recipes_as_dots_and_as_a_table_hold_the_same_changes(sweep: dict[str, pd.DataFrame]) -> None:
+def test_the_table_of_recipes_holds_their_changes(sweep: dict[str, pd.DataFrame]) -> None:
     ds = sweep["recipes"]
-    listed = ds[ds["selection"] == "listed"]
-    dots, table = viz.recipe_changes(ds), viz.recipe_table(ds).data[0]
+    listed, cells = ds[ds["selection"] == "listed"], viz.recipe_table(ds).data[0].text
     for k, (_, own) in enumerate(listed.groupby("metric", sort=False)):
-        (trace,) = traces(dots, f"x{k + 1}" if k else "x")
-        np.testing.assert_allclose(trace.x, 100 * own["change"])
-        expected = 100 * own[["lower", "upper"]].to_numpy().T
-        np.testing.assert_allclose(ends(trace.error_x, np.array(trace.x)), expected)
-        assert [not s.endswith("-open") for s in trace.marker.symbol] == own["stands"].tolist()
-        for text, (_, row) in zip([cells[k] for cells in table.text], own.iterrows(), strict=True):
+        for text, (_, row) in zip([each[k] for each in cells], own.iterrows(), strict=True):
             assert f"{100 * row['change']:+.2f}".replace("-", "−") in text
             assert ("<b>" in text) == row["stands"]
     assert 0 < int(listed["stands"].sum()) < listed["stands"].size
     once = listed[listed["metric"] == "MASE"]
     counts = [[f"{v} of 4" for v in once[name]] for name in ("n_resilient", "n_improved")]
-    assert [list(row[-2:]) for row in table.text] == [list(pair) for pair in zip(*counts, strict=True)]
-    assert dots.layout.yaxis.ticktext[1] == "alpha (50 % of heads)"
-    assert len(viz.recipe_table(ds, random=True).data[0].text) == len(ds) / 5
+    assert [list(row[-2:]) for row in cells] == [list(pair) for pair in zip(*counts, strict=True)]
 
 
-def test_choices_stand_beside_each_seed_their_mean_and_the_difference(sweep: dict[str, pd.DataFrame]) -> None:
-    ds = table = sweep["selection"]
-    fig = viz.selection_comparison(ds)
-    by_name = {trace.name: trace for trace in fig.data}
+def test_choices_stand_beside_each_seed(sweep: dict[str, pd.DataFrame]) -> None:
+    table = sweep["selection"]
+    by_name = {trace.name: trace for trace in viz.selection_comparison(table).data}
     for name, selection in (("heads as listed", "listed"), ("heads at random, a seed each", "random")):
-        mine = table[table["selection"] == selection]
-        np.testing.assert_allclose(by_name[name].x, 100 * mine["change"])
+        mine, dots = table[table["selection"] == selection], by_name[name]
+        np.testing.assert_allclose(dots.x, 100 * mine["change"])
         expected = 100 * mine[["lower", "upper"]].to_numpy().T
-        np.testing.assert_allclose(ends(by_name[name].error_x, np.array(by_name[name].x)), expected)
-    means = table[table["selection"] == "random"].groupby(["model", "recipe"], sort=False)["change"].mean()
-    np.testing.assert_allclose(by_name["mean of the random choices"].x, 100 * means)
-    gap = by_name["informed minus random"]
-    informed = table[table["selection"] == "listed"]
-    np.testing.assert_allclose(gap.x, 100 * informed["diff"])
-    assert [not s.endswith("-open") for s in gap.marker.symbol] == informed["diff_stands"].tolist()
-    expected = 100 * informed[["diff_lower", "diff_upper"]].to_numpy().T
-    np.testing.assert_allclose(ends(gap.error_x, np.array(gap.x)), expected)
+        np.testing.assert_allclose(ends(dots.error_x, np.array(dots.x)), expected)
+        filled = [not symbol.endswith("-open") for symbol in dots.marker.symbol]
+        assert filled == (mine["diff_stands"] == True).tolist()  # noqa: E712
 
 
 def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, pd.DataFrame]) -> None:
@@ -280,38 +233,29 @@ def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, pd.DataFrame])
         ds[f"spearman_distance_{end}"] = ds[end] = np.nan
     assert len(traces(viz.layer_distances(ds), "x")[0].x) == 4
     assert not [t for t in viz.range_curves(ds).data if "interval" in t.name]
-    assert "nan" not in str(viz.component_errors(ds).layout.annotations)
 
 
 def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, pd.DataFrame]) -> None:
     ds = sweep["layers"]
     with pytest.raises(InputError, match="no finished entry for growing ranges"):
         viz.range_curves(ds[ds["family"] != "ranges"])
-    with pytest.raises(InputError, match="no finished entry for single layers"):
-        viz.component_errors(ds[ds["family"] == "groups"])
     with pytest.raises(UnknownNameError, match=r"no part 'head'. Closest: heads"):
         viz.layer_distances(ds, part="head")
     with pytest.raises(UnknownNameError, match=r"no model 'alfa'. Closest: alpha"):
         viz.head_curves(sweep["curves"], model="alfa")
-    with pytest.raises(UnknownNameError, match="layer"):
-        viz.head_curves(sweep["curves"], layers=[77])
-    with pytest.raises(InputError, match=r"no layer of \[99\] is mapped by dataset for 'alpha'; there are: 0, 3"):
-        viz.dataset_heatmap(sweep["datasets"], layers=[99])
     with pytest.raises(InputError, match="head_curves draws that kind"):
         viz.heads_at_layers(sweep["curves"])
 
 
 def test_names_show_letter_by_letter_and_figures_print() -> None:
     made = planted.sweep(models=(EVIL, "b"), datasets=3, layers=(3, 2), heads=(2,), name=lambda i: f"{EVIL} {i}")
-    for name, draws in DRAW.items():
-        for draw in draws:
-            fig = draw(made[name])
-            parts = fig.to_dict()
-            meta = parts["layout"].pop("meta")
-            assert meta["title"]
-            assert meta["subtitle"]
-            assert "<script" not in str(parts)
-            assert '%{y}"' not in str(parts)
-            printed = viz.for_print(fig)
-            assert not printed.layout.title.text
-            assert printed.layout.meta["width_mm"] in (89.0, 183.0)
+    for fig in (viz.layer_distances(made["layers"]), *(draw(made[name]) for name, draw in DRAW.items())):
+        parts = fig.to_dict()
+        meta = parts["layout"].pop("meta")
+        assert meta["title"]
+        assert meta["subtitle"]
+        assert "<script" not in str(parts)
+        assert '%{y}"' not in str(parts)
+        printed = viz.for_print(fig)
+        assert not printed.layout.title.text
+        assert printed.layout.meta["width_mm"] in (89.0, 183.0)

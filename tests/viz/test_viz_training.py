@@ -105,27 +105,6 @@ def test_several_runs_have_a_line_each_and_a_band_over_seeds() -> None:
     np.testing.assert_array_equal(ends[place + 1].y, entropy.sel(run="Adam").max("seed"))
 
 
-def test_a_film_has_a_frame_for_each_snapshot_and_prints_still() -> None:
-    ds = result("one")
-    fig = viz.attention_film(ds, layer="1.attn")
-    assert [frame.name for frame in fig.frames] == ["0", "10", "20", "30"]
-    assert [step.label for step in fig.layout.sliders[0].steps] == [frame.name for frame in fig.frames]
-    pattern = ds["pattern"].sel(layer="1.attn", input=0)
-    for place, frame in enumerate(fig.frames):
-        assert tuple(frame.traces) == (0, 1)
-        np.testing.assert_array_equal([map_.z for map_ in frame.data], pattern.isel(snapshot=place))
-    assert fig.layout.coloraxis.cmax == float(pattern.max())
-    assert len(viz.attention_film(ds).data) == 4
-    assert [note.text for note in viz.attention_film(result("several")).layout.annotations] == ["Adam", "SAM"]
-    printed = viz.for_print(fig)
-    assert not printed.layout.sliders
-    assert not printed.layout.updatemenus
-    with pytest.raises(InputError, match="row=2; the patterns of inputs 0 to 1"):
-        viz.attention_film(ds, row=2)
-    with pytest.raises(UnknownNameError, match=r"0\.attn"):
-        viz.attention_film(ds, layer="attn")
-
-
 def test_snapshots_stand_side_by_side() -> None:
     ds = result("one")
     fig = viz.attention_snapshots(ds, layer="0.attn", head=0, snapshots=[10, 30])
@@ -136,8 +115,11 @@ def test_snapshots_stand_side_by_side() -> None:
     np.testing.assert_array_equal(inputs.data[1].z, ds["pattern"].isel(snapshot=-1, layer=0, head=0, input=1))
     with pytest.raises(InputError, match="across='rows'"):
         viz.attention_snapshots(ds, across="rows")
-    with pytest.raises(UnknownNameError, match="snapshot"):
-        viz.attention_snapshots(ds, snapshots=[11])
+    for words, options in (("snapshot", {"snapshots": [11]}), (r"0\.attn", {"layer": "attn"})):
+        with pytest.raises(UnknownNameError, match=words):
+            viz.attention_snapshots(ds, **options)
+    with pytest.raises(InputError, match="row=2; the patterns of inputs 0 to 1"):
+        viz.attention_snapshots(ds, row=2)
 
 
 def test_histograms_hold_their_numbers() -> None:

@@ -34,11 +34,9 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
         >>> run.explore()  # doctest: +SKIP
     """
     need("explore", instead="viz.explore_figure draws the same view of probes.head_states")
-    from tsfm_lens.explore.widget import Explorer, progress_bar
+    from tsfm_lens.explore.widget import Explorer
 
-    with progress_bar() as progress:
-        states = head_states(run, kind=kind, progress=progress)
-    return Explorer(run, states)
+    return Explorer(run, head_states(run, kind=kind))
 
 
 def brush(run: Run, item: int | str = 0, *, reference: Reference = "mean") -> Brush:

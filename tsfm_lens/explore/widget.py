@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
@@ -11,8 +10,6 @@ import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
-from IPython import get_ipython
-from IPython.display import display
 
 from tsfm_lens.ablation.metrics import mae, spearman_distance
 from tsfm_lens.errors import InputError, LensError
@@ -202,24 +199,6 @@ class Explorer(widgets.VBox):
         truth = self.states["truth"].values[0] if "truth" in self.states else None
         heads = f"{len(self.ablated)} head{'s' * (len(self.ablated) > 1)}"
         return f"without {heads} {change_words(plain, without, truth, unit_of(self.states, 0), ranks)}"
-
-
-@contextmanager
-def progress_bar() -> Iterator[Callable[[int, int], None] | None]:
-    """Show a bar in the notebook while the states are computed; nothing outside of one."""
-    if get_ipython() is None:
-        yield None
-        return
-    bar = widgets.IntProgress(description="ablating heads", style={"description_width": "initial"})
-    display(bar)
-
-    def advance(count: int, total: int) -> None:
-        bar.max, bar.value = total, count
-
-    try:
-        yield advance
-    finally:
-        bar.close()
 
 
 WITHOUT = "median without what is brushed"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ from tsfm_lens.viz.select import array, kind_word, model_of, names, position, po
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
 from tsfm_lens.viz.tables import tokens_table
 from tsfm_lens.viz.theme import BLUE, GREY, INK, nats, number, percent, plain
-from tsfm_lens.viz.tokens import Ruler, TokenAxis, group_for, grouped, pool, pooled, ruler, token_axis
+from tsfm_lens.viz.tokens import Ruler, group_for, grouped, pooled, ruler, token_axis
 from tsfm_lens.viz.words import capital, extremes, head_at, is_head, layer_names, layers, listed, nats_of, num
 
 __all__ = ["attention_grid", "attention_map", "head_entropy_map"]
@@ -119,29 +118,6 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     return table
 
 
-@dataclass(frozen=True)
-class _Side:
-    """Run of tokens on one side: over time, or the special ones."""
-
-    axis: TokenAxis
-    timed: bool
-
-    @property
-    def owner(self) -> np.ndarray:
-        return self.axis.cells()[1] if self.timed else self.axis.aside
-
-    def starts(self, group: int) -> np.ndarray:
-        """Return the first token of every cell of ``group`` tokens; special tokens have a cell each."""
-        return np.arange(0, len(self.owner), group if self.timed else 1)
-
-    def coordinates(self, time: Timeline, group: int = 1) -> np.ndarray:
-        """Return the edges of the cells in time, or 0, 1, … for special tokens."""
-        if not self.timed:
-            return np.arange(len(self.axis.aside))
-        edges = self.axis.cells()[0]
-        return time.at(np.append(edges[:-1][self.starts(group)], edges[-1]))
-
-
 def attention_kind(ds: xr.Dataset) -> str:
     """Name stack and kind of the attention, such as "decoder cross-attention"."""
     return f"{ds.attrs.get('stack', '')} {kind_word(str(ds.attrs.get('attention', 'attention')))}".strip()
@@ -163,94 +139,61 @@ def single_series(ds: xr.Dataset) -> str:
 
 
 @ATTENTION.figure(options={"layer": -1})
-def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0, zmax: float | None = None) -> go.Figure:
+def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.Figure:
     """Draw the steps that a head reads: query × key weights, tokens as wide as the time they cover."""
     at = {"layer": position(ds, "layer", layer), "head": position(ds, "head", head)}
     weights = array(ds, "pattern", "query", "key", **at)
-    keys, queries, time = token_axis(ds, "key"), token_axis(ds, "query"), timeline(ds)
-    columns, rows = (
-        [_Side(axis, timed) for timed in (True, False) if len(axis.timed if timed else axis.aside)]
-        for axis in (keys, queries)
-    )
+    keys, queries = (ruler(token_axis(ds, side)) for side in ("key", "query"))
+    group = group_for(keys, queries, _CELLS)
+    z, x, y = pooled(weights, keys, queries, group)
     # keys of the forecast alone have no values above them but those of a forecast
-    past = columns[0].timed and bool(columns[0].axis.cells()[0][0] < -0.5)
-    with_series = columns[0].timed and (("context" in ds and past) or "forecast" in ds)
-    heights = [110.0] * with_series
-    for side in rows:
-        least = 120.0 if len(rows) == 1 else 0.0
-        tall = float(np.clip(90 + 7 * len(side.owner), 120, 380))
-        heights.append(tall if side.timed else max(20.0 * len(side.owner), least))
-    special = sum(len(side.owner) for side in columns if not side.timed)
-    strip = float(np.clip(0.045 * special, 0.045, 0.25))
-    widths = [1 - strip if side.timed else strip for side in columns] if len(columns) > 1 else [1.0]
-    canvas = sheet(heights, widths, row_gap=8, column_gap=0.012, above=12, min_width=520)
-    group = group_for(ruler(keys), ruler(queries), _CELLS)
-    for r, row_side in enumerate(rows, start=1 + with_series):
-        for c, column_side in enumerate(columns, start=1):
-            panel = canvas.panel(r, c)
-            _draw_cells(panel, weights, row_side, column_side, time, group)
-            _label_axes(panel, row_side, column_side, time, last=r == len(heights), first=canvas.panel(r, 1))
+    past = bool(keys.timed) and bool(keys.edges[0] < -0.5)
+    with_series = bool(keys.timed) and (("context" in ds and past) or "forecast" in ds)
+    height = float(np.clip(90 + 7 * len(queries.owner), 120, 380))
+    canvas = sheet(
+        [110.0] * with_series + [height],
+        row_gap=8,
+        above=12,
+        min_width=520,
+        shared_xaxes="all" if with_series else False,
+    )
+    panel, words = canvas.panel(1 + with_series), None
+    hover = "query around step %{y}<br>key around step %{x}<br>weight %{z:.3g}"
+    if z.size <= _MAX_TEXTS and group == (1, 1):
+        query_words, key_words = (
+            [side.axis.words(token) if token >= 0 else "" for token in side.owner] for side in (queries, keys)
+        )
+        words = [[f"{a}<br>attends to {b}" for b in key_words] for a in query_words]
+        hover = "query %{text}<br>with weight %{z:.3g}"
+    panel.cells(z, x, y, hover, text=words, xgap=0, ygap=0)
+    marks = []
+    for side, part, where in ((keys, panel.upright, "right of"), (queries, panel.level, "under")):
+        if side.timed and len(side.axis.aside):
+            part(side.end, dash="dot")
+            marks.append(f"{where} the dotted line: {', '.join(side.axis.aside_labels())}")
+    panel.x("key: time (steps from the start of the forecast)", tickvals=keys.ticks(8), range=[x[0], x[-1]])
+    panel.y("query: time (steps)", tickvals=queries.ticks(), range=[y[-1], y[0]])
     if with_series:
-        _draw_series(canvas.panel(), ds, time, columns[0])
-    canvas.colours(weight_colours(zmax or float(np.nanmax(weights)) or 1.0))
+        _draw_series(canvas.panel(), ds, keys)
+    canvas.colours(weight_colours(float(np.nanmax(weights)) or 1.0))
     canvas.fig.update_layout(showlegend=False)
     entropy = f"entropy {nats(float(ds['entropy'].isel(at)))}, mean over queries" if "entropy" in ds else ""
     place = f"{layer_names(ds)[at['layer']]}, head {names(ds, 'head')[at['head']]}"
     title, cells = f"{sentence_start(ds)}, {place} of {model_of(ds)}", "tokens as wide as the time they cover"
-    return canvas.dress(title, single_series(ds), entropy, "each row sums to 1", grouped(group) or cells)
+    return canvas.dress(title, single_series(ds), entropy, "each row sums to 1", grouped(group) or cells, *marks)
 
 
-def _draw_cells(
-    panel: Panel, weights: np.ndarray, rows: _Side, columns: _Side, time: Timeline, group: tuple[int, int]
-) -> None:
-    z = pool(weights, rows.owner, columns.owner, rows.starts(group[1]), columns.starts(group[0]))
-    words, hover = None, "query around step %{y}<br>key around %{x}<br>weight %{z:.3g}"
-    if z.size <= _MAX_TEXTS and group == (1, 1):
-        query_words, key_words = (
-            [side.axis.words(i) if i >= 0 else "" for i in side.owner] for side in (rows, columns)
-        )
-        words = [[f"{a}<br>attends to {b}" for b in key_words] for a in query_words]
-        hover = "query %{text}<br>with weight %{z:.3g}"
-    steps = Timeline(steps=time.steps, stamps=None)
-    x, y = columns.coordinates(time, group[0]), rows.coordinates(steps, group[1])
-    panel.cells(z, x, y, hover, text=words, xgap=0, ygap=0)
-
-
-def _label_axes(panel: Panel, rows: _Side, columns: _Side, time: Timeline, *, last: bool, first: Panel) -> None:
-    if columns.timed:
-        edges = columns.coordinates(time)
-        matches = "x" if panel.at["row"] > 1 else None
-        title = f"key: {time.title}" if last else ""
-        panel.x(title, showticklabels=last, range=[edges[0], edges[-1]], matches=matches)
-    else:
-        labels = columns.axis.aside_labels()
-        ticks: Look = {"tickvals": np.arange(len(labels)), "ticktext": labels, "tickangle": -90}
-        panel.x("special" if last else "", showticklabels=last, **ticks)
-    leftmost = panel.at["col"] == 1
-    if rows.timed:
-        edges = rows.axis.cells()[0]
-        panel.y("query: time (steps)" if leftmost else "", range=[edges[-1], edges[0]], showticklabels=leftmost)
-        axis = panel.sheet.fig.get_subplot(first.at["row"], 1).yaxis.plotly_name.replace("axis", "")
-        panel.y(matches=None if leftmost else axis)
-    else:
-        labels = rows.axis.aside_labels()
-        ticks = {"tickvals": np.arange(len(labels)), "ticktext": labels, "autorange": "reversed"}
-        panel.y(showticklabels=leftmost, **ticks)
-
-
-def _draw_series(panel: Panel, ds: xr.Dataset, time: Timeline, keys: _Side) -> None:
+def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
     """Draw the values under the keys, on the time axis of the map below."""
+    time = Timeline(steps=timeline(ds).steps, stamps=None)
     lines = [("context", "time", INK, "observed, given to the model")]
     if "forecast" in ds and set(ds["forecast"].dims) <= {"series", "step"}:
         lines.append(("forecast", "step", BLUE, "the model's forecast"))
     for variable, dim, colour, words in lines:
-        x, values = time.at(np.array([int(v) for v in names(ds, dim)])), array(ds, variable, dim, series=0)
-        panel.line(x, values, variable, value_hover(words, time, unit_of(ds, 0)), colour=colour, width=1.3)
-    edges = keys.coordinates(time)
-    panel.x(range=[edges[0], edges[-1]], showticklabels=False)
+        steps, values = np.array([int(v) for v in names(ds, dim)]), array(ds, variable, dim, series=0)
+        panel.line(steps, values, variable, value_hover(words, time, unit_of(ds, 0)), colour=colour, width=1.3)
     panel.y(value_title(ds, 0).replace(" (", "\n("), nticks=4)
-    first, *_, last = keys.axis.cells()[0]
-    if first < -0.5 < last:
+    if keys.edges[0] < -0.5 < keys.end:
         mark_start(panel, time)
 
 
@@ -260,7 +203,6 @@ def attention_grid(
     *,
     layers: Sequence[str | int] | None = None,
     heads: Sequence[str | int] | None = None,
-    zmax: float | None = None,
 ) -> go.Figure:
     """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
 
@@ -268,7 +210,7 @@ def attention_grid(
         layers, heads: labels and numbers to draw, all unless given.
     """
     title = f"{sentence_start(ds)} of every head of {model_of(ds)}"
-    return pattern_heads(ds, "pattern", layers, heads, zmax, "attention weight", title, "")
+    return pattern_heads(ds, "pattern", layers, heads, "attention weight", title, "")
 
 
 def pattern_heads(
@@ -276,7 +218,6 @@ def pattern_heads(
     variable: str,
     layers: Sequence[str | int] | None,
     heads: Sequence[str | int] | None,
-    zmax: float | None,
     word: str,
     title: str,
     remark: str,
@@ -287,7 +228,7 @@ def pattern_heads(
     rows, columns = values.shape[:2]
     x, y = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
-    limit = zmax or float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
+    limit = float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
     height, least = int(np.clip(560 / max(rows, columns), 52, 150)), 110 if columns <= _MAX_NUMBERED else 60
     room: Look = {"row_gap": 8, "column_gap": 0.08 / columns, "min_width": max(420, 130 + least * columns)}

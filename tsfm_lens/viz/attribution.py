@@ -14,7 +14,7 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.noise import Finding, judged
-from tsfm_lens.viz.panels import timeline
+from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
     array,
     forecast_series,
@@ -147,29 +147,19 @@ def attribution_bars(
         labels, lengths = [*labels, f"{len(rest)} others, summed"], np.append(lengths, values[rest].sum())
         colours, noise = [*colours, _OTHERS], noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
-    _keep_readable(panel, lengths)
+    # one bar may dwarf all others, which are still to be read
+    others = np.delete(lengths, np.nanargmax(np.abs(lengths))) if len(lengths) > 2 else lengths
+    bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=2.0)
+    panel.x(range=bounds)
     panel.upright(0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
     return canvas.dress(
-        f"What moves the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}", when, shares.note
+        f"What moves the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}",
+        when,
+        shares.note,
+        "what leaves the axis is cut off" * cut,
     )
-
-
-def _keep_readable(panel: Panel, lengths: np.ndarray, ratio: float = 5.0) -> None:
-    """Let one bar that dwarfs all others run off the axis, with its value written on it."""
-    sizes = np.sort(np.abs(lengths[np.isfinite(lengths)]))
-    if len(sizes) < 3 or not sizes[-1] > ratio * sizes[-2] > 0:
-        return
-    limit, giant = 1.4 * sizes[-2], int(np.nanargmax(np.abs(lengths)))
-    sign, others = np.sign(lengths[giant]), np.delete(lengths, giant)
-    low = -limit if sign < 0 else min(1.15 * float(np.nanmin(others)), 0.0)
-    high = limit if sign > 0 else max(1.15 * float(np.nanmax(others)), 0.0)
-    panel.x(range=[low, high])
-    words = f"{lengths[giant]:+.4g}, beyond the axis".replace("-", "−")
-    # on a white ground, since the bar may be hatched
-    end = "right" if sign > 0 else "left"
-    panel.note(words, 0.97 * limit * sign, giant, size=11, xanchor=end, bgcolor="#FFFFFF", borderpad=1)
 
 
 @ATTRIBUTION.figure()

@@ -29,7 +29,7 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
     """Draw two figures of the same renderer beside each other, on the same axes and colours, as of two models.
 
     Args:
-        figures: two, of :mod:`tsfm_lens.viz`, of which neither moves or is clicked.
+        figures: two, of :mod:`tsfm_lens.viz`.
         names: over each half.
         title: that of the first figure if "".
 
@@ -45,8 +45,8 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
     if len(figures) != 2 or len(names) != 2:
         raise InputError(f"two figures with a name each can stand side by side, not {len(figures)} with {len(names)}")
     for figure in figures:
-        if figure.frames or figure.layout.sliders or "legend2" in figure.layout.to_plotly_json():
-            raise InputError("a figure that plays, or that shows what was clicked, cannot stand beside another")
+        if "legend2" in figure.layout.to_plotly_json() or any(trace.type == "sankey" for trace in figure.data):
+            raise InputError("a river, or a figure with a legend in a panel, cannot stand beside another")
     metas, margins = [fig.layout.meta for fig in figures], [fig.layout.margin for fig in figures]
     least = round(2 * max(meta["min_width"] for meta in metas))
     if least > _WIDEST:

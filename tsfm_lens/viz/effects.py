@@ -1,8 +1,6 @@
-"""Direct and total effects of components, and self-repair."""
+"""Direct effects of components, and how much of them later ones undo."""
 
 from __future__ import annotations
-
-from dataclasses import replace
 
 import numpy as np
 import plotly.graph_objects as go
@@ -10,20 +8,16 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import measurement
-from tsfm_lens.viz.noise import WORTH_A_WORD, Finding, finding, judged
+from tsfm_lens.viz.noise import WORTH_A_WORD, finding, judged
 from tsfm_lens.viz.panels import fitted_range, means
-from tsfm_lens.viz.places import Places, places_in
-from tsfm_lens.viz.select import array, kind_word, model_of, names, series_rows, unit_of
-from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
-from tsfm_lens.viz.theme import GREY, INK, PALE, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.select import array, model_of, names, series_rows, unit_of
+from tsfm_lens.viz.sheet import sheet
+from tsfm_lens.viz.theme import GREY, VERMILION, mixed, percent, plain
 from tsfm_lens.viz.words import capital, listed, over_series, verb
 
-__all__ = ["effects_scatter", "self_repair_bars"]
+__all__ = ["self_repair_bars"]
 
 
-_MAX_LABELS = 6
-_LETTER, _LINE = 0.0125, 0.04  # of a label, in shares of the axes
-_WIDTH = 84 + round(6.6 / _LETTER)  # pixels at which letters have that share
 _MAX_NAMES = 3  # components in a sentence
 
 EFFECTS = measurement("effects")
@@ -84,39 +78,9 @@ def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, s
     return share, share * rest, "share of the series' range"
 
 
-@EFFECTS.figure(table=("direct", "total", "indirect"), sentences=read_effects)
-def effects_scatter(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Draw total against direct effect of every component: below the diagonal, later components undo part of it."""
-    rows = series_rows(ds, series)
-    (direct, total, unit), places = _sizes(ds, rows), places_in(ds)
-    x, y = means(direct)[places.order], means(total)[places.order]
-    giants = _giants(x, y)
-    fine = np.isfinite(y)
-    fine[giants] = False
-    canvas = blank(380, min_width=_WIDTH)
-    panel = canvas.panel()
-    _regions(panel, x[fine], y[fine])
-    shares = [finding(ds, f"{effect}_share", "component", unit="of the range") for effect in ("direct", "total")]
-    noise = None
-    if shares[0] is not None and shares[1] is not None:
-        # the intervals are those of whole effects, and what is drawn upwards is a part of one
-        noise = replace(shares[1], stands=shares[0].stands | shares[1].stands).at(places.order).without_interval
-    _dots(panel, places, x, y, unit, fine, noise)
-    panel.x(f"direct effect ({unit})")
-    panel.y(f"total effect along the direct one\n({unit})")
-    without = int((~np.isfinite(y)).sum())
-    far = [f"{places.labels[i]}, direct {number(x[i])}, total {number(y[i])}".replace("-", "−") for i in giants]
-    return canvas.dress(
-        f"Direct and total effect of every component of {model_of(ds)}",
-        f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time",
-        "direct: with all later attention and MLPs held, mean size over steps; total: all free, its part along the "
-        "direct effect",
-        *(f"beyond the axes: {words}" for words in far),
-        f"{without} without direct effect not drawn" if without else "",
-    )
-
-
-@EFFECTS.figure(table=("self_repair",), sentences=read_self_repair)
+@EFFECTS.figure(
+    table=("direct_share", "total_share", "self_repair"), sentences=lambda ds: read_effects(ds) + read_self_repair(ds)
+)
 def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None = None) -> go.Figure:
     """Draw how much of its direct effect later components undo, for the largest direct effects."""
     if top < 1:
@@ -178,94 +142,3 @@ def ablation_word(ds: xr.Dataset) -> str:
         "noise": "replaced by noise",
         "corrupted": "taken from the corrupted run",
     }.get(how, how)
-
-
-def _giants(x: np.ndarray, y: np.ndarray, ratio: float = 2.5) -> list[int]:
-    """Find at most two components that dwarf all others, which would leave them no room."""
-    size = np.where(np.isfinite(y), np.maximum(x, np.abs(np.nan_to_num(y))), 0.0)
-    order = np.argsort(-size)[:3]
-    for count in (2, 1):
-        if len(order) > count and size[order[count - 1]] > ratio * size[order[count]] > 0:
-            return [int(i) for i in order[:count]]
-    return []
-
-
-def _regions(panel: Panel, x: np.ndarray, y: np.ndarray) -> None:
-    """Draw the diagonal, the wedge under it, and what each region means."""
-    right = 1.08 * float(x.max(initial=0.0)) or 1.0
-    high, low = max(float(y.max(initial=0.0)), right), float(y.min(initial=0.0))
-    room = 0.08 * (high - low)
-    panel.x(range=[-0.02 * right, right])
-    panel.y(range=[low - room, high + room])
-    label = "partly undone by later components (self-repair)"
-    wedge: Look = {"fill": "toself", "fillcolor": mixed(VERMILION, 0.1)}
-    panel.line([0, right, right], [0, right, 0], label, colour=mixed(VERMILION, 0.1), width=0, **wedge)
-    panel.line([0, right], [0, right], "total = direct", colour=GREY, width=1, dash="dash")
-    panel.level(0)
-    look: Look = {"xref": "domain", "yref": "domain", "xanchor": "left", "colour": GREY}
-    panel.note("added to by later components", 0.02, 0.99, yanchor="top", **look)
-    if low < -0.1 * high:
-        # on the side where no dot lies below
-        crowded = bool(((y < 0) & (x < 0.4 * right)).any())
-        place, side = (0.98, "right") if crowded else (0.02, "left")
-        panel.note("more than undone", place, 0.01, yanchor="bottom", **look | {"xanchor": side})
-
-
-def _dots(
-    panel: Panel, places: Places, x: np.ndarray, y: np.ndarray, unit: str, fine: np.ndarray, noise: Finding | None
-) -> None:
-    """Draw a dot per component, the largest with their names where these do not run into each other."""
-    layout = panel.sheet.fig.layout
-    spans = [float(np.ptp(axis.range)) or 1.0 for axis in (layout.xaxis, layout.yaxis)]
-    size = np.where(fine, np.maximum(x, np.abs(np.nan_to_num(y))), -1.0)
-    if noise is not None:
-        # the noise has no name
-        size = np.where(noise.stands, size, -1.0)
-    largest = [int(i) for i in np.argsort(-size)[:_MAX_LABELS] if size[i] >= 0]
-    sides = _sides(places.labels, x / spans[0], y / spans[1], largest, np.flatnonzero(fine), spans[0] / spans[1])
-    for kind, colour in places.colours().items():
-        mine = [i for i, other in enumerate(places.kind) if other == kind and fine[i]]
-        panel.dots(
-            x[mine],
-            y[mine],
-            kind_word(kind),
-            f"%{{customdata[0]}}<br>direct %{{x:.3g}}, total %{{y:.3g}} {plain(unit)}"
-            "<br>self-repair %{customdata[1]:.3g}",
-            colour=colour,
-            size=8,
-            edge="#FFFFFF" if noise is None else None,
-            noise=None if noise is None else noise.at(mine),
-            mode="markers+text",
-            text=[plain(places.labels[i]) if i in sides else "" for i in mine],
-            textposition=[sides.get(i, "middle right") for i in mine],
-            textfont={"size": 11, "color": INK},
-            customdata=[[plain(places.names[i]), 1 - y[i] / x[i]] for i in mine],
-        )
-    for axis in (panel.x, panel.y):
-        axis(showgrid=True, gridcolor=mixed(PALE, 0.5))
-
-
-def _sides(
-    labels: list[str], x: np.ndarray, y: np.ndarray, candidates: list[int], dots: np.ndarray, slope: float
-) -> dict[int, str]:
-    """Choose the side of its dot on which each label stands, where it has room; ``x``, ``y`` in shares of the axes."""
-    boxes = [(float(x[i]), float(x[i]), float(y[i]), i) for i in dots]
-    placement: dict[int, str] = {}
-    for i in candidates:
-        width = _LETTER * len(labels[i]) + 0.02
-        beside = [("middle right", 0.0, 0.0), ("middle left", -width, 0.0)]
-        over = [("top center", -width / 2, _LINE), ("bottom center", -width / 2, -_LINE)]
-        aslant = [("top left", -width, _LINE), ("bottom right", 0.0, -_LINE)]
-        free = []
-        for side, off, up in [*(beside[::-1] if x[i] > 0.75 else beside), *over, *aslant]:
-            low, height = float(x[i]) + off, float(y[i]) + up
-            near = [(start, end) for start, end, at, whose in boxes if whose != i and abs(height - at) < 0.9 * _LINE]
-            if low >= 0 and low + width <= 1 and not any(low < end and low + width > start for start, end in near):
-                ends = slope * low, slope * (low + width)
-                crossed = min(ends) - 0.5 * _LINE < height < max(ends) + 0.5 * _LINE
-                free.append((crossed, side, (low, low + width, height, i)))
-        if free:
-            # better beside the diagonal than on it
-            _, placement[i], place = min(free, key=lambda one: one[0])
-            boxes.append(place)
-    return placement

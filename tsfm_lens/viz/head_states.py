@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,10 +12,10 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.registry import measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.panels import Scene, Timeline, as_text, mark_start, scene, timeline
+from tsfm_lens.viz.panels import Scene, as_text, mark_start, scene
 from tsfm_lens.viz.select import array, layer_name, median_position, model_of, names, position, unit_of
 from tsfm_lens.viz.sheet import Look, Sheet, sheet, shortened, text_width
 from tsfm_lens.viz.theme import (
@@ -41,7 +41,6 @@ Update = dict[str, dict[str, Any]]
 _MAX_NUMBERED = 60  # cells with room for their number
 _MIN_VISIBLE = 1e-4  # percent; attention below it is drawn as none
 _WIDTH, _MAP = 884, 230  # pixels: under which the five panels cannot be read, and of the map at that
-_CELLS = 1024  # of the attention drawn; longer contexts are drawn in cells of several steps
 _ROW, _WIDTHS, _GAP = 195, (0.34, 0.24, 0.42), 0.13  # pixels of a row of panels; shares of the columns and between them
 _LEAST = 1e-12  # of the largest singular value: what rounding leaves of one that is 0
 _BAR = {
@@ -123,27 +122,25 @@ def read_explore(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@EXPLORE.figure(variables=("context",))
+@EXPLORE.figure(variables=("context",), table=heads_table, sentences=read_explore)
 def explore_figure(
     ds: xr.Dataset,
     *,
     layer: str | int | None = None,
     head: str | int | None = None,
-    score: str | None = None,
     ablated: bool = False,
 ) -> go.Figure:
     """Draw every head's score, and of one head its attention, write, spectra, and the forecast without it.
 
     Args:
         layer, head: labels of the chosen head; the one with the largest score unless both are given.
-        score: what the map shows, a key of :func:`scores`; the first unless given.
         ablated: also draw the forecast without the chosen head.
     """
-    place = start(ds, score)
+    place = start(ds)
     if layer is not None and head is not None:
         place = position(ds, "layer", layer), position(ds, "head", head)
     view = scene(ds, 0, ds.sizes["time"])
-    parts: list[Update] = [_fixed(ds, view), score_update(ds, score), head_update(ds, *place)]
+    parts: list[Update] = [_fixed(ds, view), score_update(ds, None), head_update(ds, *place)]
     alone = array(ds, "ablated_forecast", "quantile", "step", layer=place[0], head=place[1], series=0)
     parts.append(ablation_update(ds, [place], alone) if ablated else ablation_update(ds, [], None))
     specs = [[{}, {}, {}], [{"colspan": 2, "secondary_y": True}, None, {}]]
@@ -187,9 +184,9 @@ def _score(ds: xr.Dataset, key: str | None) -> tuple[str, np.ndarray]:
     return available[key or next(iter(available))]
 
 
-def start(ds: xr.Dataset, score: str | None = None) -> tuple[int, int]:
+def start(ds: xr.Dataset) -> tuple[int, int]:
     """Find the position (layer, head) of the head with the largest score."""
-    values = _score(ds, score)[1]
+    values = _score(ds, None)[1]
     layer, head = np.unravel_index(int(np.nanargmax(values)), values.shape)
     return int(layer), int(head)
 
@@ -293,6 +290,7 @@ def _envelope(ds: xr.Dataset, quantiles: np.ndarray) -> tuple[np.ndarray, np.nda
 def _fixed(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
     """Return the properties of every trace that no click changes."""
     future, modes = _on_axis(view, view.future), np.arange(1, ds.sizes["mode"] + 1)
+    per = " per step" * (ds["attention"].attrs.get("token_steps", 1) > 1)
     layers, heads = names(ds, "layer"), names(ds, "head")
     silent: dict[str, Any] = {"mode": "lines", "hoverinfo": "skip", "showlegend": False}
     spectrum = {"x": modes, "mode": "lines+markers", "marker": {"size": 4}, "legend": "legend2"}
@@ -321,21 +319,11 @@ def _fixed(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
             "y": [0, 1],
             "zmin": 0,
             "colorscale": ((0.0, "#FFFFFF"), (1.0, mixed(ORANGE, 0.85))),
-            **_attention_words(ds, view.time),
+            "colorbar": {**_BAR, "y": -0.15, "title": {"text": f"attention (%{per})", "side": "right"}},
+            "hovertemplate": f"{view.time.hover}<br>%{{z:.3g}} % of the head's attention{per}<extra></extra>",
         },
         "series": _line(view, "past", view.context, INK, "observed, given to the model") | {"showlegend": False},
         **_forecast(ds, view),
-    }
-
-
-def _attention_words(ds: xr.Dataset, time: Timeline, steps: int = 1) -> dict[str, Any]:
-    """Return colour bar and hover box of the attention in cells of so many steps."""
-    per = f" per {steps} steps" if steps > 1 else ""
-    if not per and ds["attention"].attrs.get("token_steps", 1) > 1:
-        per = " per step"
-    return {
-        "colorbar": {**_BAR, "y": -0.15, "title": {"text": f"attention (%{per})", "side": "right"}},
-        "hovertemplate": f"{time.hover}<br>%{{z:.3g}} % of the head's attention{per}<extra></extra>",
     }
 
 
@@ -415,66 +403,3 @@ def _set_axes(canvas: Sheet, ds: xr.Dataset, view: Scene) -> None:
     place = canvas.fig.get_subplot(1, 2)
     under: Look = {"x": sum(place.xaxis.domain) / 2, "xanchor": "center", "y": place.yaxis.domain[0] - 0.09}
     canvas.fig.update_layout(legend2={**under, "yanchor": "top", "yref": "paper", "orientation": "v"}, bargap=0.15)
-
-
-@EXPLORE.panels
-def _explore(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    fig, width = explore_figure(ds), -(-ds.sizes["time"] // _CELLS)
-    band = fig.data[TRACES.index("attention")]
-    band.x, band.z = [*band.x[:-1:width], band.x[-1]], _pooled(np.asarray(band.z), width)
-    band.update(_attention_words(ds, timeline(ds, 0), width))
-    stripes = f"each stripe of attention is {width} steps wide" if width > 1 else ""
-    remarks = ["click a head in the map, or choose it", sampling_words(ds), stripes]
-    subtitle = "; ".join(words for words in remarks if words)
-    # what the page's script reads; plotly itself leaves it alone
-    fig.layout.meta = {**fig.layout.meta, "subtitle": subtitle, "states": _states(ds, width)}
-    yield ReportPanel(fig, heads_table(ds), read_explore(ds))
-
-
-def _pooled(attention: np.ndarray, width: int) -> np.ndarray:
-    """Sum attention over so many adjacent steps."""
-    return np.add.reduceat(attention, np.arange(0, attention.shape[-1], width), axis=-1)
-
-
-def _states(ds: xr.Dataset, width: int) -> dict[str, Any]:
-    """Collect all that the controls can show: properties of traces by their place."""
-    layers, heads = range(ds.sizes["layer"]), range(ds.sizes["head"])
-
-    def cell(layer: int, head: int) -> dict[str, Any]:
-        update = head_update(ds, layer, head)
-        pooled = _pooled(update["attention"]["z"], width)
-        update["attention"] |= {"z": pooled, "zmax": float(np.nanmax(pooled)) or 1.0}
-        alone = array(ds, "ablated_forecast", "quantile", "step", layer=layer, head=head, series=0)
-        return {
-            "label": head_name(ds, layer, head),
-            "text": head_words(ds, layer, head),
-            "update": _compact(update),
-            "toggled": _compact(ablation_update(ds, [(layer, head)], alone)),
-        }
-
-    return {
-        "map": TRACES.index("scores"),
-        "start": list(start(ds)),
-        "menu": [{"label": words, "update": _compact(score_update(ds, key))} for key, (words, _) in scores(ds).items()],
-        "cells": [[cell(layer, head) for head in heads] for layer in layers],
-        "plain": _compact(ablation_update(ds, [], None)),
-        "words": {"menu": "the map shows", "cell": "head", "toggle": "show the forecast without it"},
-    }
-
-
-def _compact(update: Update) -> dict[str, dict[str, Any]]:
-    """Round an update to four digits for JSON; NaN becomes null."""
-    return {
-        str(TRACES.index(name)): {key: _plain(value) for key, value in properties.items()}
-        for name, properties in update.items()
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.4g}") if np.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value

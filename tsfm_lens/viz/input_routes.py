@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from itertools import cycle
-from typing import NamedTuple
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,7 +14,7 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.select import array, kind_word, model_of, names, shown, unit_of
-from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, shortened, text_width
+from tsfm_lens.viz.sheet import Look, blank, sheet, shortened
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed, number, percent, plain
 from tsfm_lens.viz.words import capital, listed, measured, segment_words
 
@@ -25,12 +23,10 @@ __all__ = ["carried_dots", "faithfulness_dots", "route_map", "route_river"]
 _ARMS, _ROWS = 10, 24  # components that are drawn by name
 _BINS = 6  # groups of forecast steps
 _LINE = 19  # pixels that a line of a node's label needs
-_NAME = 180  # pixels of a line of it
+_NAME = 240  # pixels of a label
 _TYPE = 11
-_WIDE = 0.03  # of a node, in the distance of two columns
 _OTHERS, _NONE = "other components", "no component: tokens and scale"
 WORTH_A_WORD = 0.01  # of an effect
-_BEND = 24  # points of a ribbon's edge
 _MAX_NAMES = 3
 
 INPUT_ROUTES = measurement("input_routes", needs=SERIES)
@@ -86,16 +82,6 @@ def read_kinds(ds: xr.Dataset) -> list[str]:
     ]
 
 
-class _Column(NamedTuple):
-    """Nodes above one another, with height and lower end of each in the figure's units."""
-
-    labels: list[str]
-    sizes: np.ndarray
-    colours: list[str]
-    notes: list[str]
-    low: np.ndarray
-
-
 @INPUT_ROUTES.figure(table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True), sentences=read_routes)
 def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     """Draw what each segment moves the forecast, as a river over components to the forecast's steps.
@@ -116,30 +102,54 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
         every.append((none, _NONE, ""))
     arms, kind_of = [arm for _, arm, _ in every], [kind for _, _, kind in every]
     flow = np.stack([part for part, _, _ in every], axis=1)
-    steps = flow.shape[2]
-    bins = np.array_split(np.arange(steps), min(_BINS, steps))
-    unit = unit_of(ds) or "data units"
+    bins = np.array_split(np.arange(flow.shape[2]), min(_BINS, flow.shape[2]))
+    steps = [f"step {b[0] + 1}" if len(b) == 1 else f"steps {b[0] + 1}–{b[-1] + 1}" for b in bins]
+    late = np.stack([flow[..., steps_in].sum((0, 2)) / flow.shape[2] for steps_in in bins], axis=1)
     tints = dict(zip(dict.fromkeys(filter(None, kind_of)), cycle(CATEGORICAL), strict=False))
-    columns = _columns(ds, flow, arms, [tints.get(kind, GREY) for kind in kind_of], bins, unit)
-    height = max(300, 2 * _LINE * max(sum(1 + label.count("<br>") for label in column.labels) for column in columns))
-    sheet = blank(height, min_width=640, below=16)
-    panel = sheet.panel()
-    late = np.stack([flow[..., steps_in].sum((0, 2)) / steps for steps_in in bins], axis=1)
-    words = [kind_word(kind) if kind else "other" for kind in kind_of]
-    for at, amounts in enumerate((flow.mean(2), late)):
-        _draw_ribbons(panel, at, columns, amounts, words, unit)
-    for at, column in enumerate(columns):
-        _draw_nodes(panel, at, column)
-    room = max(text_width(label, _TYPE) for label in columns[0].labels) / 640
-    panel.x(visible=False, range=[-0.1 - 2.6 * room, 2.45])
-    panel.y(visible=False, range=[-0.03, 1.03])
+    colours = [tints.get(kind, GREY) for kind in kind_of]
+    segments, unit = segment_words(ds), unit_of(ds) or "data units"
+    starts = np.cumsum([0, len(segments), len(arms)])
+    # source, target, amount and arm
+    links = [
+        (starts[at] + i, starts[at + 1] + j, amounts[i, j], i if at else j)
+        for at, amounts in enumerate((flow.mean(2), late))
+        for i, j in np.ndindex(*amounts.shape)
+        if amounts[i, j] > 0
+    ]
+    sources, targets, values, which = zip(*links, strict=True) if links else ((), (), (), ())
+    sheet = blank(max(300, 2 * _LINE * max(map(len, (segments, arms, steps)))), min_width=640, below=16)
+    panel, hover = sheet.panel(), f"%{{value:.4g}} {plain(unit)}<extra></extra>"
+    node = {
+        "label": [plain(shortened(label, _NAME, _TYPE, 1)) for label in (*segments, *arms, *steps)],
+        "color": [*[GREY] * len(segments), *colours, *[GREY] * len(steps)],
+        "hovertemplate": f"%{{label}}<br>{hover}",
+        # in the order of the input, the depth and the steps, not in that of the fewest crossings
+        "x": np.repeat([0.001, 0.5, 0.999], [len(segments), len(arms), len(steps)]),
+        "y": np.concatenate([_middles(sizes) for sizes in (flow.sum((1, 2)), flow.sum((0, 2)), late.sum(0))]),
+        "line": {"width": 0},
+        "pad": 8,
+        "thickness": 14,
+    }
+    link = {
+        "source": sources,
+        "target": targets,
+        "value": values,
+        "color": [mixed(colours[arm], 0.35) for arm in which],
+        "hovertemplate": f"%{{source.label}} → %{{target.label}}<br>{hover}",
+    }
+    sheet.fig.add_trace(go.Sankey(node=node, link=link, textfont={"size": _TYPE}))
+    # a river has no entries in the legend
+    for kind, colour in tints.items():
+        panel.dots([None], [None], kind_word(kind), colour=colour, size=9, symbol="square")
+    panel.x(visible=False)
+    panel.y(visible=False)
     share = ""
     if "no_attention_share" in ds:
         largest = int(np.argmax(np.abs(array(ds, "total", "segment", "step")).mean(1)))
         bypass = float(array(ds, "no_attention_share", "segment")[largest])
         # next to nothing is not worth a word
         if np.isfinite(bypass) and abs(bypass) >= WORTH_A_WORD:
-            share = f"{segment_words(ds)[largest]}: {past_attention(bypass)}"
+            share = f"{segments[largest]}: {past_attention(bypass)}"
     return sheet.dress(
         f"Routes of the input through {model_of(ds)}",
         f"forecast of {ds.attrs.get('target', '')}, mean absolute effect in {unit}; a chain of components carries one "
@@ -148,77 +158,9 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     )
 
 
-def _columns(
-    ds: xr.Dataset, flow: np.ndarray, arms: list[str], tints: list[str], bins: Sequence[np.ndarray], unit: str
-) -> list[_Column]:
-    """Build segments, components and groups of steps, of equal sums."""
-    segments = segment_words(ds)
-    total = np.abs(array(ds, "total", "segment", "step")).mean(1)
-    size = flow.mean(2)
-    steps = [f"step {b[0] + 1}" if len(b) == 1 else f"steps {b[0] + 1}–{b[-1] + 1}" for b in bins]
-    late = np.array([flow[..., b].sum() for b in bins]) / flow.shape[2]
-    unit = plain(unit)
-    moves = [f"{plain(a)}<br>moves the forecast by {number(t)} {unit}" for a, t in zip(segments, total, strict=True)]
-    through = [f"{plain(a)}<br>{number(s)} {unit} of all segments" for a, s in zip(arms, size.sum(0), strict=True)]
-    most = max(len(segments), len(arms), len(bins))
-    gap = 0.45 / most
-    scale = (1 - gap * (most - 1)) / max(float(size.sum()), np.finfo(float).tiny)
-    columns = []
-    for labels, sizes, colours, notes in (
-        (segments, size.sum(1), [GREY] * len(segments), moves),
-        (arms, size.sum(0), tints, through),
-        (steps, late, [GREY] * len(steps), [plain(word) for word in steps]),
-    ):
-        heights = sizes * scale
-        # what a column has fewer of is spread evenly
-        space = (1 - heights.sum()) / max(len(labels) - 1, 1) if len(labels) > 1 else 0.0
-        # the first stands at the top
-        top = 1 - np.concatenate([[0.0], np.cumsum(heights + space)[:-1]])
-        # two lines at most, safe for plotly
-        folded = [plain(shortened(label, _NAME, _TYPE, 2)).replace("\n", "<br>") for label in labels]
-        columns.append(_Column(folded, heights, colours, notes, top - heights))
-    return columns
-
-
-def _draw_ribbons(
-    panel: Panel, at: int, columns: Sequence[_Column], widths: np.ndarray, words: list[str], unit: str
-) -> None:
-    """Draw arms between a column and the next; widths (left, right) in data units."""
-    left, right = columns[at : at + 2]
-    scale = left.sizes.sum() / max(float(widths.sum()), np.finfo(float).tiny)
-    starts, ends = left.low + left.sizes, right.low + right.sizes
-    # the outline of an arm is a cubic curve that leaves and arrives level
-    t = np.linspace(0, 1, _BEND)
-    rise, x = 3 * t**2 - 2 * t**3, at + _WIDE + (1 - 2 * _WIDE) * t
-    for i, j in np.ndindex(len(left.labels), len(right.labels)):
-        width, arm = widths[i, j] * scale, i if at else j
-        if width > 1e-3:
-            colour, upper = columns[1].colours[arm], starts[i] + (ends[j] - starts[i]) * rise
-            outline = np.concatenate([upper, (upper - width)[::-1]])
-            # arms beneath can be seen
-            fill = "rgba({},{},{},0.42)".format(*(int(colour[k : k + 2], 16) for k in (1, 3, 5)))
-            look: Look = {"colour": mixed(colour, 0.55), "width": 0, "fill": "toself", "fillcolor": fill}
-            panel.line(np.concatenate([x, x[::-1]]), outline, words[arm], **look)
-            text = f"{left.labels[i]} → {right.labels[j]}<br>{number(float(widths[i, j]))} {plain(unit)}"
-            _draw_hidden(panel, at + 0.5, (starts[i] + ends[j] - width) / 2, text, colour, 6)
-        starts[i] -= width
-        ends[j] -= width
-
-
-def _draw_hidden(panel: Panel, x: float, y: float, text: str, colour: str, size: float) -> None:
-    """Draw a dot that cannot be seen, for its hover box."""
-    panel.dots([x], [y], "", "%{text}", colour=colour, size=size, text=[text], opacity=0, legend=False)
-
-
-def _draw_nodes(panel: Panel, at: int, column: _Column) -> None:
-    """Draw a column of nodes with their names beside them."""
-    ground = {"bgcolor": "rgba(255,255,255,0.75)", "borderpad": 0} if at == 1 else {}
-    side: Look = {"xanchor": "left" if at else "right", "yanchor": "middle", **ground}
-    for label, size, colour, note, low in zip(*column, strict=True):
-        panel.shape("rect", (at - _WIDE, at + _WIDE), (low, low + size), line={"width": 0}, fillcolor=colour)
-        _draw_hidden(panel, at, low + size / 2, note, colour, 8)
-        x = at + _WIDE + 0.01 if at else at - _WIDE - 0.01
-        panel.note(label, x, low + size / 2, size=_TYPE, **side)
+def _middles(sizes: np.ndarray) -> np.ndarray:
+    """Place nodes of some sizes above one another, in shares of the figure."""
+    return (np.cumsum(sizes) - sizes / 2) / (sizes.sum() or 1.0)
 
 
 def past_attention(share: float) -> str:

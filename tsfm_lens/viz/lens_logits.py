@@ -29,13 +29,8 @@ def lens_logit_map(
     layers: Sequence[str | int] | None = None,
     value_range: tuple[float, float] | None = None,
     rows: int = 64,
-    raw: bool = False,
 ) -> go.Figure:
-    """Draw the logit of every value at every forecast step, a panel per layer, as the tsfm-lens paper does.
-
-    Args:
-        raw: draw logits as they are, and not less their mean over the drawn values at every step.
-    """
+    """Draw the logit of every value at every forecast step, less the mean over those drawn, a panel per layer."""
     places, view = positions(ds, "layer", layers), scene(ds, series, ds.sizes["step"])
     centres = array(ds, "value", "bin", series=view.place)
     order = np.argsort(centres)
@@ -49,8 +44,7 @@ def lens_logit_map(
     starts = first + np.concatenate([[0], np.cumsum(bins[0, 0])[:-1]]).astype(int)
     stop = first + int(bins.sum())
     means = np.add.reduceat(logits[..., :stop], starts, axis=-1) / bins[0, 0]
-    if not raw:
-        means -= means.mean(axis=-1, keepdims=True)
+    means -= means.mean(axis=-1, keepdims=True)
     limits = [float(np.nanmax(np.abs(means[i]))) or 1.0 for i in places]
     labels = layer_names(ds, places)
     titles = [(label, f"± {number(top)}") for label, top in zip(labels, limits, strict=True)]
@@ -74,8 +68,7 @@ def lens_logit_map(
     grid.colours(colour_scale("logit / panel's limit", high=1.0, diverging=True, **ticks))
     return grid.dress(
         f"Lens logits on {view.id}, layer by layer, in {model_of(ds)}",
-        "the head applied to the residual stream after each layer"
-        + ("" if raw else ", less the mean over the values drawn"),
+        "the head applied to the residual stream after each layer, less the mean over the values drawn",
         "colours end at the panel's largest absolute value",
         "truth dashed" if view.has_truth else "",
         view.time.remark,

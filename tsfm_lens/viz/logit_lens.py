@@ -9,7 +9,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.stats import leader
 from tsfm_lens.viz.grid import panel_grid, title_axes
@@ -38,11 +37,6 @@ __all__ = ["layer_entropy", "layer_gain", "lens_forecast", "logit_map"]
 _CELLS = 150_000  # in the whole figure
 _LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this
-_MEASURES = {
-    "entropy": ("entropy", "nats", "Entropy of the next value's distribution", "low = sure of the value"),
-    "n_peaks": ("number of peaks", "count", "Peaks of the next value's distribution", ""),
-    "effective_vocabulary": ("effective vocabulary", "tokens", "Effective vocabulary", ""),
-}
 _MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
 _LENSES, _MAPS = 6, 3  # series with a figure of their own
 
@@ -273,36 +267,25 @@ def lens_forecast(
     return grid.dress(f"Forecast of {view.id} read from each layer of {model_of(ds)}", *remarks)
 
 
-@LOGIT_LENS.figure(needs=TOKENS, instead="lens_forecast")
-def layer_entropy(ds: xr.Dataset, *, measure: str = "entropy", layers: Sequence[str | int] | None = None) -> go.Figure:
-    """Draw how uncertain each layer is: a thin line per series (mean over steps) and their median.
-
-    Args:
-        measure: "entropy" (nats), "n_peaks" or "effective_vocabulary".
-    """
-    if measure not in _MEASURES:
-        raise unknown_name("measure", measure, _MEASURES)
-    if measure not in ds:
-        raise InputError(
-            f"this logit_lens Dataset has no {measure!r}: readout {ds.attrs.get('readout')!r} gives no "
-            "token distribution. lens_forecast draws it."
-        )
+@LOGIT_LENS.figure(variables=("entropy",), needs=TOKENS, instead="lens_forecast")
+def layer_entropy(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
+    """Draw how uncertain each layer is: the entropy of a thin line per series (mean over steps) and their median."""
     rows = positions(ds, "layer", layers)
-    values = array(ds, measure, "layer", "series", "step")[rows].mean(axis=-1)
-    word, unit, title, meaning = _MEASURES[measure]
+    values = array(ds, "entropy", "layer", "series", "step")[rows].mean(axis=-1)
     labels, canvas = layer_names(ds, rows), blank()
     panel = canvas.panel()
-    series_lines(panel, labels, values, names(ds, "series"), f"{word} %{{y:.3g}} {unit}")
+    series_lines(panel, labels, values, names(ds, "series"), "entropy %{y:.3g} nats")
     uniform = float(np.log(ds.sizes.get("bin", 1)))
     # unless it would squeeze the curves
-    if measure == "entropy" and 0 < uniform <= 2 * np.nanmax(values):
+    if 0 < uniform <= 2 * np.nanmax(values):
         note = f"uniform over {ds.sizes['bin']} bins: {uniform:.3g} nats"
         panel.level(uniform, dash="dot")
         panel.note(note, 1, uniform, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
     layer_axis(canvas, labels, "layer whose residual stream is read")
-    panel.y(f"{word} ({unit})", rangemode="tozero")
-    remarks = [f"logit lens on {shown(names(ds, 'series'))}", f"mean over {ds.sizes['step']} forecast steps", meaning]
-    return canvas.dress(f"{title}, layer by layer, in {model_of(ds)}", *remarks)
+    panel.y("entropy (nats)", rangemode="tozero")
+    over = f"mean over {ds.sizes['step']} forecast steps"
+    remarks = [f"logit lens on {shown(names(ds, 'series'))}", over, "low = sure of the value"]
+    return canvas.dress(f"Entropy of the next value's distribution, layer by layer, in {model_of(ds)}", *remarks)
 
 
 def series_lines(
@@ -350,8 +333,8 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
             yield ReportPanel(lens_forecast(ds, series=i), lens_table(ds, i), read_lens_forecast(ds, i))
         return
     if "entropy" in ds:
-        measures = ds[[name for name in _MEASURES if name in ds]].astype(float).mean("step", skipna=False)
-        yield ReportPanel(layer_entropy(ds), frame(measures, *_MEASURES), read_entropy(ds))
+        table = frame(ds[["entropy"]].astype(float).mean("step", skipna=False), "entropy")
+        yield ReportPanel(layer_entropy(ds), table, read_entropy(ds))
     for i in forecast_series(ds, _MAPS):
         fig = logit_map(ds, series=i)
         yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i))
@@ -408,25 +391,16 @@ def layer_gain(
         measure = f"{plain(title)} %{{y:+.3g}} % against the layer before"
         panel.level(0, layer="below")
         series_lines(panel, labels, values, ids, measure, noise)
-    beyond = _limit_gain(canvas, gain, ends)
+    flat = gain[np.isfinite(gain)]
+    middle = medians(gain).ravel() if gain.shape[2] > 2 else np.empty(0)
+    # single outliers do not flatten the rest
+    core = np.concatenate([np.quantile(flat, [0.05, 0.95]) if len(flat) else flat, [0.0], middle, *ends])
+    cut = fit(canvas, core, flat, reach=0.5)
     canvas.panel().y("change of the error (%)\nnegative = better")
     layer_axis(canvas, labels, most=8)
     against = "the truth" if ds.attrs.get("reference", "truth") == "truth" else "the model's own forecast"
     change = f"change of the error against {against} from layer to layer; negative = better"
-    outside = f"{beyond} value{'s' if beyond > 1 else ''} beyond the axis" if beyond else ""
-    return canvas.dress(f"Gain of each layer of {model_of(ds)}", change, shown(ids), outside)
-
-
-def _limit_gain(canvas: Sheet, gain: np.ndarray, ends: list[np.ndarray]) -> int:
-    """Set the gain axis so that single outliers do not flatten the rest; return how many values it leaves out."""
-    flat = gain[np.isfinite(gain)]
-    if not len(flat):
-        return 0
-    middle = medians(gain).ravel() if gain.shape[2] > 2 else np.empty(0)
-    core = np.concatenate([np.quantile(flat, [0.05, 0.95]), [0.0], middle, *ends])
-    bounds, _ = fitted_range(core, flat, reach=0.5)
-    canvas.y(range=bounds)
-    return int(((flat < bounds[0]) | (flat > bounds[1])).sum())
+    return canvas.dress(f"Gain of each layer of {model_of(ds)}", change, shown(ids), cut)
 
 
 @LAYER_GAIN.panels

@@ -29,13 +29,12 @@ def colour_scale(
     high: float | None = None,
     diverging: bool = False,
     dark_low: bool = False,
-    robust: float = 1.0,
     **bar: Any,
 ) -> dict[str, Any]:
     """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are not given."""
     finite = np.empty(0) if values is None else values[np.isfinite(values)]
     sizes = np.abs(finite) if diverging else finite
-    top = high if high is not None else float(np.quantile(sizes, robust)) if len(sizes) else 1.0
+    top = high if high is not None else float(sizes.max()) if len(sizes) else 1.0
     if diverging:
         top = top or 1.0
         low = -top

@@ -12,13 +12,12 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.stats import mean_interval
 from tsfm_lens.viz.select import array
-from tsfm_lens.viz.theme import number, percent
+from tsfm_lens.viz.theme import number
 from tsfm_lens.viz.words import num
 
 NOT_ABOVE = "does not stand out of the noise"
 WORTH_A_WORD = 0.01
 """Of the range of a series: changes below it may stand out of rounding and matter to nobody."""
-_SMALL = 1e-3  # of the largest effect: a floor so far below it is no number that says anything
 
 
 @dataclass(frozen=True)
@@ -36,16 +35,8 @@ class Finding:
     series: int = 1
 
     @property
-    def floor_is_tiny(self) -> bool:
-        """True where the noise floor is too small, beside the largest effect, to be seen in a figure."""
-        largest = float(np.abs(self.estimate[np.isfinite(self.estimate)]).max(initial=0.0))
-        return self.floor < _SMALL * largest
-
-    @property
     def floor_words(self) -> str:
         """Noise floor as a subtitle says it."""
-        if self.floor_is_tiny:
-            return f"below {percent(_SMALL)} of the largest effect"
         several = "up to " * (self.lowest < 0.99 * self.floor)
         return f"{several}{number(self.floor)} {self.unit}".strip()
 

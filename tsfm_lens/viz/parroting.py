@@ -12,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind, single_series
-from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.panels import fit, means, scene
@@ -223,7 +223,6 @@ _PARTS: dict[str, dict[str, Any]] = {
     "truth": {"colour": INK, "width": 1.4, "dash": "2px,2px"},
     "forecast": {"colour": BLUE, "width": 2},
 }
-_TICKS = (3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 SEASONALITY = measurement("seasonality")
 
@@ -276,8 +275,7 @@ def season_amplitudes(ds: xr.Dataset, *, series: Sequence[str | int] | None = No
                 panel.upright(where, colour=colour, width=1.2, dash=dash)
     grid.y(rangemode="tozero", nticks=5)
     title_axes(grid, "period (steps)", "amplitude (sd of the context)")
-    ticks = [tick for tick in _TICKS if trial[0] <= tick <= trial[-1]]
-    grid.x(type="log", tickvals=ticks[:: -(-len(ticks) // 7) or 1])
+    grid.x(**log_axis(trial))
     return grid.dress(
         f"Seasons in the forecasts of {model_of(ds)}",
         f"amplitude of the best sine of each period over {ds.sizes['step']} steps",

@@ -273,14 +273,8 @@ def _colours(values: np.ndarray, value: str, unit: str, length: float) -> dict[s
 
 
 def _beyond(values: np.ndarray, value: str) -> str:
-    finite = values[np.isfinite(values)]
-    if value == "effect" or not len(finite):
-        return ""
-    low, high = float(finite.min()), float(finite.max())
-    spread = f"values from {low:.2g} to {high:.2g}".replace("-", "−")
-    if max(-low, high) > _BEYOND:
-        return f"{spread}, colours end at ±{_BEYOND:g}"
-    return "" if high >= 0.75 else spread
+    beyond = value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
+    return f"colours end at ±{_BEYOND:g}" * beyond
 
 
 def _bar_title(value: str, unit: str) -> str:
@@ -308,7 +302,6 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
         yield ReportPanel(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i))
 
 
-_MAX_LAYERS = 12  # layers that a legend lists; of more, a colour bar has them
 # the first layer is dark enough to be seen
 _SHADES = ((0.0, "#E8CF5A"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4))
 
@@ -367,17 +360,11 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
     panel.line(ends, ends, "estimate = exact", colour=GREY, width=1, dash="dash")
     layer, hover = np.repeat(places.layer, estimate[0].size), "%{text}<br>estimate %{y:.3g}, exact %{x:.3g}"
     layers = np.unique(places.layer)
-    if len(layers) <= _MAX_LAYERS:
-        shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist())
-        for one, shade in zip(layers, shades, strict=True):
-            mine = np.flatnonzero(layer == one)
-            texts = [words[i] for i in mine]
-            panel.dots(x[mine], y[mine], f"layer {one}", hover, colour=shade, edge="#FFFFFF", text=texts)
-    else:
-        look: Look = {"colour": layer, "edge": "#FFFFFF", "marker": {"coloraxis": "coloraxis"}}
-        panel.dots(x, y, "a place and position", hover, legend=False, text=words, **look)
-        bar = {"title": {"text": "layer", "side": "right"}}
-        sheet.colours({"colorscale": _SHADES, "cmin": int(layers[0]), "cmax": int(layers[-1]), "colorbar": bar})
+    shades = sample_colorscale([list(stop) for stop in _SHADES], np.linspace(0, 1, len(layers)).tolist())
+    for one, shade in zip(layers, shades, strict=True):
+        mine = np.flatnonzero(layer == one)
+        texts = [words[i] for i in mine]
+        panel.dots(x[mine], y[mine], f"layer {one}", hover, colour=shade, edge="#FFFFFF", text=texts)
     for axis, title, values in ((panel.x, "share recovered by patching", x), (panel.y, "estimated share", y)):
         axis(title, range=fitted_range(values, np.empty(0))[0], zeroline=True, zerolinecolor=PALE)
     quality = [

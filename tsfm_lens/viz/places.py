@@ -19,7 +19,6 @@ _STREAM_ENDS = {"hook_embed": -2, "hook_resid_pre": -1, "hook_resid_mid": 100, "
 OUTPUT = "output"  # the last receiver of paths
 _NAME = re.compile(r"(?:(?P<stack>[^.]+)\.)?(?P<layer>\d+)\.(?P<kind>[^.\d][^.]*)(?:\.(?P<head>\d+))?")
 _LAST = np.iinfo(int).max
-_BRANCHES = 24  # labels of a branch each that have room where branches are of unequal size
 _MAX_NAMES = 40  # rows or columns that still have room for a name each
 
 
@@ -53,8 +52,6 @@ class Places:
             return {"tickvals": list(range(len(self.names))), "ticktext": [plain(label) for label in self.labels]}
         several = len(set(self.stack)) > 1
         rows: list[tuple[Any, ...]] = list(zip(self.stack, self.layer.tolist(), self.kind, strict=True))
-        if len(_blocks(rows)) > _BRANCHES:
-            rows = [row[:2] for row in rows]
         blocks = _blocks(rows)
         blocks = blocks[:: -(-len(blocks) // most)]
         texts = [

@@ -51,8 +51,6 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     margin = {side: fig.layout.margin[side] or 80.0 for side in "lrtb"}
     panels = (fig.layout.height or 500.0) - margin["t"] - margin["b"]
     margin["t"] = max(margin["t"] - meta.get("title_height", 0), _TOP)
-    # sliders and buttons stand under the panels
-    margin["b"] -= meta.get("controls", 0)
     scale = min(SCALE, width / meta.get("min_width", 360))
     if "legend_rows" in meta:
         margin["b"] += LEGEND_ROW * (legend_rows(fig, width / scale) - meta["legend_rows"])
@@ -60,8 +58,7 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     height = round(scale * (panels + margin["t"] + margin["b"]))
     size = {"width_mm": round(width_mm, 1), "height_mm": round(height / PIXELS_PER_MM, 1)}
     layout = _scaled(fig.layout.to_plotly_json(), scale)
-    for part in ("sliders", "updatemenus", "title"):
-        layout.pop(part, None)
+    layout.pop("title", None)
     layout |= {
         "template": template(scale),
         "width": round(width),

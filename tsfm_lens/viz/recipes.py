@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import measurement
-from tsfm_lens.viz.grid import panel_grid, title_axes, width_for
+from tsfm_lens.viz.grid import width_for
 from tsfm_lens.viz.noise import judged
 from tsfm_lens.viz.panels import Scene, Timeline, fit, scene
 from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, positions
@@ -70,13 +70,11 @@ def recipe_forecasts(
     columns = positions(ds, "recipe", recipes)
     rows = range(min(ds.sizes["series"], _ROWS)) if series is None else series
     scenes = [scene(ds, each, max(ds.sizes["step"], 48) if context_steps is None else context_steps) for each in rows]
-    several = len(scenes) > 1
-    if several:
-        # series of different dates share an axis in steps
-        scenes = [replace(view, time=Timeline(steps=view.time.steps, stamps=None)) for view in scenes]
+    # series of different dates share an axis in steps
+    scenes = [replace(view, time=Timeline(steps=view.time.steps, stamps=None)) for view in scenes]
     titles = [[_title(ds, at, view.place, first=not row) for at in columns] for row, view in enumerate(scenes)]
-    grid = _table(titles) if several else panel_grid(titles[0], row_height=140)
-    cut, panels = "", list(grid)
+    grid, cut = _table(titles), ""
+    panels = list(grid)
     middle = median_position(ds["quantile"].values)
     medians = array(ds, "quantile_forecast", "recipe", "series", "step", quantile=middle)
     for row, view in enumerate(scenes):
@@ -87,12 +85,9 @@ def recipe_forecasts(
         if "sample" in ds:
             paths = array(ds, "sample", "draw", "step", recipe=0, series=view.place)
             others = np.append(others, np.quantile(paths, [0.05, 0.95], axis=0))
-        core, where = np.append(view.observations, medians[0, view.place]), {"row": row + 1} if several else {}
-        cut = fit(grid, core, others, nticks=4, **where) or cut
-        if several:
-            mine[0].y(f"{view.id}\n({view.unit or 'data units'})")
-    if not several:
-        title_axes(grid, scenes[0].time.short_title, scenes[0].title)
+        core = np.append(view.observations, medians[0, view.place])
+        cut = fit(grid, core, others, nticks=4, row=row + 1) or cut
+        mine[0].y(f"{view.id}\n({view.unit or 'data units'})")
     n_paths, ends = min(samples, ds.sizes.get("draw", 0)), ds["quantile"].values[[0, -1]].astype(float)
     return grid.dress(
         f"Forecasts of {model_of(ds)} without many of its parts",

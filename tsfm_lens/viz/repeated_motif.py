@@ -117,7 +117,8 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     rows = len(heads) + ("loss" in ds) + ("copying" in ds)
     canvas = sheet([_ROW] * rows, row_gap=_GAP, min_width=480, shared_xaxes="all")
     panels, steps = iter(canvas), np.asarray(ds["training_step"].values, dtype=float)
-    start = _left_end(steps)
+    # on a logarithmic axis step 0 stands left of the first one
+    start = float(steps[steps > 0].min(initial=2.0)) / 2
     x = np.maximum(steps, start)
     if "loss" in ds:
         panel, at = next(panels), np.maximum(ds["loss_step"].values.astype(float), start)
@@ -155,11 +156,3 @@ def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: s
             hover = f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}} {words}"
             line = array(ds, name, "training_step", **at)
             panel.line(x, line, layer_words, hover, colour=colour, width=1.2, dots=3)
-
-
-def _left_end(steps: np.ndarray) -> float:
-    """Return where step 0 stands: as far left of the first step as that is of the second, at most a factor of 3."""
-    later = np.sort(steps[steps > 0])
-    if not len(later):
-        return 1.0
-    return float(later[0] / min(3.0, later[1] / later[0] if len(later) > 1 else 3.0))

@@ -131,9 +131,7 @@ def _token(axis: TokenAxis, token: int) -> str:
 
 
 @AUTOREGRESSIVE_ATTENTION.figure()
-def autoregressive_attention_map(
-    ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None, zmax: float | None = None
-) -> go.Figure:
+def autoregressive_attention_map(ds: xr.Dataset, *, heads: str = "sharp", count: int | None = None) -> go.Figure:
     """Draw the autoregressive attention of the sharpest or the most diffuse heads, each head a panel.
 
     Args:
@@ -151,7 +149,7 @@ def autoregressive_attention_map(
     keys, queries = (ruler(token_axis(ds, side, overlaps=True)) for side in ("key", "query"))
     maps = [array(ds, "attention", "query", "key", layer=row, head=col) for row, col in places]
     ordinary = keys.axis.timed if len(keys.axis.timed) else keys.axis.aside
-    limit = zmax or max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
+    limit = max(0.1, *(float(np.nanquantile(one[:, ordinary], 0.999)) for one in maps))
     entropy = array(ds, "entropy", "layer", "head")
     labels = [f"{layer_names(ds)[row]}, head {names(ds, 'head')[col]}" for row, col in places]
     notes = [f"{nats_of(entropy[place])}{_aside(one, keys)}" for place, one in zip(places, maps, strict=True)]
@@ -179,15 +177,13 @@ def heads_shown(heads: int) -> int:
 
 
 @ATTENTION_ROLLOUT.figure(table=lambda ds: tokens_table(ds, "flow", _LEAST), sentences=read_flow)
-def attention_rollout_map(
-    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, zmax: float | None = None
-) -> go.Figure:
+def attention_rollout_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw how much of each input token may have reached each token after every layer (Abnar and Zuidema)."""
     rows = positions(ds, "layer", layers)
     flow = list(array(ds, "flow", "layer", "query", "key")[rows])
     keys, queries = ruler(token_axis(ds, "key")), ruler(token_axis(ds, "query"))
     others = [np.where(np.eye(*one.shape) > 0, 0.0, one).max(axis=-1) for one in flow]
-    limit = zmax or float(np.quantile(others, 0.99)) or 1.0
+    limit = float(np.quantile(others, 0.99)) or 1.0
     labels = [f"after {label}" for label in layer_names(ds, rows)]
     grid = panel_grid([(label,) for label in labels], row_height=190)
     group = _draw(grid, flow, labels, keys, queries, "of step %{x} in the token of step %{y}", upwards=False)
@@ -243,7 +239,6 @@ def norm_weighted_map(
     *,
     layers: Sequence[str | int] | None = None,
     heads: Sequence[str | int] | None = None,
-    zmax: float | None = None,
 ) -> go.Figure:
     """Draw layer × head small multiples of how much each key contributes to each query's write.
 
@@ -252,7 +247,7 @@ def norm_weighted_map(
     """
     title = f"Norm-weighted {attention_kind(ds)} of every head of {model_of(ds)}"
     remark = "length of what each key adds to the residual stream"
-    return pattern_heads(ds, "norm", layers, heads, zmax, "length (residual stream units)", title, remark)
+    return pattern_heads(ds, "norm", layers, heads, "length (residual stream units)", title, remark)
 
 
 @AUTOREGRESSIVE_ATTENTION.panels
@@ -285,11 +280,11 @@ def read_patches(ds: xr.Dataset) -> list[str]:
 
 
 @PATCH_ATTENTION.figure()
-def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0, zmax: float | None = None) -> go.Figure:
+def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
     """Draw every head of a layer as a matrix, forecast tokens downwards and context tokens to the right."""
     at = position(ds, "layer", layer)
     everything = array(ds, "attention", "layer", "head", "query", "key")
-    limit = zmax or float(np.nanquantile(everything, 0.999)) or 1.0
+    limit = float(np.nanquantile(everything, 0.999)) or 1.0
     ranks, heads = array(ds, "stable_rank", "layer", "head")[at], names(ds, "head")
     titles = [(f"head {h}", f"stable rank {number(r)}") for h, r in zip(heads, ranks, strict=True)]
     spans = zip(ds["key_start"].values, ds["key_stop"].values, ds["key_special"].values, strict=True)

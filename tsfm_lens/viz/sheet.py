@@ -26,7 +26,7 @@ _ALWAYS: Look = {"exclude_empty_subplots": False}  # or plotly leaves out what i
 _LEFT, _RIGHT = 64, 20  # pixels beside the panels
 _APART, _CELL = 8, 7  # pixels between two texts, and beside a number in its cell
 _HALF = 2.1  # of the figure to what is beside its panels, at least
-_USUAL, _MANY = 640, 5  # pixels: width for which rows of the legend are counted, and needed by more rows than so many
+_USUAL = 640  # pixels: width for which rows of the legend are counted
 _BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels: beside the panels for a colour bar, and its longest
 
 
@@ -88,7 +88,7 @@ class Sheet:
     def dress(self, title: str, *remarks: str) -> go.Figure:
         """Finish the figure."""
         left = self._letter_axes()
-        names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in self.fig.data if trace.showlegend]
+        names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in _on_axes(self.fig) if trace.showlegend]
         least = max(self.min_width, left + self.words + (self.fig.layout.margin.r or _RIGHT), _HALF * left, *names)
         rows = legend_rows(self.fig, max(least, _USUAL))
         remarks = (*remarks, self._noise_words())
@@ -99,7 +99,7 @@ class Sheet:
             plot_height=self.plot_height,
             above=self.above,
             below=self.below,
-            min_width=round(max(least, _USUAL * (rows > _MANY))),
+            min_width=round(least),
             left=left,
             legend=rows,
         )
@@ -114,7 +114,7 @@ class Sheet:
             if axis.title.text:
                 axis.title.text = wrapped(axis.title.text, (high - low) * self.plot_height, TITLE_TYPE)
             labels += map(str, axis.ticktext or ())
-        for trace in self.fig.data:
+        for trace in _on_axes(self.fig):
             y = trace.y
             if y is not None and len(y) and isinstance(y[0], str):
                 labels.extend(y)
@@ -369,10 +369,8 @@ class Panel:
         if noise.stands.any() and noise.floor > np.abs(noise.estimate[noise.stands]).max():
             return
         self.sheet.noisy(noise)
-        # a subtitle must not name what cannot be seen
-        if not noise.floor_is_tiny:
-            self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
-            self.sheet.has_band = True
+        self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)
+        self.sheet.has_band = True
 
     def stripe(self, low: float, high: float, colour: str, *, across: bool = False) -> None:
         """Draw a stripe behind the marks, from side to side (``across``: from foot to top)."""
@@ -421,6 +419,11 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
     return {f"error_{'x' if across else 'y'}": {"type": "data", "color": INK, "thickness": 1, "width": 3, **ends}}
 
 
+def _on_axes(fig: go.Figure) -> list[Any]:
+    """Return the traces that have axes and a place in the legend: all but rivers."""
+    return [trace for trace in fig.data if trace.type != "sankey"]
+
+
 def _titled(title: str | None) -> dict[str, str]:
     """Return the title of an axis, letter by letter; nothing for None."""
     return {} if title is None else {"title_text": plain(title).replace("\n", "<br>")}
@@ -460,5 +463,5 @@ def legend_rows(fig: go.Figure, width: float) -> int:
     """Estimate the rows of the legend under a figure of a width in pixels; none without a legend."""
     if fig.layout.showlegend is False:
         return 0
-    entries = [trace.name for trace in fig.data if trace.showlegend and trace.legend in (None, "legend")]
+    entries = [trace.name for trace in _on_axes(fig) if trace.showlegend and trace.legend in (None, "legend")]
     return ceil(sum(text_width(name, 12) + _SIGN for name in entries) / (width - 84))

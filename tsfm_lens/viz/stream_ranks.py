@@ -10,16 +10,14 @@ import xarray as xr
 
 from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.logit_lens import layer_axis
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import blank, sheet
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, VERMILION, mixed, plain
+from tsfm_lens.viz.theme import CATEGORICAL, VERMILION, mixed, plain
 from tsfm_lens.viz.weights import angle_map, depth_lines, level_position, relative
 from tsfm_lens.viz.words import layer_names, layers, listed, num, signed
 
-__all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "rank_rise", "token_angle_map"]
+__all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "token_angle_map"]
 
 _MAX_NUMBERED = 200  # cells of a map that still have room for their number
 
@@ -101,7 +99,10 @@ def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     ]
 
 
-@FLOW_OF_RANKS.figure(table=("epsilon_rank", "rank_share", "told"), sentences=read_flow_map)
+@FLOW_OF_RANKS.figure(
+    table=("epsilon_rank", "rank_share", "told", *(f"rank_rise_{part}" for part in ("estimate", "low", "high"))),
+    sentences=lambda ds: read_flow_map(ds) + read_rank_rise(ds),
+)
 def rank_flow_map(ds: xr.Dataset) -> go.Figure:
     """Draw layer × ε maps: the rank of the stream that each layer reads, and of the layer's W_Q."""
     levels = [f"{float(level):g}" for level in ds["epsilon"].values]
@@ -164,33 +165,6 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     title = f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}"
     silent = "theorem 4 says nothing of this model" if np.isnan(bound).all() else ""
     return canvas.dress(title, "the deeper the darker", which, silent)
-
-
-@FLOW_OF_RANKS.figure(
-    table=("rank_rise_estimate", "rank_rise_low", "rank_rise_high", "rank_rise_stands_out"), sentences=read_rank_rise
-)
-def rank_rise(ds: xr.Dataset, *, epsilon: float | None = None) -> go.Figure:
-    """Draw by how much the rank of single series rises from the embedding through the depth."""
-    place = level_position(ds, epsilon)
-    rise, labels = array(ds, "rank_rise", "stream", "series", epsilon=place), _stream_names(ds)
-    finite = np.isfinite(rise).any(axis=0)
-    canvas = blank(280)
-    panel = canvas.panel()
-    panel.level(0, layer="below")
-    for name, line in zip(np.array(names(ds, "series"))[finite], rise[:, finite].T, strict=True):
-        hover = f"{plain(name)}, %{{text}}<br>%{{y:+.3g}} directions"
-        panel.line(labels, line, "one series each", hover, colour=mixed(GREY, 0.55), width=1, text=labels)
-    noise = finding(ds, "rank_rise", "stream", unit="directions", epsilon=place)
-    if noise is not None and finite.any():
-        mean = noise.estimate
-        panel.line(labels, mean, "mean over series", colour=BLUE, width=2.5, legend=False)
-        hover = "mean over series, %{text}<br>%{y:+.3g} directions"
-        panel.dots(labels, mean, "mean over series", hover, colour=BLUE, size=8, text=labels, noise=noise)
-    layer_axis(canvas, labels, "stream")
-    panel.y("rank, less that of the embedding")
-    level = f"singular values above {float(ds['epsilon'].values[place]):g} of the largest of a series' own tokens"
-    which = f"{_stack_words(ds)}, {int(finite.sum())} series"
-    return canvas.dress(f"Rise of the rank of single series through {model_of(ds)}", level, which)
 
 
 def _stream_names(ds: xr.Dataset) -> list[str]:

@@ -117,11 +117,6 @@ def change_words(row: Mapping[str, Any]) -> str:
     return f"{change_text(row['change'])} {span_text(row['lower'], row['upper'])}".rstrip()
 
 
-def points_words(value: float, lower: float, upper: float) -> str:
-    """Write a difference of changes with its interval, in percentage points: "−25.0 [−30.0, +10.0]"."""
-    return f"{change_text(value)[:-2]} {span_text(lower, upper).replace(' %]', ']')}".rstrip()
-
-
 def order_words(order: str) -> str:
     """Write an order of ablation in words: "lowest stable rank first", "at random, seed 3"; "no head can go"."""
     if not order:
@@ -178,11 +173,6 @@ def level(panel: Panel, value: float, dash: str) -> None:
     """Draw a thin horizontal line through a panel, where the value is known."""
     if np.isfinite(value):
         panel.level(value, dash=dash)
-
-
-def bar_title(words: str) -> dict[str, Any]:
-    """Return a colour bar's title and ticks."""
-    return {"title": {"text": words, "side": "right"}, "nticks": 6}
 
 
 def whole_ticks(canvas: Sheet, most: float) -> None:

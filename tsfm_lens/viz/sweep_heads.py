@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -10,16 +10,14 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
-from plotly.colors import sample_colorscale
 
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
 from tsfm_lens.viz.select import kind_word
-from tsfm_lens.viz.sheet import Panel
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, SEQUENTIAL, mixed, percent, plain
+from tsfm_lens.viz.sheet import Look, Panel
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, PALE, mixed, percent, plain
 from tsfm_lens.viz.words import listed
 
 __all__ = ["head_changes", "head_curves", "heads_at_layers"]
@@ -154,13 +152,6 @@ def is_random(order: str) -> bool:
     return str(order).partition(":")[0] == "random"
 
 
-def drawn_order(rows: pd.DataFrame) -> str:
-    """Return the better order of one layer's rows; where no head can go, or that is not known yet, the first."""
-    better = rows[rows["better"] & (rows["within"] > 0)]
-    informed = rows[~rows["order"].map(is_random)]
-    return str(next(each for each in (better, informed, rows) if len(each))["order"].iloc[0])
-
-
 def with_start(rows: pd.DataFrame) -> pd.DataFrame:
     """Extend a curve to the unablated model: a first row for no head ablated, unless it has one."""
     rows = rows.sort_values("ablated")
@@ -172,46 +163,25 @@ def with_start(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 @SWEEP_CURVES.figure(variables=(*_COUNTS, *_CURVE))
-def head_curves(
-    table: pd.DataFrame, *, model: str | int = 0, layers: Sequence[int] | None = None, by: str = "layer"
-) -> go.Figure:
-    """Draw the error as more and more heads of a layer go, in each order.
-
-    Args:
-        model: name or place, for panels by layer.
-        layers: numbers of the layers to draw, all unless given.
-        by: "layer" for a panel a layer of one model with all orders; "model" for a panel a model with a line a layer,
-            in the layer's better order.
-    """
-    if by not in ("layer", "model"):
-        raise unknown_name("by", by, ("layer", "model"))
-    rows, remark = sweep.finished(table, "heads by count", "mase", "change")
-    available = sorted(set(rows["layer"]))
-    for layer in layers or ():
-        if layer not in available:
-            raise unknown_name("layer", layer, [str(each) for each in available])
-    if layers is not None:
-        rows = rows[rows["layer"].isin(list(layers))]
+def head_curves(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
+    """Draw the error of one model as more and more heads of a layer go, in each order, a panel per layer."""
+    name = sweep.chosen_model(table, model)
+    table, remark = sweep.finished(table[table["model"] == name], f"heads by count of {name}", "mase", "change")
     metrics = [each for each in dict.fromkeys(table.get("judged_by", ())) if each not in ("", "MASE")]
     remark = f"{f', judged by {metrics[0]}' if metrics else ''}{f'; {remark}' if remark else ''}"
-    return _by_model(rows, remark) if by == "model" else _by_layer(rows, sweep.chosen_model(table, model), remark)
-
-
-def _by_layer(table: pd.DataFrame, name: str, remark: str) -> go.Figure:
-    table, _ = sweep.finished(table[table["model"] == name], f"heads by count of {name}", "mase")
     base, tolerance = sweep.baseline_of(table, name), sweep.tolerance_of(table)
-    layers = list(table.groupby("layer"))
-    grid = panel_grid([(f"layer {layer}", _verdict(rows)) for layer, rows in layers], row_height=130, most=4)
+    panels = list(table.groupby("layer"))
+    grid = panel_grid([(f"layer {layer}", _verdict(rows)) for layer, rows in panels], row_height=130, most=4)
     orders = sorted(dict.fromkeys(table["order"]), key=is_random)
     colours = {
         each: mixed(GREY, 0.75) if is_random(each) else colour for each, colour in zip(orders, cycle(CATEGORICAL))
     }
-    for (_, rows), panel in zip(layers, grid, strict=True):
+    for (_, rows), panel in zip(panels, grid, strict=True):
         bold = set(rows.loc[rows["better"] & (rows["within"] > 0), "order"])
         for order in sorted(dict.fromkeys(rows["order"]), key=lambda each: not is_random(each)):
             curve = with_start(rows[rows["order"] == order])
             sweep.band(panel, 100 * curve["share"].to_numpy(float), curve, base, colours[order])
-            _curve(panel, curve, "mase", colours[order], bold=order in bold)
+            _curve(panel, curve, colours[order], bold=order in bold)
         sweep.level(panel, base, "dash")
         sweep.level(panel, base * (1 + tolerance), "dot")
     step = base * tolerance
@@ -224,33 +194,6 @@ def _by_layer(table: pd.DataFrame, name: str, remark: str) -> go.Figure:
         cut,
         f"the thicker line is the layer's better order{remark}",
     )
-
-
-def _by_model(table: pd.DataFrame, remark: str) -> go.Figure:
-    models, tolerance = sweep.models_in(table), sweep.tolerance_of(table)
-    grid = panel_grid([(model,) for model in models], row_height=230, most=2)
-    deepest = int(table["layer"].max())
-    # without the lightest part, which a thin line would not show
-    least = SEQUENTIAL[2][0]
-    scale = [[(place - least) / (1 - least), colour] for place, colour in SEQUENTIAL[2:]]
-    for model, panel in zip(models, grid, strict=True):
-        for layer, rows in table[table["model"] == model].groupby("layer"):
-            curve = with_start(rows[rows["order"] == drawn_order(rows)])
-            shade = sample_colorscale(scale, int(str(layer)) / max(deepest, 1), colortype="rgb")[0]
-            # models differ in level, so that they are compared by the change
-            _curve(panel, curve, "change", shade, bold=False, words=f"layer {layer}, ")
-        sweep.level(panel, 0.0, "dash")
-        sweep.level(panel, 100 * tolerance, "dot")
-    axis = 100 * tolerance * np.array([-1.0, 2.0])
-    cut = fit(grid, axis, 100 * table["change"].to_numpy(float), _REACH / 3, nticks=6)
-    first = "" if (table["within"] > 0).all() else "a layer of which no head can go is drawn in the first order"
-    # the lines are no map, which the bar needs
-    next(iter(grid)).dots([None], [None], marker={"color": [0], "coloraxis": "coloraxis"})
-    grid.colours({"colorscale": scale, "cmin": 0, "cmax": max(deepest, 1), "colorbar": sweep.bar_title("layer")})
-    title_axes(grid, "heads ablated (%)", "change of MASE (%)")
-    title = "Error as more heads of a layer are ablated, in each layer's better order"
-    over = f"geometric mean of MASE over datasets; dotted: {percent(tolerance)} more than unablated"
-    return grid.dress(title, over, cut, f"{first}{remark}".removeprefix(", "))
 
 
 def _verdict(rows: pd.DataFrame) -> str:
@@ -266,33 +209,22 @@ def _verdict(rows: pd.DataFrame) -> str:
     return f"{within} of {int(rows['of'].max())}, {words}"
 
 
-def _curve(panel: Panel, rows: pd.DataFrame, what: str, colour: str, *, bold: bool, words: str = "") -> None:
+def _curve(panel: Panel, rows: pd.DataFrame, colour: str, *, bold: bool) -> None:
     order = str(rows["order"].iloc[0])
     texts = [
-        f"{words}{plain(sweep.order_words(order))}<br>{row['ablated']} of {row['of']} heads<br>"
+        f"{plain(sweep.order_words(order))}<br>{row['ablated']} of {row['of']} heads<br>"
         f"MASE {row['mase']:.4g}, {sweep.change_text(row['change'], 2)}"
         for row in sweep.told(rows)
     ]
-    panel.line(
-        100 * rows["share"].to_numpy(float),
-        rows[what].to_numpy(float) * (100 if what == "change" else 1),
-        "at random" if is_random(order) else sweep.order_words(order),
-        "%{customdata}",
-        colour=colour,
-        width=2.4 if bold else 1.1,
-        dots=4 if bold else 3,
-        customdata=texts,
-        legend=what == "mase",
-    )
+    name, x = "at random" if is_random(order) else sweep.order_words(order), 100 * rows["share"].to_numpy(float)
+    look: Look = {"colour": colour, "width": 2.4 if bold else 1.1, "dots": 4 if bold else 3, "customdata": texts}
+    panel.line(x, rows["mase"].to_numpy(float), name, "%{customdata}", **look)
 
 
 @SWEEP_CURVES.panels
 def _curves(table: pd.DataFrame) -> Iterator[ReportPanel]:
-    by_model = {model: table[table["model"] == model] for model in sweep.models_in(table)}
-    if len(by_model) > 1:
-        words = [sentence for curves in by_model.values() for sentence in read_curves(curves)[:1]]
-        yield from sweep.sweep_panel("head_curves", table, partial(head_curves, by="model"), lambda _: words)
-    for model, curves in by_model.items():
+    for model in sweep.models_in(table):
+        curves = table[table["model"] == model]
         yield from sweep.sweep_panel(f"head_curves-{model}", curves, head_curves, read_curves)
 
 
@@ -332,37 +264,19 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     )
     for model, panel in zip(models, grid, strict=True):
         mine = rows[rows["model"] == model].sort_values("layer")
-        if mine["layer"].duplicated().any():
-            raise InputError(f"two results for one layer of {model!r}; a sweep's result has one a layer")
         x, remaining, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))
-        panel.dots(x, of, symbol="line-ew-open", colour=GREY, size=13, marker={"line": {"width": 1.5}})
         texts = [
             f"layer {each['layer']}: {each['kept']} of {each['of']} heads stay<br>{_order_and_cost(each, metric)}"
             for each in sweep.told(mine)
         ]
-        panel.dots(
-            x,
-            remaining,
-            hover="%{customdata}",
-            customdata=texts,
-            colour=100 * remaining / of,
-            size=13,
-            marker={"coloraxis": "coloraxis", "line": {"color": INK, "width": 1}},
-            mode="markers+text",
-            text=[f"{value:.0f}" for value in remaining],
-            textposition=[
-                "bottom center" if o - 2 < k < o else "top center" for k, o in zip(remaining, of, strict=True)
-            ],
-            textfont={"size": 10},
-        )
-    most = float(rows["of"].max())
-    grid.colours({"colorscale": SEQUENTIAL, "cmin": 0, "cmax": 100, "colorbar": sweep.bar_title("share kept (%)")})
-    grid.y(range=[-0.06 * most, 1.2 * most], nticks=6)
+        panel.bars(x, of, "all heads of the layer", colour=PALE)
+        panel.bars(x, remaining, "heads that must stay", "%{customdata}", colour=BLUE, customdata=texts)
+    grid.fig.update_layout(barmode="overlay")
     title_axes(grid, "layer", "heads kept")
     sweep.whole_ticks(grid, float(rows["layer"].max()))
     return grid.dress(
         f"Heads that each layer must keep for {metric} to stay within {percent(tolerance)}",
-        "all its other heads ablated at once, its MLP in place, in the better order; dash: all heads of the layer",
+        "all its other heads ablated at once, its MLP in place, in the better order",
         remark,
     )
 

@@ -14,17 +14,15 @@ from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz import sweep_entries as sweep
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.panels import fit
-from tsfm_lens.viz.sheet import Panel, blank, shortened, text_width
-from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, percent, plain
+from tsfm_lens.viz.sheet import Panel
+from tsfm_lens.viz.theme import CATEGORICAL, mixed, percent, plain
 from tsfm_lens.viz.words import listed, num
 
-__all__ = ["component_errors", "layer_distances", "range_curves"]
+__all__ = ["layer_distances", "range_curves"]
 _CHANGE = ("model", "family", "label", "part", "first", "last", "change", "lower", "upper", "stands")
 _DISTANCE = ("spearman_distance", "spearman_distance_lower", "spearman_distance_upper")
 _MASE = ("mase", "baseline_mase")
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "x")
-_BAR, _NAME = 0.19, 220  # width of a bar where models are 1 apart; pixels of a line of a model's name
-_BARS = {"none": "unablated", "mlp": "without MLP", "heads": "without all heads", "both": "without heads and MLP"}
 _SMALL = 0.01  # a change of MASE that a reader would call small
 
 SWEEP_EFFECTS = measurement("sweep_effects", subject=sweep.sweep_subject)
@@ -77,24 +75,6 @@ def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
     span = f"{num(rows['spearman_distance'].min())} to {num(rows['spearman_distance'].max())}"
     none = f"No layer stands out by how far the forecast moves without it (Spearman distance {span})."
     return [summary, f"The forecast {listed(parts)}." if parts else none]
-
-
-def read_components(table: pd.DataFrame) -> list[str]:
-    """State what the most ablatable layer of every model costs, part by part."""
-    rows = _sized(table)
-    layers = rows[(rows["family"] == "layers") & (rows["size"] == 1) & np.isfinite(rows["change"])]
-    out = []
-    for best in sweep.told(most_ablatable(layers)):
-        parts = [
-            f"{sweep.change_words(row)}{', which stands,' if row['stands'] else ''} without its "
-            f"{sweep.PARTS[row['part']]}"
-            for row in sweep.told(layers[(layers["model"] == best["model"]) & (layers["first"] == best["first"])])
-        ]
-        which = f"{best['model']} bears the loss of layer {best['first']} best"
-        if best["leads"] != "lowest":
-            which = f"{best['model']}: no layer's loss stands out as the cheapest; drawn is layer {best['first']}"
-        out.append(f"{which}: its MASE of {num(best['baseline_mase'])} changes by {listed(parts)}.")
-    return out
 
 
 def read_ranges(table: pd.DataFrame) -> list[str]:
@@ -172,70 +152,6 @@ def _hover(rows: pd.DataFrame) -> list[str]:
 
 
 @SWEEP_EFFECTS.figure(variables=(*_MASE, *_CHANGE))
-def component_errors(table: pd.DataFrame) -> go.Figure:
-    """Draw the error without the most ablatable layer of every model: without its MLP, its heads, and all of it."""
-    rows = _sized(table)
-    layers, _ = sweep.finished(
-        rows[(rows["family"] == "layers") & (rows["size"] == 1)], "single layers", "mase", "change"
-    )
-    best = {str(row["model"]): int(row["first"]) for row in sweep.told(most_ablatable(layers))}
-    labels = [
-        plain(f"{shortened(model, _NAME, 12, 3)}\nlayer {layer}").replace("\n", "<br>") for model, layer in best.items()
-    ]
-    canvas = blank(30 + 96 * len(best), 400)
-    panel, longest = next(iter(canvas)), 0.0
-    for i, (part, words) in enumerate(_BARS.items()):
-        bars = pd.DataFrame([_bar(layers, model, layer, part) for model, layer in best.items()])
-        places = np.arange(len(best)) + _BAR * (i - (len(_BARS) - 1) / 2)
-        panel.bars(
-            places,
-            bars["mase"],
-            words,
-            f"%{{customdata[0]}}<br>{words}: %{{customdata[1]}}",
-            customdata=[
-                [f"{plain(m)}<br>layer {k}", text] for (m, k), text in zip(best.items(), bars["text"], strict=True)
-            ],
-            colour=mixed(GREY, 0.45) if part == "none" else sweep.PART_COLOURS[part],
-            across=True,
-            width=0.94 * _BAR,
-            error_x=sweep.whiskers(bars, "mase"),
-        )
-        # beside the axes, where no bar and no interval reaches
-        for y, text in zip(places, bars["text"], strict=True):
-            panel.note(text, 1, y, xref="paper", xshift=6, yref="y", xanchor="left", align="left")
-            longest = max(longest, text_width(text, 11))
-    sweep.label_rows(canvas, labels)
-    canvas.x(sweep.MASE_WORDS, rangemode="tozero")
-    # some of it is bold
-    canvas.fig.update_layout(barmode="overlay", margin_r=round(14 + 1.1 * longest))
-    canvas.min_width += round(1.1 * longest)
-    return canvas.dress(
-        "Error without the parts of the most ablatable layer of every model",
-        f"the layer whose heads and MLP together cost least; {sweep.intervals_of(table)} of the change; bold: the "
-        "change stands after Holm's correction",
-    )
-
-
-def most_ablatable(layers: pd.DataFrame) -> pd.DataFrame:
-    """Return of each model the row of the single layer whose removal raises the MASE least."""
-    whole, _ = sweep.finished(layers[layers["part"] == "both"], "whole layers", "change")
-    return whole.loc[whole.groupby("model", sort=False)["change"].idxmin()]
-
-
-def _bar(layers: pd.DataFrame, model: str, layer: int, part: str) -> dict[str, float | str]:
-    """Return length, ends of the interval and text of one bar."""
-    base = sweep.baseline_of(layers, model)
-    rows = sweep.told(layers[(layers["model"] == model) & (layers["first"] == layer) & (layers["part"] == part)])
-    row = rows[0] if rows else {"mase": base if part == "none" else np.nan, "lower": np.nan, "upper": np.nan}
-    # four digits with their zeros, so that labels below each other align
-    text = f"{row['mase']:#.4g}".rstrip(".") if np.isfinite(row["mase"]) else ""
-    if rows:
-        text = f"{text}   {sweep.change_words(row)}"
-    ends = {f"mase_{name}": base * (1 + row[name]) for name in ("lower", "upper")}
-    return {"mase": row["mase"], **ends, "text": f"<b>{text}</b>" if row.get("stands") else text}
-
-
-@SWEEP_EFFECTS.figure(variables=(*_MASE, *_CHANGE))
 def range_curves(table: pd.DataFrame) -> go.Figure:
     """Draw the error as a contiguous range of layers loses its heads, its MLPs, or both."""
     rows = _sized(table)
@@ -286,6 +202,4 @@ def _effects(table: pd.DataFrame) -> Iterator[ReportPanel]:
         layers = table[table["family"].isin(("layers", "groups")) & (table["part"] == part)]
         draw, words = partial(layer_distances, part=part), partial(read_distances, part=part)
         yield from sweep.sweep_panel(f"layer_distances-{part}", layers, draw, words)
-    layers, ranges = (table[table["family"] == family] for family in ("layers", "ranges"))
-    yield from sweep.sweep_panel("component_errors", layers, component_errors, read_components)
-    yield from sweep.sweep_panel("range_curves", ranges, range_curves, read_ranges)
+    yield from sweep.sweep_panel("range_curves", table[table["family"] == "ranges"], range_curves, read_ranges)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -10,21 +10,19 @@ import numpy as np
 import pandas as pd
 import plotly.graph_objects as go
 
-from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, check, measurement
 from tsfm_lens.viz import sweep_entries as sweep
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
+from tsfm_lens.viz.theme import CATEGORICAL, DIVERGING, GREY, INK, mixed, percent, plain
 from tsfm_lens.viz.words import num
 
-__all__ = ["dataset_heatmap", "recipe_changes", "recipe_table", "selection_comparison"]
+__all__ = ["dataset_heatmap", "recipe_table", "selection_comparison"]
 
 _MAX_NAMES = 8  # things that are named one by one
 _KEYS = ("model", "recipe", "selection", "seed", "change", "lower", "upper", "stands")
 _SIZES = ("metric", "heads_ablated", "heads_total", "n_mlps")
 _DIFF = ("diff", "diff_lower", "diff_upper", "diff_stands")
 _COUNTS = {"n_resilient": "datasets with a rise of MASE below 5 %", "n_improved": "datasets with a lower MASE"}
-_ROW = 22  # pixels: height of a row of dots
 _COLOUR_CAP = 25  # percent at which the table's colours end
 
 SWEEP_RECIPES = measurement("sweep_recipes", subject=sweep.sweep_subject)
@@ -56,7 +54,7 @@ def read_selection(table: pd.DataFrame) -> list[str]:
     for row in sweep.told(table[np.isfinite(table["diff"])]):
         same = (table["model"] == row["model"]) & (table["recipe"] == row["recipe"])
         seeds = int((same & (table["selection"] == "random")).sum())
-        span = sweep.points_words(row["diff"], row["diff_lower"], row["diff_upper"]).partition(" ")[2]
+        span = sweep.span_text(row["diff_lower"], row["diff_upper"]).replace(" %]", "]")
         verdict = f" {span}, which {'stands' if row['diff_stands'] else 'does not stand'} after Holm's correction"
         out.append(
             f"{row['model']}, {row['recipe']}: the informed choice changes MASE by "
@@ -67,13 +65,13 @@ def read_selection(table: pd.DataFrame) -> list[str]:
     return out
 
 
-def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
+def recipe_rows(table: pd.DataFrame) -> pd.DataFrame:
     """Return the entries of recipes with ``label`` (model and what goes) and ``chosen`` (how its heads were chosen)."""
     check(table, "sweep_recipes", *_KEYS, *_SIZES)
     # a recipe without a result on some metrics still has a row
     sweep.finished(table.assign(there=1.0), "heavy recipes", "there")
     informed = table[table["selection"] != "random"]
-    table = table if random or informed.empty else informed
+    table = table if informed.empty else informed
     labels = pd.Series([f"{row['model']} ({sweep.recipe_words(row)})" for row in sweep.told(table)], index=table.index)
     # two recipes of the same size need their names
     several = table["recipe"].groupby(labels).transform("nunique") > 1
@@ -82,9 +80,9 @@ def recipe_rows(table: pd.DataFrame, *, random: bool = False) -> pd.DataFrame:
 
 
 @SWEEP_RECIPES.figure(variables=(*_COUNTS, "n_datasets"))
-def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
+def recipe_table(table: pd.DataFrame) -> go.Figure:
     """Draw heavy recipes as a table: change of every metric with its interval, datasets resilient and improved."""
-    entries = recipe_rows(table, random=random)
+    entries = recipe_rows(table)
     several = entries["chosen"].nunique() > 1
     columns = [f"%Δ{plain(metric)}" for metric in dict.fromkeys(entries["metric"])] + ["resilient", "improved"]
     labels, text, hover, colours = [], [], [], []
@@ -113,62 +111,9 @@ def recipe_table(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
     )
 
 
-@SWEEP_RECIPES.figure()
-def recipe_changes(table: pd.DataFrame, *, random: bool = False) -> go.Figure:
-    """Draw what heavy recipes cost in every metric, with intervals."""
-    entries = recipe_rows(table, random=random)
-    rows, kinds, metrics = (list(dict.fromkeys(entries[name])) for name in ("label", "selection", "metric"))
-    canvas = _rows_of_dots(rows, _ROW * max(len(kinds), 2), [1] * len(metrics), 60 + 130 * len(metrics), 0.025)
-    for metric, panel in zip(metrics, canvas, strict=True):
-        for i, kind in enumerate(kinds):
-            mine = entries[(entries["selection"] == kind) & (entries["metric"] == metric)]
-            low = -0.32 + 0.64 * i / (len(kinds) - 1) if len(kinds) > 1 else 0.0
-            words = "heads at random" if kind == "random" else f"heads {sweep.selection_words(kind)}"
-            colour = {"random": mixed(GREY, 0.8), "listed": BLUE}.get(kind, CATEGORICAL[(i + 2) % 6])
-            _changes(panel, mine, rows, low, colour, words, f"{plain(metric)} ")
-        panel.x(f"{metric} (%)", nticks=5, tickangle=0)
-    missing = int((~np.isfinite(entries["change"])).groupby(_entry(entries)).any().sum())
-    return canvas.dress(
-        "What heavy ablations change, by metric",
-        f"relative change of the geometric mean over datasets, below 0 is better; {sweep.intervals_of(table)}; "
-        "filled: the change stands after Holm's correction",
-        f"{missing} without all results" if missing else "",
-    )
-
-
 def _entry(rows: pd.DataFrame) -> list[pd.Series]:
     """Return what tells one entry's rows from another's."""
     return [rows[name] for name in ("model", "recipe", "selection", "seed")]
-
-
-def _rows_of_dots(labels: Sequence[str], height: int, widths: Sequence[float], least: int, gap: float) -> Sheet:
-    """Make panels side by side that share named rows, with a line at 0 in each; sizes in pixels."""
-    words = [plain(label) for label in labels]
-    canvas = sheet([max(140, height * len(labels))], widths, column_gap=gap, min_width=60 + least, shared_yaxes=True)
-    for panel in canvas:
-        panel.upright(0)
-    sweep.label_rows(canvas, words)
-    return canvas
-
-
-def _changes(
-    panel: Panel, entries: pd.DataFrame, rows: list[str], low: float, colour: str, name: str, what: str = ""
-) -> None:
-    """Draw changes with their intervals as dots, each in the row of its label, ``low`` below its middle."""
-    panel.dots(
-        100 * entries["change"].to_numpy(float),
-        [rows.index(label) + low for label in entries["label"]],
-        name,
-        "%{customdata}",
-        customdata=[
-            f"{plain(row['label'])}, {plain(row['chosen'])}<br>{what}{sweep.change_words(row)}"
-            for row in sweep.told(entries)
-        ],
-        colour=colour,
-        size=8,
-        symbol=sweep.symbols(entries["stands"]),
-        error_x=sweep.whiskers(entries, colour=colour, scale=100),
-    )
 
 
 def _table_cell(row: dict[str, Any]) -> str:
@@ -184,57 +129,40 @@ def _table_cell(row: dict[str, Any]) -> str:
 def selection_comparison(table: pd.DataFrame) -> go.Figure:
     """Draw whether it matters which heads go: informed choices against random heads at the same counts."""
     entries, remark = sweep.finished(table, "recipes against random heads", "change")
-    choices = [sweep.selection_words(row["selection"], row["seed"]) for row in sweep.told(entries)]
-    entries = entries.assign(label=entries["model"] + ", " + entries["recipe"], chosen=choices)
-    rows = list(dict.fromkeys(entries["label"]))
-    canvas = _rows_of_dots(rows, 62, [0.62, 0.38], 540, 0.03)
-    canvas.below = 68
-    left, right = canvas
-    informed, random = entries[entries["selection"] != "random"], entries[entries["selection"] == "random"]
-    for i, (kind, mine) in enumerate(informed.groupby("selection", sort=False)):
-        _changes(left, mine, rows, -0.22 + 0.1 * i, CATEGORICAL[2 * i % 6], f"heads {sweep.selection_words(str(kind))}")
-    if len(random):
-        means = random.groupby("label", sort=False)["change"].mean()
-        texts = [f"{plain(label)}, mean of random<br>{sweep.change_text(value)}" for label, value in means.items()]
-        look: Look = {"colour": VERMILION, "size": 9, "symbol": "diamond", "customdata": texts}
-        places = [rows.index(str(label)) for label in means.index]
-        left.dots(100 * means.to_numpy(float), places, "mean of the random choices", "%{customdata}", **look)
-        seeds = random.assign(stands=False)
-        _changes(left, seeds, rows, 0.22, mixed(GREY, 0.8), "heads at random, a seed each")
-    finite = informed[np.isfinite(informed["diff"])]
-    texts = [
-        f"{plain(row['label'])}<br>{sweep.points_words(row['diff'], row['diff_lower'], row['diff_upper'])} percentage "
-        "points"
-        for row in sweep.told(finite)
-    ]
-    right.dots(
-        100 * finite["diff"].to_numpy(float),
-        [rows.index(label) for label in finite["label"]],
-        "informed minus random",
-        "%{customdata}",
-        customdata=texts,
-        size=8,
-        symbol=sweep.symbols(finite["diff_stands"]),
-        error_x=sweep.whiskers(finite, "diff", scale=100),
-        legend=False,
-    )
-    left.x("change of MASE (%)", rangemode="tozero")
-    right.x("informed − mean of random\n(percentage points)", rangemode="tozero", nticks=5)
+    entries = entries.assign(label=entries["model"] + ", " + entries["recipe"])
+    rows, kinds = (list(dict.fromkeys(entries[name])) for name in ("label", "selection"))
+    canvas = blank(max(140, 44 * len(rows)), 420)
+    panel = canvas.panel()
+    for i, kind in enumerate(kinds):
+        mine, random = entries[entries["selection"] == kind], kind == "random"
+        panel.dots(
+            100 * mine["change"].to_numpy(float),
+            # side by side in the row of their label
+            [rows.index(label) - 0.22 + 0.44 * i / max(len(kinds) - 1, 1) for label in mine["label"]],
+            "heads at random, a seed each" if random else f"heads {sweep.selection_words(kind)}",
+            "%{customdata}",
+            customdata=[
+                f"{plain(row['label'])}, {plain(sweep.selection_words(row['selection'], row['seed']))}<br>"
+                f"{sweep.change_words(row)}"
+                for row in sweep.told(mine)
+            ],
+            colour=mixed(GREY, 0.8) if random else CATEGORICAL[2 * i % 6],
+            size=8,
+            symbol=sweep.symbols(mine["diff_stands"]),
+            error_x=sweep.whiskers(mine, colour=GREY, scale=100),
+        )
+    panel.upright(0)
+    panel.x("change of MASE (%)")
+    sweep.label_rows(canvas, [plain(label) for label in rows])
     return canvas.dress(
         "Does it matter which heads go? Informed choices against random ones",
-        f"the same number of heads in each layer and the same MLPs; {sweep.intervals_of(table)}; filled: stands after "
-        "Holm's correction; right: below 0, the choice beats chance",
+        f"the same number of heads in each layer and the same MLPs; {sweep.intervals_of(table)}; filled: the "
+        "difference from the mean of the random choices stands after Holm's correction",
         remark,
     )
 
 
-@SWEEP_RECIPES.panels
-def _recipes(table: pd.DataFrame) -> Iterator[ReportPanel]:
-    yield from sweep.sweep_panel("recipe_table", table, recipe_table, read_recipes)
-    words = ["The same numbers as dots: what lies left of the line became better."]
-    yield from sweep.sweep_panel("recipe_changes", table, recipe_changes, lambda _: words)
-
-
+SWEEP_RECIPES.panels(partial(sweep.sweep_panel, "recipe_table", draw=recipe_table, words=read_recipes))
 SWEEP_SELECTION.panels(
     partial(sweep.sweep_panel, "selection_comparison", draw=selection_comparison, words=read_selection)
 )
@@ -267,29 +195,10 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
 
 
 @SWEEP_DATASETS.figure(variables=("mase", "change", "largest_within", "model", "layer", "order", "kept", "of"))
-def dataset_heatmap(
-    table: pd.DataFrame,
-    *,
-    model: str | int = 0,
-    layers: Sequence[int] | None = None,
-    datasets: Sequence[str] | None = None,
-) -> go.Figure:
-    """Draw what each dataset makes of ablating more and more heads of one layer, the layers of a model side by side.
-
-    Args:
-        datasets: which datasets to draw and in which order, all unless given; 60 fit a printed page.
-    """
-    name = sweep.chosen_model(table, model)
-    of_model = table[table["model"] == name]
-    panels = [rows for layer, rows in of_model.groupby("layer", sort=False) if layers is None or layer in layers]
-    if not panels:
-        has = ", ".join(map(str, dict.fromkeys(of_model["layer"])))
-        raise InputError(f"no layer of {list(layers or ())} is mapped by dataset for {name!r}; there are: {has}")
-    available = sorted(set(table["dataset"]))
-    for each in datasets or ():
-        if each not in available:
-            raise unknown_name("dataset", each, available, hint=f"There are {len(available)}.")
-    selection = available if datasets is None else list(datasets)
+def dataset_heatmap(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
+    """Draw what each dataset makes of ablating more and more heads of one layer, the layers of a model side by side."""
+    name, selection = sweep.chosen_model(table, model), sorted(set(table["dataset"]))
+    panels = [rows for _, rows in table[table["model"] == name].groupby("layer", sort=False)]
     firsts = [rows.iloc[0] for rows in panels]
     widths = [int(first["of"]) + 1 for first in firsts]
     # a column for none ablated where that has a result
@@ -313,7 +222,7 @@ def dataset_heatmap(
         panel.x("heads ablated", tickvals=list(range(len(across))), ticktext=across, **sweep.NO_AXIS)
     sweep.label_rows(canvas, labels, ticklabelstandoff=4, tickfont={"size": 10})
     # beside a tall map a bar of the same height says nothing more
-    bar = sweep.bar_title("change of MASE (%)") | {"y": 1, "yanchor": "top"}
+    bar = {"title": {"text": "change of MASE (%)", "side": "right"}, "nticks": 6, "y": 1, "yanchor": "top"}
     canvas.colours({"colorscale": DIVERGING, "cmin": -100 * cap, "cmax": 100 * cap, "cmid": 0, "colorbar": bar})
     # no head ablated is no number that could have been searched
     empty = any(set(across) - {0} - set(rows["ablated"]) for rows, across in zip(panels, counts, strict=True))

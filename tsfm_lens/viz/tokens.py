@@ -141,18 +141,11 @@ def pooled(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return cells of one pattern (query, key), the largest value of a group of adjacent tokens over time."""
     x_starts, y_starts = _starts(x, group[0]), _starts(y, group[1])
-    z = pool(weights, y.owner, x.owner, y_starts, x_starts)
+    z = weights[np.ix_(y.owner, x.owner)].astype(np.float32)
+    z[y.owner < 0, :] = np.nan
+    z[:, x.owner < 0] = np.nan
+    z = np.fmax.reduceat(np.fmax.reduceat(z, x_starts, axis=1), y_starts, axis=0)
     return z, np.append(x.edges[x_starts], x.edges[-1]), np.append(y.edges[y_starts], y.edges[-1])
-
-
-def pool(
-    weights: np.ndarray, rows: np.ndarray, columns: np.ndarray, row_starts: np.ndarray, column_starts: np.ndarray
-) -> np.ndarray:
-    """Return the largest weight of every cell."""
-    z = weights[np.ix_(rows, columns)].astype(np.float32)
-    z[rows < 0, :] = np.nan
-    z[:, columns < 0] = np.nan
-    return np.asarray(np.fmax.reduceat(np.fmax.reduceat(z, column_starts, axis=1), row_starts, axis=0))
 
 
 def _starts(side: Ruler, group: int) -> np.ndarray:

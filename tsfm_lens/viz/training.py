@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import product
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -13,14 +12,14 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, measurement
-from tsfm_lens.viz.grid import columns_for, log_axis
+from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, mixed, plain
 from tsfm_lens.viz.words import capital, listed, num
 
-__all__ = ["attention_film", "attention_snapshots", "nuclear_norms", "training_measures"]
+__all__ = ["attention_snapshots", "nuclear_norms", "training_measures"]
 
 
 _ROW, _GAP = 130, 26  # pixels
@@ -36,10 +35,8 @@ _ROWS = (
     ("numerical_rank", "numerical rank\nof attention", "rank", "its numerical rank"),
 )
 """Measure, title of its axis, word in hover boxes, words in sentences."""
-_PANEL = 170  # pixels: a side of a map
-_MOST = 16  # maps of a film
+_MOST = 16  # rows of maps
 _COLUMNS = 6  # snapshots or inputs side by side
-_SLIDER = 96  # pixels under the maps
 _TICKS = 12  # tokens that still have room for a number each
 _HOVER = "query %{y}, key %{x}<br>attention %{z:.3f}"
 
@@ -162,46 +159,6 @@ def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
 
 
 @TRAINING_WATCH.figure(variables=("pattern",))
-def attention_film(
-    ds: xr.Dataset, *, layer: str | int | None = None, head: int | None = None, row: int = 0
-) -> go.Figure:
-    """Draw the attention of heads from snapshot to snapshot, with a slider and a button that plays it.
-
-    Args:
-        layer: label; a negative integer counts from the last; all layers that have room if None.
-        head: number; all heads if None, of several runs the first.
-        row: of the inputs.
-
-    Example:
-        >>> pattern = {"0": torch.eye(4)[None]}
-        >>> watch = training.Watch(torch.nn.Linear(1, 1), [], patterns=lambda: pattern, snapshots=1)
-        >>> for step in range(3):
-        ...     _ = watch(step)
-        >>> len(viz.attention_film(watch.dataset()).frames)
-        3
-    """
-    words, values = _maps(ds, layer, head, row)
-    steps = [int(step) for step in ds["snapshot"].values]
-    columns = columns_for(len(words))
-    look: Look = {"column_gap": 0.03, "min_width": max(420, columns * 150), "below": 52 + _SLIDER}
-    canvas = sheet([_PANEL] * -(-len(words) // columns), [1] * columns, titles=words, row_gap=44, **look)
-    panels = [canvas.panel(*place) for place in canvas.places[: len(words)]]
-    for row_of, column in canvas.places:
-        canvas.panel(row_of, column).y(showticklabels=column == 1)
-    for panel, value, word in zip(panels, values, words, strict=True):
-        panel.cells(value[0], hover=_HOVER, name=word)
-    _dress_maps(canvas, values, len(words))
-    canvas.fig.frames = [
-        go.Frame(name=f"{step:,}", data=[go.Heatmap(z=value[place]) for value in values], traces=[*range(len(values))])
-        for place, step in enumerate(steps)
-    ]
-    canvas.fig.update_layout(**_controls([f"{step:,}" for step in steps], canvas.plot_height))
-    fig = canvas.dress(f"Attention of {model_of(ds)} over training", _subtitle(ds, row), "slide to another step")
-    fig.layout.meta = {**fig.layout.meta, "controls": _SLIDER}
-    return fig
-
-
-@TRAINING_WATCH.figure(variables=("pattern",))
 def attention_snapshots(
     ds: xr.Dataset,
     *,
@@ -214,6 +171,8 @@ def attention_snapshots(
     """Draw the attention of heads or runs at several steps, or of several inputs at the last one, side by side.
 
     Args:
+        layer: label; a negative integer counts from the last; all layers that have room if None.
+        head: number; all heads if None, of several runs the first.
         across: "snapshot" for a column a step, "input" for a column an input at the last of the steps.
         row: of the inputs, where columns are steps.
         snapshots: steps to draw; up to six, evenly taken, if None.
@@ -284,18 +243,6 @@ def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
     for row, column in canvas.places[n_maps:]:
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
-
-
-def _controls(labels: Sequence[str], height: int) -> dict[str, Any]:
-    """Build a slider over the frames and a button that plays them, under the maps."""
-    still = {"mode": "immediate", "frame": {"duration": 0, "redraw": True}, "transition": {"duration": 0}}
-    playing = {"fromcurrent": True, "frame": {"duration": 400, "redraw": True}, "transition": {"duration": 0}}
-    steps = [{"label": label, "method": "animate", "args": [[label], still]} for label in labels]
-    below = -44 / height
-    slider = {"steps": steps, "x": 0.25, "len": 0.75, "y": below, "yanchor": "top", "currentvalue": {"prefix": "step "}}
-    button = {"label": "▶ play", "method": "animate", "args": [None, playing]}
-    menu = {"type": "buttons", "showactive": False, "buttons": [button], "x": 0, "xanchor": "left"}
-    return {"sliders": [slider], "updatemenus": [{**menu, "y": below - 22 / height, "yanchor": "top"}]}
 
 
 def _subtitle(ds: xr.Dataset, row: int | None) -> str:

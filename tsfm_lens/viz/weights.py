@@ -14,19 +14,15 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
-from tsfm_lens.viz.logit_lens import layer_axis
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
-from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position, positions
-from tsfm_lens.viz.sheet import Panel, Sheet, blank, text_width
-from tsfm_lens.viz.theme import BLUE, GREY, INK, VERMILION, mixed, percent, plain
+from tsfm_lens.viz.sheet import Panel, blank, text_width
+from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent, plain
 from tsfm_lens.viz.words import extremes, head_at, layer_names, layers, listed, num
 
 __all__ = [
-    "head_closeness",
     "rank_histograms",
     "row_angle_map",
-    "spectrum_lines",
     "stable_rank_map",
     "weight_rank_map",
     "weight_spectra",
@@ -39,13 +35,6 @@ _TYPE, _APART = 12, 8  # pixels: type of the labels of columns, and what is free
 _BESIDE = 260  # pixels beside a map: names of layers and the colours
 _ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 _MAX_NUMBERED = 200  # cells that still have room for their number
-_MEASURES = {
-    "rank_share": "share of the full rank (%)",
-    "stable_rank": "stable rank",
-    "effective_rank": "effective rank",
-    "participation_ratio": "participation ratio",
-}
-
 WEIGHT_RANKS = measurement("weight_ranks")
 
 
@@ -107,19 +96,13 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
 
 
 @WEIGHT_RANKS.figure()
-def weight_rank_map(
-    ds: xr.Dataset, *, measure: str = "rank_share", epsilon: float | None = None, stack: str | None = None
-) -> go.Figure:
-    """Draw the layer × matrix map of how many directions each matrix uses.
-
-    Args:
-        measure: "rank_share" (the ε-rank over the largest possible), "stable_rank", "effective_rank" or
-            "participation_ratio".
-    """
-    if measure not in _MEASURES:
-        raise unknown_name("measure", measure, _MEASURES)
+def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None, stack: str | None = None) -> go.Figure:
+    """Draw the layer × matrix map of the share of its directions that each matrix uses: its ε-rank."""
+    place = level_position(ds, epsilon)
+    valid = array(ds, "told", "matrix", epsilon=place) > 0
+    values = np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan)
     whole, parts, words = whole_matrices(ds, stack=stack), names_of(ds, "part"), _column_words(ds)
-    (values, remark), layers = _values(ds, measure, epsilon), _layer_words(ds, whole)
+    layers, word = _layer_words(ds, whole), "share of the full rank (%)"
     rows = list(dict.fromkeys(layers))
     # attention first, whatever the order of writing
     columns = list(dict.fromkeys(words[i] for i in sorted(whole, key=lambda i: parts[i] not in _ATTENTION)))
@@ -129,25 +112,16 @@ def weight_rank_map(
     wide = max(text_width(column, _TYPE) for column in columns) + _APART
     canvas = blank(max(24 * len(rows), 130), min_width=round(_BESIDE + wide * len(columns)))
     panel = canvas.panel()
-    hover = f"%{{y}}, %{{x}}<br>{plain(_MEASURES[measure])} %{{z:.3g}}"
+    hover = f"%{{y}}, %{{x}}<br>{word} %{{z:.3g}}"
     panel.cells(table, columns, rows, hover, write="{:.3g}".format, printed=_MAX_NUMBERED)
-    top = 100.0 if measure == "rank_share" else float(np.nanmax(table, initial=1.0))
-    canvas.colours(colour_scale(_MEASURES[measure], low=0.0, high=top))
+    canvas.colours(colour_scale(word, low=0.0, high=100.0))
     panel.x("matrix", type="category", ticks="", tickangle=0)
     panel.y(type="category", autorange="reversed", ticks="", dtick=1 if len(rows) <= 24 else 2)
-    return canvas.dress(f"Ranks of the weights of {model_of(ds)}", *remark)
-
-
-def _values(ds: xr.Dataset, measure: str, epsilon: float | None) -> tuple[np.ndarray, list[str]]:
-    """Return (matrix,) what is drawn, and what the subtitle says of it."""
-    if measure != "rank_share":
-        return array(ds, measure, "matrix"), [f"{_MEASURES[measure]}, 1 is one direction"]
-    place = level_position(ds, epsilon)
-    level = f"{float(ds['epsilon'].values[place]):g}"
-    valid = array(ds, "told", "matrix", epsilon=place) > 0
-    empty = f"empty: below what {ds.attrs.get('precision', 'these')} weights can tell"
-    words = [f"singular values above {level} of the largest", "" if valid.all() else empty]
-    return np.where(valid, 100 * array(ds, "rank_share", "matrix", epsilon=place), np.nan), words
+    return canvas.dress(
+        f"Ranks of the weights of {model_of(ds)}",
+        f"singular values above {float(ds['epsilon'].values[place]):g} of the largest",
+        "" if valid.all() else f"empty: below what {ds.attrs.get('precision', 'these')} weights can tell",
+    )
 
 
 @WEIGHT_RANKS.figure()
@@ -260,10 +234,11 @@ def _column_words(ds: xr.Dataset) -> list[str]:
 @WEIGHT_RANKS.panels
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     yield ReportPanel(weight_rank_map(ds), frame(ds, "epsilon_rank", "rank_share", "told"), read_weight_ranks(ds))
-    measures = frame(ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor")
-    yield ReportPanel(weight_rank_map(ds, measure="effective_rank"), measures, read_weight_spectra(ds))
-    values, parts = frame(ds, "singular_value"), names_of(ds, "part")
-    yield ReportPanel(weight_spectra(ds), values[np.isfinite(values["singular_value"])], [])
+    measures, parts = (
+        frame(ds, "stable_rank", "effective_rank", "participation_ratio", "rounding_floor"),
+        names_of(ds, "part"),
+    )
+    yield ReportPanel(weight_spectra(ds), measures, read_weight_spectra(ds))
     part = "W_Q" if "W_Q" in parts else parts[0]
     yield ReportPanel(rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds))
 
@@ -289,7 +264,9 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@ROW_ANGLES.figure(table=("block_angle",), sentences=read_row_angles)
+@ROW_ANGLES.figure(
+    table=("within", "between", "closer", "closer_floor", "closer_stands_out"), sentences=read_row_angles
+)
 def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.
 
@@ -318,24 +295,6 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
     grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
     remarks = [_where(ds), f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
     return grid.dress(f"Angles between the rows of {ds.attrs.get('part', 'W_Q')} of {model_of(ds)}", *remarks)
-
-
-@ROW_ANGLES.figure(table=("within", "between", "closer", "closer_floor", "closer_stands_out"))
-def head_closeness(ds: xr.Dataset) -> go.Figure:
-    """Draw the mean angle between rows of one head and of different heads, layer by layer."""
-    labels, canvas = layer_names(ds), blank(280)
-    within, between, floor = (array(ds, name, "layer") for name in ("within", "between", "closer_floor"))
-    panel, hover, random = canvas.panel(), "%{x}<br>%{y:.3g}°", float(ds.attrs["random_angle"])
-    panel.line(labels, between, "rows of different heads", f"rows of different heads, {hover}", colour=GREY, dots=6)
-    shuffled = f"least angle that shuffling gives, {hover}"
-    panel.line(labels, between - floor, "what shuffled rows reach", shuffled, colour=INK, dash="dash", width=1)
-    panel.line(labels, within, "rows of one head", f"rows of one head, {hover}", colour=BLUE, dots=6, width=2.5)
-    panel.level(random, dash="dot")
-    panel.note("random lines", 1, random, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
-    layer_axis(canvas, labels)
-    panel.y("mean angle (degrees)")
-    remarks = [f"{ds.attrs.get('part', 'W_Q')}, {_where(ds)}", "below the dashed line: closer than chance"]
-    return canvas.dress(f"Rows of one head and of different heads of {model_of(ds)}", *remarks)
 
 
 def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None:
@@ -401,33 +360,6 @@ def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
     )
 
 
-@SPECTRA.figure()
-def spectrum_lines(ds: xr.Dataset, *, product: str = "QK", layers: Sequence[str | int] | None = None) -> go.Figure:
-    """Draw singular values of every head, a panel per layer, each spectrum relative to its largest value."""
-    rows = positions(ds, "layer", layers)
-    values = array(ds, "singular_value", "layer", "head", "mode", product=position(ds, "product", product))[rows]
-    top = values[..., :1]
-    shares = np.divide(values, top, out=np.full_like(values, np.nan), where=top > 0)
-    # what rounding leaves of a zero is no singular value
-    shares[shares < 1e-12] = np.nan
-    grid = head_lines(ds, rows, shares, "%{y:.3g} of the largest")
-    title_axes(grid, "mode", "singular value / largest")
-    remarks = [_in_full(ds, product), "each spectrum relative to its largest value"]
-    return grid.dress(f"Spectra of the {_PRODUCTS[product][0]} products of {model_of(ds)}", *remarks)
-
-
-def head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: str) -> Sheet:
-    """Draw ``values`` (layer, head, mode), a panel per layer: a thin line per head, and the median over heads."""
-    grid = panel_grid([(label,) for label in layer_names(ds, layers)], row_height=150)
-    modes, several, tail = np.arange(1, values.shape[-1] + 1), "median over heads", f", mode %{{x}}<br>{measure}"
-    for panel, lines in zip(grid, values, strict=True):
-        for head, line in zip(names(ds, "head"), lines, strict=True):
-            panel.line(modes, line, "one head", f"head {plain(head)}{tail}", colour=mixed(GREY, 0.55), width=1)
-        panel.line(modes, medians(lines.T), several, several + tail, colour=BLUE, width=2)
-    grid.y(**log_axis(values))
-    return grid
-
-
 def _in_full(ds: xr.Dataset, product: str) -> str:
     return " product ".join(_PRODUCTS[product]) + (f" of {attention_kind(ds)}" if "attention" in ds.attrs else "")
 
@@ -435,8 +367,5 @@ def _in_full(ds: xr.Dataset, product: str) -> str:
 @SPECTRA.panels
 def _spectra(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for each in names(ds, "product"):
-        one = ds.sel(product=each)
-        yield ReportPanel(
-            stable_rank_map(ds, product=each), frame(one, "stable_rank", "order"), read_stable_rank(ds, each)
-        )
-        yield ReportPanel(spectrum_lines(ds, product=each), frame(one, "singular_value"), read_spectra(ds, each))
+        table = frame(ds.sel(product=each), "stable_rank", "order")
+        yield ReportPanel(stable_rank_map(ds, product=each), table, read_stable_rank(ds, each) + read_spectra(ds, each))

@@ -154,7 +154,7 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     """Draw what zeroing each head, MLP and layer does, layer × component, as the mean over series.
 
     Args:
-        metric: "spearman_distance", "mase", "mae" (sizes) or "mase_change", "mae_change" (relative).
+        metric: "spearman_distance", or "mase_change" and "mae_change" (relative).
     """
     available = [name for name in MEASURES if name in ds]
     if metric not in available:
@@ -163,14 +163,11 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     heads = coordinate(ds, "head").astype(int) >= 0
     effect = array(ds, metric, "component", "series")
     middle = means(effect)
-    several = effect.shape[1] > 1
-    unit = f" ({unit_of(ds, None if several else 0) or 'data units'})" if metric == "mae" else ""
-    # an error itself is no effect, its change is
-    noise = finding(ds, f"{metric}_change" if metric in ("mae", "mase") else metric, "component")
+    noise = finding(ds, metric, "component")
     canvas = _draw(ds, middle, effect, measure, noise)
     canvas.colours(_scale(middle[heads] if heads.any() else middle, measure))
     title = f"Ablation of every component of {model_of(ds)}: {measure.word}"
-    what = f"{measure.words}{unit}, {over_series(ds, range(effect.shape[1]))}"
+    what = f"{measure.words}, {over_series(ds, range(effect.shape[1]))}"
     return canvas.dress(title, what, "zeroed one at a time", "colours up to the largest head" * bool(heads.any()))
 
 
@@ -319,21 +316,12 @@ def _describe(
 def _scale(heads: np.ndarray, measure: Measure) -> dict[str, Any]:
     """Scale colours up to the largest head effect; symmetric about 0 for relative measures."""
     if measure.relative:
-        scale = colour_scale(measure.word, heads, diverging=True, tickformat=".2~%")
-        power = 10.0 ** np.floor(np.log10(scale["cmax"] / 2))
-        ticks = max(digit * power for digit in (1, 2, 5) if digit * power <= scale["cmax"] / 2) * np.arange(-2.0, 3.0)
-        if power >= 0.01:
-            # written as in the cells
-            scale["colorbar"] |= {"tickvals": ticks, "ticktext": [measure.write(tick) for tick in ticks]}
-        return scale
-    sizes = measure.word in ("MASE", "MAE")
-    return colour_scale(measure.word, heads, low=None if sizes else 0.0)
+        return colour_scale(measure.word, heads, diverging=True, tickformat=".2~%")
+    return colour_scale(measure.word, heads, low=0.0)
 
 
 MEASURES = {
     "spearman_distance": Measure("Spearman distance", "1 − rank correlation with the unablated forecast"),
-    "mase": Measure("MASE", "MASE of the ablated forecast"),
-    "mae": Measure("MAE", "MAE of the ablated forecast"),
     "mase_change": Measure("change of MASE", "relative change of the forecast's MASE", True),
     "mae_change": Measure("change of MAE", "relative change of the forecast's MAE", True),
 }
