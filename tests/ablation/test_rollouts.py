@@ -187,6 +187,18 @@ def test_the_encoder_runs_once_a_batch_and_keys_are_held_once_a_series(monkeypat
     assert products.rows == {"queries": [rows], "keys": [rows, rows]}
 
 
+def test_what_is_zeroed_is_not_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = load(architectures()["chronos"].tiny(), check=False)
+    rows: list[int] = []
+    mm = torch.mm
+    monkeypatch.setattr(torch, "mm", lambda a, b, **kwargs: rows.append(len(a)) or mm(a, b, **kwargs))
+    batch = as_series([np.sin(np.arange(40) / 3)])
+    variants = [Variant.zero(Component("decoder", 0, "mlp")), *[Variant.zero(Component("decoder", 1))] * 3]
+    forecast_variants(lens, batch, 1, variants, num_samples=2)
+    # block 0: wi and wo for three of four variants; block 1: q, k, v, o, q, o, wi, wo for one
+    assert sorted(rows) == [2] * 8 + [6] * 2
+
+
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "toto-1"])
 def test_nothing_is_left_behind(name: str) -> None:
     lens = lens_of(name)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import psutil
 import pytest
@@ -16,9 +17,13 @@ import sweep_toys as toys
 
 from refusals import expect_error
 from tsfm_lens.errors import MissingExtraError
+from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.run.engines import run_groups
+from tsfm_lens.sweep.run.sweeping import run_sweep
 from tsfm_lens.sweep.run.tasks import GroupDone
+from tsfm_lens.sweep.store.files import KEY_COLUMNS
 from tsfm_lens.sweep.store.folder import Store
+from tsfm_lens.testing import assert_close
 
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from ray.cluster_utils import Cluster  # noqa: E402
@@ -100,6 +105,26 @@ def test_workers_that_die_and_groups_that_fail_are_told(
     assert toys.ends(mended) == {"finished": 1, "resumed": 10}
     run_groups(toys.toy_tasks(11), toys.make_toy, {}, Store(tmp_path / "single", values=toys.VALUES))
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), table_of(tmp_path / "single"))
+
+
+def test_a_sweep_of_a_model_gives_the_table_of_one_process(
+    tmp_path: Path, cluster: Any, table_of: Callable[..., pd.DataFrame]
+) -> None:
+    config = parse_config(
+        {
+            "models": [{"source": "bolt-nano", "context_length": 64}],
+            "data": [{"source": "bundled", "names": ["co2"], "horizon": 6, "windows": 2}],
+            "variants": {"layers": {}},
+            "block": 2,
+        }
+    )
+    outcome = run_sweep(config, tmp_path / "ray", engine="ray", address=cluster.address, workers=1)
+    assert (outcome.failed, outcome.finished) == ([], outcome.cells)
+    run_sweep(config, tmp_path / "single")
+    actual, expected = table_of(tmp_path / "ray"), table_of(tmp_path / "single")
+    pd.testing.assert_frame_equal(actual[list(KEY_COLUMNS)], expected[list(KEY_COLUMNS)])
+    for name in set(expected) - set(KEY_COLUMNS):
+        assert_close(actual[name], expected[name], depth=1000, dtype=np.float32, what=name)
 
 
 @pytest.mark.parametrize("victim", ["raylet/raylet", pytest.param("gcs/gcs_server", marks=pytest.mark.campaign)])

@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tsfm_lens.ablation.engine import OnePass, Variant, points_of, side_by_side, sweep
 from tsfm_lens.ablation.notices import said_once
+from tsfm_lens.ablation.zeroed import skipped
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.data.batch import COLUMNS
 from tsfm_lens.errors import InputError
@@ -224,6 +225,7 @@ class VariantRequest(ForecastRequest):
             torch.no_grad(),
             drawing or nullcontext(),
             self._source.serving(copies, is_shared=is_shared) if self._source else nullcontext(),
+            skipped(self.lens.registry, variants),
             self.lens.edit(*side_by_side(variants, self.rows)),
         ):
             prediction = self.predicted(copies)

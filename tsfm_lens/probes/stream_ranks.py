@@ -38,7 +38,6 @@ __all__ = ["embedding_ranks", "flow_of_ranks", "signal_families"]
 
 OWN, VOCABULARY = "own series", "vocabulary"
 _FEWEST, _MOST = 8, 64
-_APART = 16  # series that have ranks of their own
 _FIRST_ROWS = 4096
 
 
@@ -233,6 +232,7 @@ def flow_of_ranks(
     epsilon: float | Iterable[float] = EPSILON,
     stack: str | None = None,
     batch_size: int = 8,
+    apart: int = 16,
 ) -> xr.Dataset:
     """Compute spectra and ranks of the stream before each layer and after the last, and of each layer's W_Q.
 
@@ -244,11 +244,12 @@ def flow_of_ranks(
         epsilon: one or several; a singular value counts if it is above ε times the largest.
         stack: the stack of the stream; the first one, which reads the series, if None.
         batch_size: series in a group, or items where they have several variates.
+        apart: the most series with a rank of their own.
 
     Returns:
         Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", then "0", … after each layer) spectra and ranks
-        (epsilon, stream) as of :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series) of 16
-        series at most, evenly over the batch, NaN elsewhere, and ``rank_rise``, the same less that of the embedding,
+        (epsilon, stream) as of :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series) of
+        ``apart`` series, evenly over the batch, NaN elsewhere, and ``rank_rise``, the same less that of the embedding,
         with what :func:`tsfm_lens.probes.findings.judge` adds. Over ``layer`` ``weight_singular_value`` (layer, mode)
         and ``weight_rank`` (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and ``value_norm``, the
         largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O; ``bound`` (layer, mode) of the
@@ -278,7 +279,7 @@ def flow_of_ranks(
             raise InputError(f"{column.prefix}.{layer} has no attention; the flow of ranks needs one in every layer")
     points = [f"{column.prefix}.{layer}.hook_resid_pre" for layer in range(column.n_layers)]
     points.append(f"{column.prefix}.{column.n_layers - 1}.hook_resid_post")
-    places = np.linspace(0, len(run.batch) - 1, min(_APART, len(run.batch))).round().astype(int)
+    places = np.linspace(0, len(run.batch) - 1, min(apart, len(run.batch))).round().astype(int)
     # rows are series, or items whose variates share a sequence
     single = {name for place in places for name in (run.batch.ids[place], run.batch.groups[place])}
     spectra = [StreamedSpectrum(column.d_model) for _ in points]
