@@ -26,6 +26,12 @@ def until_drawn(driver: Any) -> None:
     until(lambda: driver.execute_script(script) is not None, lambda: f"not drawn: {driver.get_log('browser')}")
 
 
+def press(driver: Any, element: Any) -> None:
+    """Click an element in the middle of the window, at once though the page scrolls smoothly."""
+    driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", element)
+    element.click()
+
+
 class Plot:
     """A figure of the page in a browser, by the expression that finds it; traces go by their names."""
 

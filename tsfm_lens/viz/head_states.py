@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.registry import measurement
+from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis
 from tsfm_lens.viz.panels import Scene, as_text, mark_start, scene
@@ -122,7 +122,7 @@ def read_explore(ds: xr.Dataset) -> list[str]:
     return out
 
 
-@EXPLORE.figure(variables=("context",), table=heads_table, sentences=read_explore)
+@EXPLORE.figure(variables=("context",))
 def explore_figure(
     ds: xr.Dataset,
     *,
@@ -403,3 +403,53 @@ def _set_axes(canvas: Sheet, ds: xr.Dataset, view: Scene) -> None:
     place = canvas.fig.get_subplot(1, 2)
     under: Look = {"x": sum(place.xaxis.domain) / 2, "xanchor": "center", "y": place.yaxis.domain[0] - 0.09}
     canvas.fig.update_layout(legend2={**under, "yanchor": "top", "yref": "paper", "orientation": "v"}, bargap=0.15)
+
+
+@EXPLORE.panels
+def _explore(ds: xr.Dataset) -> Iterator[ReportPanel]:
+    fig = explore_figure(ds)
+    subtitle = "; ".join(filter(None, ["click a head in the map, or choose it", sampling_words(ds)]))
+    # what the page's script reads; plotly itself leaves it alone
+    fig.layout.meta = {**fig.layout.meta, "subtitle": subtitle, "states": _states(ds)}
+    yield ReportPanel(fig, heads_table(ds), read_explore(ds))
+
+
+def _states(ds: xr.Dataset) -> dict[str, Any]:
+    """Collect all that the controls can show: properties of traces by their place."""
+    layers, heads = range(ds.sizes["layer"]), range(ds.sizes["head"])
+
+    def cell(layer: int, head: int) -> dict[str, Any]:
+        alone = array(ds, "ablated_forecast", "quantile", "step", layer=layer, head=head, series=0)
+        return {
+            "label": head_name(ds, layer, head),
+            "text": head_words(ds, layer, head),
+            "update": _compact(head_update(ds, layer, head)),
+            "toggled": _compact(ablation_update(ds, [(layer, head)], alone)),
+        }
+
+    return {
+        "map": TRACES.index("scores"),
+        "start": list(start(ds)),
+        "menu": [{"label": words, "update": _compact(score_update(ds, key))} for key, (words, _) in scores(ds).items()],
+        "cells": [[cell(layer, head) for head in heads] for layer in layers],
+        "plain": _compact(ablation_update(ds, [], None)),
+        "words": {"menu": "the map shows", "cell": "head", "toggle": "show the forecast without it"},
+    }
+
+
+def _compact(update: Update) -> dict[str, dict[str, Any]]:
+    """Round an update to four digits for JSON; NaN becomes null."""
+    return {
+        str(TRACES.index(name)): {key: _plain(value) for key, value in properties.items()}
+        for name, properties in update.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray | list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, float | np.floating):
+        return float(f"{value:.4g}") if np.isfinite(value) else None
+    return value.item() if isinstance(value, np.generic) else value
