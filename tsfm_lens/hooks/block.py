@@ -66,7 +66,7 @@ class _Exit(partial[None]):
 
 
 class _Way:
-    """``__enter__`` or ``__exit__`` as a call of C that hands on the scope alone.
+    """``__enter__`` or ``__exit__`` as a ``partial``: an interrupt then finds no Python frame that holds the block.
 
     A traceback keeps the frames that an interrupt broke off. They hold the scope, while the ``with`` statement alone
     holds the way out: however it is broken off, it drops that.

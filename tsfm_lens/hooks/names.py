@@ -25,7 +25,20 @@ RESIDUAL_NAMES = ("hook_resid_pre", "hook_resid_mid", "hook_resid_mid2", "hook_r
 
 @dataclass(frozen=True)
 class Point:
-    """One hook point of one model."""
+    """One hook point of one model.
+
+    Attributes:
+        name: as TransformerLens has it.
+        axes: of its value, in the order in which a user sees them.
+        how: "site" for the input or output of a module; else which value inside an attention call.
+        site: the module, its side and the layout of its value.
+        stack, layer, kind: where it stands; layer -1 before the first or after the last.
+        over: what an attention mixes.
+        row_axis: axis that counts series; of patterns the queries, where series attend to each other as rows.
+        aside: hook point of the write to which edits here are added, where this value is on the way into a branch only.
+        heads: number of heads along the axis of heads, 0 without one.
+        mix: the factors that a block puts on a write and on the stream.
+    """
 
     name: str
     axes: tuple[str, ...]

@@ -1,5 +1,8 @@
 """Hook registry: TransformerLens hook points on a native model that is never edited, and each thread's hooks there.
 
+Setting: Block -> HookScope.open -> HookDispatcher.settle -> _connect -> TorchHook.set.
+Firing: TorchHook.__call__ -> HookDispatcher._run -> pass_through -> _fire -> _through -> the user's hook.
+
 Torch hooks are seen by every thread, so each of ours first asks whether it is in its own. The hooks on the model follow
 from the open blocks: nothing is counted up or down.
 """
@@ -114,13 +117,13 @@ class HookRegistry:
         return self.session.state
 
     def attach(self) -> AbstractContextManager[None]:
-        """Connect hooks that no open block has connected to the native model while the block runs, if there are any."""
+        """While the block runs, connect hooks that ``add_hook`` set and that no open block has connected."""
         return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
 
 
 @dataclass
 class Act:
-    """Function at one side of a module (None notes its end), its rank there (lowest first), and points that need it."""
+    """What runs before or after a module: its rank (lowest first) and the points that it serves; None notes the end."""
 
     rank: float
     call: Callable[..., Any] | None

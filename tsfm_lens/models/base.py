@@ -158,7 +158,7 @@ class LensBase(HookedRootModule):
         }
 
     def running(self, rows: int, place: tuple[int, int | None] = (0, None)) -> Block[None]:
-        """Count steps and rows of one run of the lens's own; calls of the native object have neither."""
+        """Tell hooks which rows run and how far the forecast is; calls of the native object tell them nothing."""
         return self.registry.state.running(rows, place)
 
     def readout(self, resid: Tensor, encoded: Encoded, *, like: Tensor | None = None) -> Tensor:

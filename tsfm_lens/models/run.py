@@ -146,7 +146,7 @@ class Run:
 
     @property
     def first_step(self) -> int:
-        """First step of averages of effects: 1 where a decoder reads a start token at its first, else 0."""
+        """First step of averages: 1 where a decoder of more than 2 steps reads a start token at its first, else 0."""
         return int(self.tokens_read and self.horizon > 2)
 
     @property
@@ -197,7 +197,7 @@ class Run:
     # --- activations -------------------------------------------------------------------------------------
 
     def record(self, names: Iterable[str]) -> Activations:
-        """Return activations at hook points, and maybe more: of the single forward, or of every pass of a rollout.
+        """Return activations at these hook points at least: of the single forward, or of every pass of a rollout.
 
         Raises:
             UnknownNameError: no such hook point.

@@ -42,7 +42,7 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
 
 @probe("attribution")
 def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
-    """Split the forecast among the embedding, every head and every MLP of the stack that is read out.
+    """Split the forecast among the embedding, heads, MLPs and output biases of the stack that is read out.
 
     Parts go from the readout of an empty residual stream to the model's own forecast. Sharp logits saturate
     ``expected_value``, and ``logit`` mistakes a head that lifts all logits alike for a part.
@@ -288,7 +288,7 @@ _SUMMED = ("hook_out", "hook_result", *RESIDUAL_NAMES, "hook_resid_post")
 
 
 def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
-    """Return what the embedding, every head and every MLP write: names and (component, series, pos, d_model).
+    """Return what the embedding, heads, MLPs and output biases write: names and (component, series, pos, d_model).
 
     Raises:
         WiringError: the writes do not sum to the model's own last stream; names where they first differ from it.

@@ -35,7 +35,10 @@ from tsfm_lens.viz.words import listed, over_series, signed
 __all__ = ["attribution_bars", "attribution_heatmap", "stream_scheme"]
 
 _OTHERS = "#9A9A9A"
-_BEYOND = {"embed": 2.0, "the first step": 1.25}  # so many times larger than all else, these leave the colours
+_BEYOND = {
+    "embed": 2.0,
+    "the first step": 1.25,
+}  # larger than all else by this factor, these are left out of the colours
 _METHOD_WORDS = {
     "logit": "logit attribution",
     "probability": "probability attribution",

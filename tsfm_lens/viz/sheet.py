@@ -70,7 +70,7 @@ class Sheet:
         self.fig.update_layout(coloraxis={**scale, "colorbar": bar}, margin_r=margin)
 
     def noisy(self, noise: Finding, sign: str = "") -> None:
-        """Remember for the subtitle the floor of a finding, and the sign of what does not stand out if it is drawn."""
+        """Note for the subtitle the noise floor, and the mark that is drawn on what is within it."""
         if noise.floor > 0:
             self.floors[noise.floor_words] = None
         if sign:
