@@ -79,6 +79,11 @@ def test_contributing_names_the_packages_in_their_order() -> None:
     ]
 
 
+def test_measures_stay_within_their_bounds() -> None:
+    measures = house.measures()
+    assert {name: measures[name] for name, bound in house.BOUNDS.items() if measures[name] > bound} == {}
+
+
 def test_the_core_stands_without_studies(tmp_path: Path) -> None:
     """Whole and quickly: every module imports, a command runs, a run is measured, drawn and reported."""
     shutil.copytree(house.ROOT / "tsfm_lens", tmp_path / "tsfm_lens", ignore=shutil.ignore_patterns("studies"))
