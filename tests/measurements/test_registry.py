@@ -69,7 +69,7 @@ def test_every_figure_belongs_to_a_measurement() -> None:
 def test_the_command_lists_the_measurements() -> None:
     result = CliRunner().invoke(app, ["measurements", "--json"])
     assert [each["kind"] for each in json.loads(result.stdout)] == list(measurements())
-    assert "induction_scores" in CliRunner().invoke(app, ["measurements"]).stdout
+    assert "induction_maps" in CliRunner().invoke(app, ["measurements"]).stdout
 
 
 PROBE = """

@@ -273,7 +273,7 @@ def test_the_spectra_of_every_architecture_are_those_of_dense_streams(name: str)
     assert found.attrs["least_depth"] == int(np.ceil(4 * np.exp(4) * stack.n_heads**2))
 
 
-def test_ranks_of_single_series_are_those_of_runs_of_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_of_single_series_are_those_of_runs_of_them_alone() -> None:
     run = run_of(lens_of("timesfm-2.5"), ("co2", "elnino", "nile"))
     found = flow_of_ranks(run, batch_size=2)
     for index, name in enumerate(run.batch.ids):
@@ -282,8 +282,7 @@ def test_ranks_of_single_series_are_those_of_runs_of_them_alone(monkeypatch: pyt
         risen = alone["epsilon_rank"] - alone["epsilon_rank"].isel(stream=0)
         np.testing.assert_array_equal(found["rank_rise"].sel(series=name), risen)
     assert_close(found["rank_rise_estimate"], found["rank_rise"].mean("series"), depth=8)
-    monkeypatch.setattr("tsfm_lens.probes.stream_ranks._APART", 2)
-    few = flow_of_ranks(run)
+    few = flow_of_ranks(run, apart=2)
     assert few["series_rank"].notnull().all(("epsilon", "stream")).values.tolist() == [True, False, True]
 
 

@@ -144,6 +144,12 @@ def _weight_files(folder: Path, files: dict[str, Path], suffix: str) -> tuple[di
     def file_of(name: str) -> str:
         return name.replace(SUFFIX, suffix)
 
+    native = next((name for name in (WEIGHTS, INDEX) if suffix != SUFFIX and os.path.lexists(folder / name)), None)
+    if native is not None:
+        raise CheckpointError(
+            f"{folder} holds {native} beside {COMPRESSION}, expected {file_of(native)}: other libraries would open "
+            "it with random weights in the place of compressed ones; write it again with this version"
+        )
     single = os.path.lexists(folder / file_of(WEIGHTS))
     if not os.path.lexists(folder / file_of(INDEX)):
         if not single:
@@ -176,8 +182,15 @@ def _no_weights(folder: Path) -> CheckpointError:
             f"tsfm-lens loads {WEIGHTS} or what {INDEX} names, and nothing else. Convert once in a place you trust: "
             "model.save_pretrained(folder, safe_serialization=True)."
         )
+    others = [name for name in inside if name.endswith(".safetensors")]
+    if others:
+        return CheckpointError(
+            f"{folder} has no {WEIGHTS} and no {INDEX}, but {', '.join(others[:3])}; rename the file that is meant"
+        )
+    if any(name.endswith(COMPRESSED) for name in inside):
+        return CheckpointError(f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it there, too")
     contents = ", ".join(inside[:8]) or "nothing"
-    return CheckpointError(f"{folder} is no checkpoint: it has neither {WEIGHTS} nor {INDEX} (found: {contents})")
+    return CheckpointError(f"{folder} is no checkpoint: it has no *.safetensors file (found: {contents})")
 
 
 def _headers(folder: Path, shards: Mapping[str, Path], places: Mapping[str, str] | None) -> dict[str, Stored]:

@@ -97,7 +97,16 @@ def _refuse_beside(lens: Lens) -> None:
 
 
 def _open(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
-    entry = architecture_of(files.config, model_id, files.names)
+    try:
+        entry = architecture_of(files.config, model_id, files.names)
+    except WiringError:
+        if checkpoint.CONFIG in files.files:
+            raise
+        weights = ", ".join(sorted(name for name in files.files if name.endswith(".safetensors"))[:3])
+        raise CheckpointError(
+            f"{model_id} has no {checkpoint.CONFIG}, which says of which architecture {weights} is; copy that of the "
+            "model into the folder"
+        ) from None
     if entry.keys is not None:
         refuse_unknown(files.config, model_id, HUB | entry.keys)
         refuse_values(files.config, model_id, entry.values)

@@ -89,17 +89,7 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     Args:
         components: that are drawn by name; all others are one arm.
     """
-    effect = np.abs(np.nan_to_num(array(ds, "effect", "segment", "component", "step")))
-    none = np.abs(array(ds, "no_component", "segment", "step")) if "no_component" in ds else None
-    labels, kinds = names(ds, "component"), [str(kind) for kind in ds["component_kind"].values]
-    order = [int(i) for i in np.argsort(-effect.sum((0, 2)), kind="stable")]
-    leading = sorted(i for i in order[:components] if effect[:, i].any())
-    rest = [i for i in order if i not in leading]
-    every = [(effect[:, i], labels[i], kinds[i]) for i in leading]
-    if rest and effect[:, rest].any():
-        every.append((effect[:, rest].sum(1), f"{len(rest)} {_OTHERS}", ""))
-    if none is not None:
-        every.append((none, _NONE, ""))
+    every = _arms(ds, components)
     arms, kind_of = [arm for _, arm, _ in every], [kind for _, _, kind in every]
     flow = np.stack([part for part, _, _ in every], axis=1)
     bins = np.array_split(np.arange(flow.shape[2]), min(_BINS, flow.shape[2]))
@@ -156,6 +146,22 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
         "effect, and each of them has it in full",
         share,
     )
+
+
+def _arms(ds: xr.Dataset, count: int) -> list[tuple[np.ndarray, str, str]]:
+    """Return effect (segment, step), label and kind of the leading components, of all others, and of no component."""
+    effect = np.abs(np.nan_to_num(array(ds, "effect", "segment", "component", "step")))
+    none = np.abs(array(ds, "no_component", "segment", "step")) if "no_component" in ds else None
+    labels, kinds = names(ds, "component"), [str(kind) for kind in ds["component_kind"].values]
+    order = [int(i) for i in np.argsort(-effect.sum((0, 2)), kind="stable")]
+    leading = sorted(i for i in order[:count] if effect[:, i].any())
+    rest = [i for i in order if i not in leading]
+    every = [(effect[:, i], labels[i], kinds[i]) for i in leading]
+    if rest and effect[:, rest].any():
+        every.append((effect[:, rest].sum(1), f"{len(rest)} {_OTHERS}", ""))
+    if none is not None:
+        every.append((none, _NONE, ""))
+    return every
 
 
 def _middles(sizes: np.ndarray) -> np.ndarray:
