@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from campaigns.spoiling import KINDS, tensors
+from campaigns.spoiling import KINDS, MARK, save, tensors
 from tsfm_lens.errors import LensError
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.checkpoint import module_of
@@ -52,16 +52,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Path]]
             if entry.extra and not status()[entry.extra].importable:
                 continue
             native = load(entry.tiny(), check=False).native
-            folders[name] = tmp_path_factory.mktemp(name)
-            if entry.save is not None:
-                entry.save(native, folders[name])
-            else:
-                getattr(native, "inner_model", native).save_pretrained(folders[name])
-            if name == "timesfm-2.5":
-                from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
-
-                # the library has its size in the class
-                patch.setattr(TimesFM_2p5_200M_torch_module, "config", type(native.model).config)
+            folders[name] = save(name, native, tmp_path_factory.mktemp(name), patch)
         yield folders
 
 
@@ -98,7 +89,7 @@ def attempt(folder: Path, spoil: Callable[[Path, np.random.Generator], None], rn
         raise
     except BaseException as error:
         outcome = f"{type(error).__name__}: {error}"[:300]
-    return "a pickle was read" if (folder.parent / "pickle-was-read").exists() else outcome
+    return "a pickle was read" if (folder.parent / MARK).exists() else outcome
 
 
 def run(saved: dict[str, Path], room: Path, cases: range) -> tuple[Counter[tuple[str, str]], list[str]]:

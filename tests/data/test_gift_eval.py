@@ -110,15 +110,10 @@ def test_the_whole_benchmark_is_read_from_its_layout(tmp_path: Path, monkeypatch
         assert each.freq == "W-WED" or config.freq != "W"
         assert {w.n_variates for w in each.windows} == {config.variates}
         assert {w.item for w in each.windows} == {"item_0", "item_1"}
-    assert [each.name for each in gift_eval(configs="*/long")] == [
-        c.key for c in gift_eval_configs() if c.term == "long"
-    ]
-    assert [each.name for each in gift_eval(configs=("ett1/H", "m4_w*"))] == [
-        "m4_weekly/W/short",
-        "ett1/H/short",
-        "ett1/H/medium",
-        "ett1/H/long",
-    ]
+    long = [config.key for config in gift_eval_configs() if config.term == "long"]
+    assert [each.name for each in gift_eval(configs="*/long")] == long
+    named = [each.name for each in gift_eval(configs=("ett1/H", "m4_w*"))]
+    assert named == ["m4_weekly/W/short", *(f"ett1/H/{term}" for term in ("short", "medium", "long"))]
 
 
 @pytest.mark.parametrize(

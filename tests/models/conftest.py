@@ -11,7 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from own_models import Forecaster, drawn
 from tsfm_lens.zoo import checkpoint_path
+
+
+@pytest.fixture(scope="module")
+def model() -> Forecaster:
+    """Random weights so large that every head moves the forecast."""
+    return drawn()
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import pickle
 import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -17,6 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from campaigns.spoiling import MARK, poison
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.errors import CheckpointError, UnknownNameError, WiringError
 from tsfm_lens.models import architectures, load, opening
@@ -53,17 +53,6 @@ def opened_by(monkeypatch: pytest.MonkeyPatch, change: Callable[..., Any]) -> No
     real = architectures()["chronos"]
     own = dataclasses.replace(real, open=lambda folder, *args: change(folder, lambda: real.open(folder, *args)))
     monkeypatch.setattr(opening, "architecture_of", lambda *_args: own)
-
-
-def marking(path: Path) -> Path:
-    """A pickle that makes a folder beside the checkpoint's where it is read; the path of that folder."""
-
-    class Marking:
-        def __reduce__(self) -> tuple[Any, tuple[str]]:
-            return os.mkdir, (str(path.parent.parent / "read"),)
-
-    path.write_bytes(pickle.dumps(Marking()))
-    return path.parent.parent / "read"
 
 
 # --- complete ----------------------------------------------------------------------------------------------------
@@ -116,8 +105,7 @@ SPOILED: dict[str, tuple[Edit, str, str]] = {
 
 @pytest.mark.parametrize(("edit", "said", "dtype"), SPOILED.values(), ids=SPOILED)
 def test_what_does_not_fit_is_named(nano: Path, edit: Edit, said: str, dtype: str) -> None:
-    with pytest.raises(CheckpointError, match=said):
-        load(rewritten(nano, edit), dtype=dtype, check=False)
+    expect_error(said, load, rewritten(nano, edit), dtype=dtype, check=False)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -159,16 +147,14 @@ def test_sizes_beyond_the_files_take_neither_time_nor_memory(
     configured: Callable[..., Path], sizes: dict[str, int], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.nn.Module, "load_state_dict", lambda *_args, **_kw: pytest.fail("weights were loaded"))
-    with pytest.raises(CheckpointError, match=said):
-        load(configured(**sizes))
+    expect_error(said, load, configured(**sizes))
 
 
 def test_tables_that_no_memory_holds_are_refused(tmp_path: Path) -> None:
     lens_of("moirai-2").native.save_pretrained(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps({**config, "max_seq_len": 2**24}))
-    with pytest.raises(CheckpointError, match=r"a length in config\.json is far too large"):
-        load(tmp_path)
+    expect_error(r"a length in config\.json is far too large", load, tmp_path)
 
 
 def test_a_loader_that_loads_something_else_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -179,8 +165,7 @@ def test_a_loader_that_loads_something_else_is_seen(monkeypatch: pytest.MonkeyPa
         return native
 
     opened_by(monkeypatch, careless)
-    with pytest.raises(CheckpointError, match=r"did not load shared\.weight as the file has it"):
-        load("chronos-nano")
+    expect_error(r"did not load shared\.weight as the file has it", load, "chronos-nano")
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
@@ -206,11 +191,10 @@ def test_loaded_weights_are_those_of_the_file_rounded_to_the_type(nano: Path, dt
 def test_an_index_names_safetensors_in_its_folder(nano: Path, target: Any) -> None:
     place = sharded(nano)
     shutil.copy(nano / "part-0.safetensors", nano.parent / "outside.safetensors")
-    read = marking(nano / "pytorch_model.bin")
+    poison(nano / "pytorch_model.bin", nano.parent)
     indexed(nano, {**place, "shared.weight": target})
-    with pytest.raises(CheckpointError, match=r"puts 'shared.weight' into .*; expected the name of a .safetensors"):
-        load(nano)
-    assert not read.exists()
+    expect_error(r"puts 'shared.weight' into .*; expected the name of a .safetensors", load, nano)
+    assert not (nano.parent / MARK).exists()
 
 
 def test_an_index_says_what_the_files_hold(nano: Path) -> None:
@@ -226,27 +210,22 @@ def test_an_index_says_what_the_files_hold(nano: Path) -> None:
     ]
     for claimed, said in wrong:
         indexed(nano, claimed)
-        with pytest.raises(CheckpointError, match=said):
-            load(nano)
+        expect_error(said, load, nano)
     indexed(nano, place)
     whole, kept = (load(source, check=False).adapter.model.state_dict() for source in ("chronos-nano", nano))
     assert all(torch.equal(kept[key], whole[key]) for key in whole)
     shutil.copy(nano / "part-0.safetensors", nano / "model.safetensors")
-    with pytest.raises(CheckpointError, match=r"holds both model\.safetensors and model\.safetensors\.index\.json"):
-        load(nano)
+    expect_error(r"holds both model\.safetensors and model\.safetensors\.index\.json", load, nano)
 
 
 def test_a_decoy_does_not_make_a_pickle_readable(nano: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    read = marking(nano / "pytorch_model.bin")
+    poison(nano / "pytorch_model.bin", nano.parent)
     (nano / "model.safetensors").rename(nano / "decoy.safetensors")
-    with pytest.raises(CheckpointError, match=r"only as pickle \(pytorch_model.bin\)"):
-        load(nano)
+    expect_error(r"only as pickle \(pytorch_model.bin\)", load, nano)
     (nano / "pytorch_model.bin").unlink()
-    with pytest.raises(CheckpointError, match=r"no \*\.safetensors file \(found: nothing\)"):
-        load(tmp_path_factory.mktemp("empty"))
-    with pytest.raises(CheckpointError, match="but decoy.safetensors; rename"):
-        load(nano)
-    assert not read.exists()
+    expect_error(r"no \*\.safetensors file \(found: nothing\)", load, tmp_path_factory.mktemp("empty"))
+    expect_error("but decoy.safetensors; rename", load, nano)
+    assert not (nano.parent / MARK).exists()
 
 
 def test_a_library_is_shown_nothing_but_the_files_that_were_judged(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -309,13 +288,10 @@ def test_only_distributions_of_the_library_are_made(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"d_model": ' + "9" * 5000 + "}", "\ufeff{}", "", "[]"])
 def test_settings_that_are_no_json(nano: Path, text: str) -> None:
     (nano / "config.json").write_text(text)
-    with pytest.raises(CheckpointError, match="holds a list" if text == "[]" else r"config\.json is not valid JSON"):
-        load(nano)
-    with pytest.raises(CheckpointError, match="is a file"):
-        load(nano / "config.json")
+    expect_error("holds a list" if text == "[]" else r"config\.json is not valid JSON", load, nano)
+    expect_error("is a file", load, nano / "config.json")
 
 
 def test_a_generation_config_cannot_change_how_is_sampled(nano: Path) -> None:
     (nano / "generation_config.json").write_text(json.dumps({"num_beams": 10**9}))
-    with pytest.raises(WiringError, match=r"does not know: generation_config.json.num_beams"):
-        load(nano)
+    expect_error(r"does not know: generation_config.json.num_beams", load, nano)

@@ -10,6 +10,7 @@ import torch
 
 import tsfm_lens
 from natives import masked
+from refusals import expect_error
 from tsfm_lens import probes
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -24,16 +25,16 @@ def nano() -> Lens:
     return tsfm_lens.load("chronos2-nano")
 
 
-def drawn(count: int, *, text: bool = False) -> list[dict[str, Any]]:
+def drawn(count: int, steps: int = STEPS, horizon: int = HORIZON, *, text: bool = False) -> list[dict[str, Any]]:
     """Items with a past covariate, "a", and known ones, "k" and perhaps "w", of words."""
     rng = np.random.default_rng(count)
     items = []
     for _ in range(count):
-        known = {"k": rng.normal(size=STEPS + HORIZON)}
-        words = {"w": np.resize(["low", "high", "mid"], STEPS + HORIZON)} if text else {}
-        past = {"a": rng.normal(size=STEPS)} | {name: each[:STEPS] for name, each in {**known, **words}.items()}
-        future = {name: each[STEPS:] for name, each in {**known, **words}.items()}
-        target = 5 + known["k"][:STEPS] + rng.normal(size=STEPS)
+        words = {"w": np.resize(["low", "high", "mid"], steps + horizon)} if text else {}
+        known = {"k": rng.normal(size=steps + horizon), **words}
+        past = {"a": rng.normal(size=steps)} | {name: each[:steps] for name, each in known.items()}
+        future = {name: each[steps:] for name, each in known.items()}
+        target = 5 + known["k"][:steps] + rng.normal(size=steps)
         items.append({"target": target, "past_covariates": past, "future_covariates": future})
     return items
 
@@ -83,9 +84,8 @@ def moirai_input(items: list[dict[str, Any]]) -> dict[str, torch.Tensor]:
 def test_moirai_forecasts_as_its_library_does(name: str) -> None:
     room = pytest.importorskip("uni2ts.model.moirai" if name == "moirai-1.1" else "uni2ts.model.moirai2")
     lens = tsfm_lens.load(architectures()[name].tiny())
-    items, horizon = drawn(2), 8
-    for item in items:
-        item["future_covariates"] = {"k": item["future_covariates"]["k"][:horizon]}
+    horizon = 8
+    items = drawn(2, horizon=horizon)
     batch = as_series(items)
     dims = {"target_dim": 1, "feat_dynamic_real_dim": 1, "past_feat_dynamic_real_dim": 1}
     sizes = {"prediction_length": horizon, "context_length": STEPS, "module": lens.adapter.model, **dims}
@@ -115,11 +115,8 @@ def test_toto_puts_what_is_known_in_the_place_of_its_own_forecast() -> None:
     room = pytest.importorskip("toto.inference.forecaster")
     lens = tsfm_lens.load(architectures()["toto-1"].tiny())
     patch = lens.adapter.prediction_length
-    items, horizon = drawn(2), 2 * patch
-    for item in items:
-        item["past_covariates"] = {name: each[-4 * patch :] for name, each in item["past_covariates"].items()}
-        item["target"] = item["target"][-4 * patch :]
-        item["future_covariates"] = {"k": np.resize(item["future_covariates"]["k"], horizon)}
+    horizon = 2 * patch
+    items = drawn(2, 4 * patch, horizon)
     batch = as_series(items)
     ahead = torch.tensor(np.array([[item["future_covariates"]["k"]] for item in items]), dtype=torch.float32)
     how = {"num_samples": 4, "samples_per_batch": 4, "future_exogenous_variables": ahead}
@@ -150,8 +147,7 @@ def test_a_model_without_covariates_says_so_and_what_to_do() -> None:
     batch = as_series(drawn(1))
     lens = tsfm_lens.load("bolt-nano")
     for ask in (lambda: lens.forecast(batch, 4), lambda: lens.forward(batch), lambda: lens.run(batch, 4).forecast):
-        with pytest.raises(InputError, match=r"takes no past covariates.*targets\(\)"):
-            ask()
+        expect_error(r"takes no past covariates.*targets\(\)", ask)
     assert lens.forecast(batch.targets(), 4).median.shape == (1, 4)
 
 
@@ -160,5 +156,4 @@ def test_futures_that_end_early_or_say_something_new_are_refused(nano: Lens) -> 
         nano.forecast(as_series(drawn(1)), HORIZON + 1)
     items = drawn(1, text=True)
     items[0]["future_covariates"]["w"] = np.array(["new"] * HORIZON)
-    with pytest.raises(InputError, match="category 'new'"):
-        nano.forecast(as_series(items), HORIZON)
+    expect_error("category 'new'", nano.forecast, as_series(items), HORIZON)

@@ -12,7 +12,8 @@ from types import ModuleType
 import pytest
 
 import tsfm_lens
-from tsfm_lens.errors import MissingExtraError, UnknownNameError
+from refusals import expect_error
+from tsfm_lens.errors import MissingExtraError
 from tsfm_lens.models import extras
 from tsfm_lens.models.extras import EXTRAS, require, status
 
@@ -46,8 +47,7 @@ def test_the_library_that_is_there_is_the_real_one(name: str) -> None:
     if not status()[name].importable:
         pytest.skip(f"{name} is not installed")
     assert require(name).__name__ == EXTRAS[name].imports[0]
-    with pytest.raises(UnknownNameError, match=name):
-        require(f"{name}x")
+    expect_error(name, require, f"{name}x")
 
 
 @pytest.mark.parametrize("name", sorted(EXTRAS))
@@ -80,8 +80,7 @@ def test_an_empty_folder_is_not_the_library(monkeypatch: pytest.MonkeyPatch, tmp
     try:
         assert importlib.import_module("toto2").__file__ is None
         assert "toto2" in status()["toto2"].missing
-        with pytest.raises(MissingExtraError, match="toto2 has no Toto2Model"):
-            require("toto2")
+        expect_error("toto2 has no Toto2Model", require, "toto2")
     finally:
         sys.modules.pop("toto2", None)
 

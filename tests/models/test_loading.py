@@ -14,8 +14,10 @@ import pytest
 import torch
 from huggingface_hub.errors import LocalEntryNotFoundError
 
+from campaigns.spoiling import save
+from refusals import expect_error
 from tiny_lenses import lens_of
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError
+from tsfm_lens.errors import WiringError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.models.checkpoint import read_checkpoint
 from tsfm_lens.testing import example_case
@@ -32,20 +34,8 @@ def name(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def folder(name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A saved checkpoint of each architecture."""
-    architecture, native = architectures()[name], lens_of(name).native
-    path = tmp_path_factory.mktemp(name)
-    if architecture.save is not None:
-        architecture.save(native, path)
-    else:
-        # the pipelines of Chronos save through their models
-        getattr(native, "inner_model", native).save_pretrained(path)
     with pytest.MonkeyPatch.context() as patch:
-        if name == "timesfm-2.5":
-            from timesfm.timesfm_2p5.timesfm_2p5_torch import TimesFM_2p5_200M_torch_module
-
-            # the library has its size in the class
-            patch.setattr(TimesFM_2p5_200M_torch_module, "config", type(native.model).config)
-        yield path
+        yield save(name, lens_of(name).native, tmp_path_factory.mktemp(name), patch)
 
 
 def test_folder_model_and_pipeline_are_the_same_lens(folder: Path, name: str) -> None:
@@ -72,11 +62,9 @@ def test_samples_and_futures_are_refused_by_who_takes_none(name: str) -> None:
     lens = lens_of(name)
     batch = example_case(lens).batch
     if lens.adapter.readout != "token":
-        with pytest.raises(InputError, match="leave `future` out"):
-            lens.forward(batch, future=np.zeros((1, 3)))
+        expect_error("leave `future` out", lens.forward, batch, future=np.zeros((1, 3)))
     if lens.adapter.readout == "quantile":
-        with pytest.raises(InputError, match="draws no samples"):
-            lens.forecast(batch, 2, num_samples=3)
+        expect_error("draws no samples", lens.forecast, batch, 2, num_samples=3)
     else:
         assert lens.forecast(batch, 2, num_samples=3).samples.shape == (len(batch), 3, 2)
 
@@ -84,11 +72,9 @@ def test_samples_and_futures_are_refused_by_who_takes_none(name: str) -> None:
 def test_a_longer_pass_than_the_model_has_is_refused(name: str) -> None:
     lens = lens_of(name)
     batch, limit = example_case(lens).batch, lens.adapter.longest_pass
-    with pytest.raises(InputError, match=f"horizon {limit + 1} of a single forward.* 1 to {limit} steps"):
-        lens.encode(batch, horizon=limit + 1)
+    expect_error(f"horizon {limit + 1} of a single forward.* 1 to {limit} steps", lens.encode, batch, horizon=limit + 1)
     if lens.adapter.rollout == "single":
-        with pytest.raises(InputError, match=f"horizon {limit + 1} is longer than the {limit} steps"):
-            lens.forecast(batch, limit + 1)
+        expect_error(f"horizon {limit + 1} is longer than the {limit} steps", lens.forecast, batch, limit + 1)
 
 
 def edited(folder: Path, to: Path, **changes: object) -> Path:
@@ -102,8 +88,7 @@ def edited(folder: Path, to: Path, **changes: object) -> Path:
 def test_unknown_configuration_keys_are_refused(folder: Path, name: str, tmp_path: Path) -> None:
     if name == "timesfm-2.5":
         pytest.skip("its checkpoints have no configuration")
-    with pytest.raises(WiringError, match="does not know: sliding_window"):
-        load(edited(folder, tmp_path / "a", sliding_window=4))
+    expect_error("does not know: sliding_window", load, edited(folder, tmp_path / "a", sliding_window=4))
     if name in CHRONOS:
         inner = json.loads((folder / "config.json").read_text())["chronos_config"]
         with pytest.raises(WiringError, match=r"chronos_config\.use_moonphase"):
@@ -112,8 +97,7 @@ def test_unknown_configuration_keys_are_refused(folder: Path, name: str, tmp_pat
 
 def test_unknown_architectures_are_refused(folder: Path, name: str, tmp_path: Path) -> None:
     if name in CHRONOS:
-        with pytest.raises(WiringError, match="no wiring claims"):
-            load(edited(folder, tmp_path, chronos_pipeline_class="Chronos9Pipeline"))
+        expect_error("no wiring claims", load, edited(folder, tmp_path, chronos_pipeline_class="Chronos9Pipeline"))
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     for text in ('{"model_type": "mystery"}', ""):
         (tmp_path / "config.json").write_text(text) if text else (tmp_path / "config.json").unlink()
@@ -121,9 +105,7 @@ def test_unknown_architectures_are_refused(folder: Path, name: str, tmp_path: Pa
             # told by its tensors
             assert load(tmp_path).wiring.architecture == name
             continue
-        kind, words = (WiringError, "'mystery'") if text else (CheckpointError, r"has no config\.json, which says")
-        with pytest.raises(kind, match=words):
-            load(tmp_path)
+        expect_error("mystery" if text else r"has no config\.json, which says", load, tmp_path)
 
 
 class Beside(torch.nn.Linear):
@@ -145,12 +127,9 @@ def test_an_adapter_that_is_not_merged_is_refused() -> None:
 
 
 def test_sources_that_are_nothing_get_the_nearest() -> None:
-    with pytest.raises(WiringError, match="no wiring knows an object of type Linear"):
-        load(torch.nn.Linear(2, 2))
-    with pytest.raises(UnknownNameError, match="Closest: chronos-nano"):
-        load("chronos-nanno")
-    with pytest.raises(InputError, match="choose one of float32"):
-        load("chronos-nano", dtype="int8")
+    expect_error("no wiring knows an object of type Linear", load, torch.nn.Linear(2, 2))
+    expect_error("Closest: chronos-nano", load, "chronos-nanno")
+    expect_error("choose one of float32", load, "chronos-nano", dtype="int8")
 
 
 def test_without_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -158,8 +137,7 @@ def test_without_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPat
         raise LocalEntryNotFoundError("no network")
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
-    with pytest.raises(CheckpointError, match="hf download amazon/chronos-bolt-base"):
-        load("amazon/chronos-bolt-base")
+    expect_error("hf download amazon/chronos-bolt-base", load, "amazon/chronos-bolt-base")
 
 
 def test_a_cached_hub_snapshot_loads_with_its_commit(
@@ -181,5 +159,4 @@ def test_a_cached_hub_snapshot_loads_with_its_commit(
     lens = load(hub_id)
     assert (lens.model_id, lens.revision) == (hub_id, commit)
     (root / "blobs" / "hash-of-model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors is not a regular file"):
-        load(snapshot)
+    expect_error(r"model\.safetensors is not a regular file", load, snapshot)

@@ -1,16 +1,36 @@
-"""Every lens on unequal series with gaps: its forecast is the library's, and its forward is the forecast."""
+"""Every lens on unequal series with gaps, against its library: forecasts, means, and settings of the library's own."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
+import torch
 
-from natives import LEVELS, NATIVE, answer, assert_is, draws_of
+from natives import (
+    DRAWS,
+    LEVELS,
+    NATIVE,
+    answer,
+    assert_is,
+    by_series,
+    compiled,
+    draws_of,
+    gluonts,
+    interpolated,
+    items,
+    masked,
+    moirai_forecaster,
+    stacked,
+)
 from tiny_lenses import lens_of
 from tsfm_lens.data import as_series
-from tsfm_lens.models import architectures
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close
 
+KINDS = pytest.mark.parametrize("kind", ["univariate", "multivariate"])
 MULTIVARIATE = [name for name, entry in architectures().items() if entry.adapter.multivariate]
 CASES = [(name, "univariate") for name in sorted(NATIVE)] + [(name, "multivariate") for name in MULTIVARIATE]
 
@@ -31,7 +51,7 @@ def test_the_forecast_is_the_librarys(name: str, kind: str, horizon: int, reques
         assert not np.array_equal(other, ours.samples)
 
 
-@pytest.mark.parametrize("kind", ["univariate", "multivariate"])
+@KINDS
 @pytest.mark.parametrize("name", ["chronos-2", "chronos-bolt", "moirai-2", "timesfm-3", "toto-2"])
 def test_a_forward_is_the_forecast(name: str, kind: str, request: pytest.FixtureRequest) -> None:
     if kind == "multivariate" and name not in MULTIVARIATE:
@@ -40,3 +60,113 @@ def test_a_forward_is_the_forecast(name: str, kind: str, request: pytest.Fixture
     forward = lens.forward(series, horizon=7).detach()[..., :7]
     assert lens.levels == pytest.approx(LEVELS, abs=0)
     assert_close(forward, lens.forecast(series, 7, quantiles=LEVELS).quantiles, depth=1000, dtype=np.float32)
+
+
+# --- Moirai ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_patch_size_is_the_forecast_objects(univariate: list[np.ndarray]) -> None:
+    batch = as_series(univariate)
+    own = moirai_forecaster(lens_of("moirai-1.1").native, items(batch), 21, patch_size=8, num_samples=DRAWS)
+    with torch.random.fork_rng():
+        torch.manual_seed(5)
+        theirs = gluonts(own.module, batch, 21, patch_size=8, num_samples=DRAWS)
+    np.testing.assert_array_equal(
+        load(own, check=False).forecast(univariate, 21, num_samples=DRAWS, seed=5).samples, theirs
+    )
+
+
+@KINDS
+@pytest.mark.parametrize("horizon", [5, 21])
+def test_the_mean_is_moirais(kind: str, horizon: int, request: pytest.FixtureRequest) -> None:
+    lens, series = lens_of("moirai-1.1"), request.getfixturevalue(kind)
+    own = moirai_forecaster(lens.native, items(as_series(series)), horizon, patch_size=16)
+    values = stacked(as_series(series), 50).transpose(1, 2)
+    lengths = torch.tensor([each.shape[-1] for each in series])
+    padding = torch.arange(50)[None] < (50 - lengths)[:, None]
+    with torch.no_grad():
+        native = own._get_distr(16, values.nan_to_num(), ~values.isnan(), padding)
+
+    def formatted(packed: torch.Tensor) -> torch.Tensor:
+        """(series, step)."""
+        return torch.from_numpy(by_series(list(own._format_preds(16, packed[None], values.shape[2]).numpy())))[:, 0]
+
+    mean = formatted(native.mean)
+    assert_close(lens.forward(series, horizon=horizon).detach()[:, 0, :horizon], mean, depth=100)
+
+
+def test_moirai_2_rolls_out_single_variates_only(multivariate: list[np.ndarray]) -> None:
+    with pytest.raises(InputError, match="one variate only"):
+        lens_of("moirai-2").forecast(multivariate, 9)
+
+
+# --- TimesFM ---------------------------------------------------------------------------------------------------------
+
+
+def own_of(lens: Lens, **changes: Any) -> Any:
+    """The forecaster under a configuration of the caller's."""
+    pytest.importorskip("timesfm")
+    return compiled(lens.native, 50, 32, 3, **changes)
+
+
+@pytest.mark.parametrize(
+    ("horizon", "changes"),
+    [
+        (21, {"max_context": 64, "force_flip_invariance": True, "fix_quantile_crossing": False}),
+        (40, {"max_horizon": 64, "use_continuous_quantile_head": False, "infer_is_positive": False}),
+    ],
+    ids=["flipped", "as-configured"],
+)
+def test_the_forecast_is_googles_as_configured(univariate: list[np.ndarray], horizon: int, changes: dict) -> None:
+    native = own_of(lens_of("timesfm-2.5"), **changes)
+    ours = load(native, check=False).forecast(univariate, horizon)
+    point, deciles = native.forecast(horizon=horizon, inputs=[series.copy() for series in univariate])
+    np.testing.assert_array_equal(ours.quantiles, deciles[..., 1:].transpose(0, 2, 1))
+    np.testing.assert_array_equal(ours.mean, deciles[..., 0])
+    np.testing.assert_array_equal(ours.median, point)
+
+
+def test_a_longer_horizon_than_configured_is_refused(univariate: list[np.ndarray]) -> None:
+    with pytest.raises(InputError, match="max_horizon 32"):
+        load(own_of(lens_of("timesfm-2.5")), check=False).forecast(univariate, 33)
+
+
+def test_a_forward_is_the_ports_point_head(univariate: list[np.ndarray], monkeypatch: Any) -> None:
+    lens = lens_of("timesfm-2.5-transformers")
+    monkeypatch.setattr(lens.native.config, "use_continuous_quantile_head", False)
+    past = [torch.tensor(interpolated(series), dtype=torch.float32) for series in univariate]
+    with torch.no_grad():
+        full = lens.native(past, forecast_context_len=56, force_flip_invariance=False, truncate_negative=False)
+    expected = full.full_predictions[..., 1:].transpose(1, 2)
+    assert_close(lens.forward(univariate).detach(), expected, depth=1000)
+
+
+# --- Toto ------------------------------------------------------------------------------------------------------------
+
+
+@KINDS
+def test_the_mean_is_totos(kind: str, request: pytest.FixtureRequest) -> None:
+    lens, series = lens_of("toto-1"), request.getfixturevalue(kind)
+    from toto.inference.forecaster import TotoForecaster
+
+    forecaster, given = TotoForecaster(lens.native.model), masked(as_series(series))
+    mean = forecaster.forecast(given, prediction_length=8).mean.flatten(0, 1)
+    assert_close(lens.forward(series).detach()[:, 0], mean, depth=100)
+
+
+def test_a_gap_at_the_end_is_carried_forward(multivariate: list[np.ndarray]) -> None:
+    """As the library's own predictor does: its model takes the last patch as observed, whatever its mask."""
+    lens = lens_of("toto-2")
+    from gluonts.dataset.common import ListDataset
+    from toto2 import Toto2GluonTSModel
+    from toto2.configuration import Toto2GluonTSModelConfig
+
+    for item in multivariate:
+        item[1, -3:] = np.nan
+    config = Toto2GluonTSModelConfig(prediction_length=8, context_length=56, target_dim=2, scaler_fallback_min_obs=0)
+    entries = [{"target": item, "start": "2024-01-01 00:00"} for item in multivariate]
+    dataset = ListDataset(entries, freq="h", one_dim_target=False)
+    predictor = Toto2GluonTSModel(lens.native, config).create_predictor(batch_size=2, device="cpu")
+    expected = [np.stack([forecast.quantile(level) for level in LEVELS]) for forecast in predictor.predict(dataset)]
+    ours = lens.forecast(multivariate, 8).quantiles.reshape(2, 2, 9, 8)
+    assert_close(ours.transpose(0, 2, 1, 3), np.stack(expected), depth=100, dtype=np.float32)

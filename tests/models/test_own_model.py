@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from own_models import HORIZON, LEVELS, PATCH, WIDTH, Forecaster, Wired, assert_rejected, drawn, failed, with_fields
+from own_models import HORIZON, LEVELS, PATCH, WIDTH, Forecaster, Wired, assert_rejected, failed, with_fields
 from tsfm_lens import probes
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
@@ -17,12 +17,6 @@ from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.wiring import Projection, Site
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import ORACLES, assert_close, check_wiring
-
-
-@pytest.fixture(scope="module")
-def model() -> Forecaster:
-    """Random weights so large that every head moves the forecast."""
-    return drawn()
 
 
 def test_the_right_wiring_passes_and_the_table_is_printed(

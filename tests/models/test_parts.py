@@ -14,6 +14,7 @@ from torch import Tensor
 import tsfm_lens
 from natives import draws_of
 from parts import DEPTH, assert_same_forecast, plan_for, series_for
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.ablation import Variant, forecast_variants, point_forecasts
 from tsfm_lens.data import as_series
@@ -67,8 +68,7 @@ def test_a_part_that_runs_out_of_memory_runs_as_two(name: str, monkeypatch: pyte
     assert_same_forecast(lens.forecast(series, 4, **draws_of(lens)), whole)
     assert sizes == [5, 3, 2, 1, 2]
     most = 0
-    with pytest.raises(InputError, match=r"1 series × .* run out of memory; shorten"):
-        lens.forecast(series, 4, **draws_of(lens))
+    expect_error(r"1 series × .* run out of memory; shorten", lens.forecast, series, 4, **draws_of(lens))
     with lens.ablate("decoder.0.mlp", rows=[0, 3]), pytest.raises(InputError, match=r"by_row \(at decoder"):
         lens.forecast(series, 4, **draws_of(lens))
 
@@ -82,8 +82,7 @@ def test_a_memory_is_planned_for(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(plan(request_of(lens, series, 4))) == 5
     assert limit_of("1MiB", lens.device) == 2**20
     monkeypatch.setenv(VARIABLE, "half")
-    with pytest.raises(InputError, match=rf"{VARIABLE} is 'half'"):
-        lens.forecast(series, 4)
+    expect_error(rf"{VARIABLE} is 'half'", lens.forecast, series, 4)
 
 
 def test_sizes_are_read_and_others_refused() -> None:

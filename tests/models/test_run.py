@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -11,6 +11,7 @@ import pytest
 import torch
 import xarray as xr
 
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import probes
 from tsfm_lens.data import SeriesBatch, bundled
@@ -79,8 +80,7 @@ def test_probes_of_one_run_share_its_forecast_and_its_recordings(monkeypatch: py
     lens = lens_of("chronos-bolt")
     native, run = counted(lens, monkeypatch), lens.run(bundled("co2").tail(60), H, holdout=True)
     assert not native.mock_calls
-    first = probes.logit_lens(run)
-    second = probes.logit_lens(run)
+    first, second = probes.logit_lens(run), probes.logit_lens(run)
     assert (native.predict.call_count, native.run.call_count) == (1, 1)
     assert first.identical(second)
     np.testing.assert_array_equal(run.forecast.median, first["native_median"])
@@ -116,8 +116,7 @@ def test_hooks_that_come_or_go_are_refused_where_they_would_mix_two_models() -> 
         inside = lens.run(context, H)
         changed = inside.forecast.median
     assert not np.array_equal(changed, run.forecast.median)
-    with pytest.raises(InputError, match="made under other hooks"):
-        inside.record(["decoder.hook_embed"])
+    expect_error("made under other hooks", inside.record, ["decoder.hook_embed"])
     # what was made inside stays what it was
     np.testing.assert_array_equal(inside.forecast.median, changed)
 
@@ -201,8 +200,7 @@ def test_a_file_has_the_numbers_of_a_run(name: str, tmp_path: Path) -> None:
             if variable in data:
                 np.testing.assert_array_equal(data[variable], values)
         assert (data.attrs["seed"], data.attrs["model"]) == (3, run.lens.model_id)
-    with pytest.raises(InputError, match="cannot be written"):
-        run.to_netcdf(tmp_path / "missing" / "run.nc")
+    expect_error("cannot be written", run.to_netcdf, tmp_path / "missing" / "run.nc")
     assert not list(tmp_path.rglob("*.part"))
 
 
@@ -215,25 +213,17 @@ def test_a_notebook_shows_a_figure_and_a_line_of_facts() -> None:
 
 
 def test_what_probes_share_is_what_each_computes_alone() -> None:
-    lens, series = load("bolt-nano"), bundled("co2")
-
-    def run() -> Run:
-        return lens.run(series, 8, holdout=True)
-
-    def results(run: Callable[[], Run]) -> list[xr.Dataset]:
-        return [probes.attribute(run()), probes.stream_shares(run()), probes.attribute(run(), nodes=4)]
-
-    shared = run()
-    for one, other in zip(results(lambda: shared), results(run), strict=True):
-        xr.testing.assert_identical(one, other)
+    lens, made = load("bolt-nano"), (probes.attribute, probes.stream_shares, partial(probes.attribute, nodes=4))
+    shared = lens.run(bundled("co2"), 8, holdout=True)
+    for probe in made:
+        xr.testing.assert_identical(probe(shared), probe(lens.run(bundled("co2"), 8, holdout=True)))
     assert list(shared.cache["attribution"]) == [128, 4]
 
 
 def test_a_truth_of_nothing_is_none() -> None:
     lens, series = lens_of("chronos-bolt"), np.sin(np.arange(60) / 3)
     assert "truth" not in repr(lens.run(series, H, truth=np.full((1, H), np.nan)))
-    with pytest.raises(InputError, match="ends with 30 missing values"):
-        lens.run(np.r_[series, [np.nan] * 30], 24, holdout=True)
+    expect_error("ends with 30 missing values", lens.run, np.r_[series, [np.nan] * 30], 24, holdout=True)
 
 
 def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
@@ -243,9 +233,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     native, run, file = counted(lens, monkeypatch), lens.run(series_for(lens), H), tmp_path / "afile"
     file.touch()
     for write in (run.report, run.explain):
-        with pytest.raises(InputError, match="is a file; give a folder"):
-            write(file / "page")
+        expect_error("is a file; give a folder", write, file / "page")
     assert not native.mock_calls
     (tmp_path / "page" / "index.html").mkdir(parents=True)
-    with pytest.raises(InputError, match=r"index.html' is a folder"):
-        run.report(tmp_path / "page")
+    expect_error(r"index.html' is a folder", run.report, tmp_path / "page")

@@ -40,23 +40,18 @@ def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
 def test_tokens_of_a_rollout_move_on_with_it(name: str) -> None:
     lens = lens_of(name)
     adapter = lens.adapter
-    beyond = (
-        adapter.prediction_length + 1 if adapter.rollout in ("cache", "refeed") else min(5, adapter.prediction_length)
-    )
+    length = adapter.prediction_length
+    beyond = length + 1 if adapter.rollout in ("cache", "refeed") else min(5, length)
     draws = {"num_samples": 2} if adapter.readout != "quantile" else {}
     point = f"{lens.wiring.output_stack.prefix}.0.hook_resid_post"
     _, acts = lens.run_with_cache(context(lens), names_filter=point, rollout=True, horizon=beyond, **draws)
-    calls = acts.calls(point)
-    ends = []
-    for index, call in enumerate(calls):
-        spans = acts.token_spans(point, index)
-        assert spans is not None, (index, call.value.shape)
-        ends.append(spans.stop[-1])
+    spans = [acts.token_spans(point, index) for index in range(len(acts.calls(point)))]
+    assert None not in spans
+    starts, ends = ([getattr(each, name)[edge] for each in spans] for name, edge in (("start", 0), ("stop", -1)))
     if adapter.rollout == "tokens":
-        assert [acts.token_spans(point, i).start[0] for i in range(len(calls))] == list(range(beyond))  # type: ignore[union-attr]
+        assert starts == list(range(beyond))
     if adapter.rollout == "cache":
         # what a pass takes in begins where the one before ended
-        starts = [acts.token_spans(point, i).start[0] for i in range(len(calls))]  # type: ignore[union-attr]
         assert starts[1:] == ends[:-1]
     assert ends == sorted(ends)
 
@@ -97,7 +92,6 @@ def test_tokens_that_overlap_cover_what_moves_them(name: str) -> None:
     assert len(spans) == before[point].shape[1]
     moved = (before[point] != after[point]).any(-1)[0]
     shows = [
-        any(start <= step < stop for step in (5 - 48, 30 - 48))
-        for start, stop in zip(spans.start, spans.stop, strict=True)
+        start <= 5 - 48 < stop or start <= 30 - 48 < stop for start, stop in zip(spans.start, spans.stop, strict=True)
     ]
     assert moved[: len(shows)].tolist() == shows

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import expect_error
 from tiny_lenses import fresh, lens_of
-from tsfm_lens.errors import LensError, WiringError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.testing import native_traces
 
@@ -20,8 +20,7 @@ from tsfm_lens.testing import native_traces
 def test_a_compiled_timesfm_is_refused() -> None:
     native = fresh("timesfm-2.5").native
     native.model.forward = torch.compile(native.model.forward)
-    with pytest.raises(WiringError, match="is compiled"):
-        load(native)
+    expect_error("is compiled", load, native)
     del native.model.__dict__["forward"]
     load(native)
 
@@ -35,8 +34,7 @@ def test_flip_invariance_runs_two_passes_and_is_not_recorded_as_one(univariate: 
         with lens.hooks([("hook_embed", lambda value, hook, seen=seen: seen.append(1))]):
             lens.forecast(univariate, 5)
         assert lens.adapter.passes == len(seen) == 1 + flipped
-    with pytest.raises(LensError, match="flip"):
-        lens.run_with_cache(univariate, names_filter="hook_embed", rollout=True, horizon=5)
+    expect_error("flip", lens.run_with_cache, univariate, names_filter="hook_embed", rollout=True, horizon=5)
 
 
 # --- Toto ---------------------------------------------------------------------------------------------------
@@ -62,8 +60,7 @@ def test_eager_attention_is_no_silence(multivariate: list[np.ndarray], kind: str
     model = lens.adapter.model
     # one object, shared by all attentions: set_attn_implementation would change another
     model.encoder.block[0].layer[0].self_attention.config._attn_implementation = "eager"
-    with pytest.raises(WiringError, match="'sdpa' attention"):
-        lens.run_with_cache(multivariate, names_filter=f"blocks.*.{kind}.hook_pattern")
+    expect_error("'sdpa' attention", lens.run_with_cache, multivariate, names_filter=f"blocks.*.{kind}.hook_pattern")
     assert native_traces(lens) == 0
     lens.run_with_cache(multivariate, names_filter=f"blocks.*.{kind}.hook_out")
 
@@ -73,5 +70,4 @@ def test_moirai_with_dropout_in_attention_is_refused(name: str) -> None:
     native = fresh(name).native
     for layer in native.encoder.layers:
         layer.self_attn.attn_dropout_p = 0.1
-    with pytest.raises(WiringError, match=r"attn_dropout_p = 0\.0"):
-        load(native.eval())
+    expect_error(r"attn_dropout_p = 0\.0", load, native.eval())

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 import plotly.graph_objects as go
-import pytest
 import xarray as xr
 
 import planted
+from refusals import expect_error
 from tsfm_lens import load, viz
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.figures.named import make_figure, refuse_several
-
-
-def heatmaps(fig: go.Figure) -> list[go.Heatmap]:
-    return [trace for trace in fig.data if trace.type == "heatmap"]
+from viz.marks import heatmaps
 
 
 def test_both_halves_hold_what_each_figure_holds() -> None:
-    one, two = (
-        viz.forecast_fan(planted.forecast()),
-        viz.forecast_fan(planted.forecast(planted.rivers_and_roads(), {0.1: -1.0, 0.5: 0.0, 0.9: 1.0})),
-    )
+    one = viz.forecast_fan(planted.forecast())
+    two = viz.forecast_fan(planted.forecast(planted.rivers_and_roads(), {0.1: -1.0, 0.5: 0.0, 0.9: 1.0}))
     both = viz.compare([one, two], ["left", "right"])
     for drawn, figure in ((both.data[: len(one.data)], one), (both.data[len(one.data) :], two)):
         for trace, known in zip(drawn, figure.data, strict=True):
@@ -53,16 +47,12 @@ def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) ->
 
 def test_what_cannot_stand_side_by_side_is_refused() -> None:
     fan, view = viz.forecast_fan(planted.forecast()), viz.explore_figure(planted.explore())
-    with pytest.raises(InputError, match="legend in a panel"):
-        viz.compare([view, view], ["a", "b"])
-    with pytest.raises(InputError, match="two figures"):
-        viz.compare([fan], ["a"])
+    expect_error("legend in a panel", viz.compare, [view, view], ["a", "b"])
+    expect_error("two figures", viz.compare, [fan], ["a"])
     wide = go.Figure(fan).update_layout(meta={**fan.layout.meta, "min_width": 2000})
-    with pytest.raises(InputError, match="4000 pixels"):
-        viz.compare([wide, wide], ["a", "b"])
+    expect_error("4000 pixels", viz.compare, [wide, wide], ["a", "b"])
     maps = [viz.attribution_heatmap(planted.attribution(), decomposition=name) for name in ("logit", "expected_value")]
-    with pytest.raises(InputError, match="mean different things"):
-        viz.compare(maps, ["a", "b"])
+    expect_error("mean different things", viz.compare, maps, ["a", "b"])
 
 
 def test_a_figure_of_two_models_forecasts_the_same_series() -> None:
@@ -73,5 +63,4 @@ def test_a_figure_of_two_models_forecasts_the_same_series() -> None:
     np.testing.assert_array_equal(one["truth"], two["truth"])
     assert [each.attrs["model"] for each in panel.results] == ["bolt-nano", "chronos2-nano"]
     assert "chronos2-nano" in made.caption()
-    with pytest.raises(InputError, match="two models side by side, and 3 are named"):
-        refuse_several(made.entry, 3)
+    expect_error("two models side by side, and 3 are named", refuse_several, made.entry, 3)

@@ -16,8 +16,8 @@ from tsfm_lens import viz
 from tsfm_lens.registry import find
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.sheet import Panel, Sheet, blank, sheet, text_width
+from viz.marks import heatmaps, named
 
 LONG = "Wirkleistung am Knoten Köln-Süd " * 3
 ROLLOUT = "autoregressive_attention"
@@ -40,14 +40,6 @@ def of(name: str, **changes: Change) -> xr.Dataset:
     values = {key: change(ds) for key, change in changes.items()}
     coords = {key: value for key, value in values.items() if key in ds.coords}
     return ds.assign_coords(coords).assign({key: value for key, value in values.items() if key not in coords})
-
-
-def maps(fig: go.Figure) -> list[go.Heatmap]:
-    return [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
-
-
-def named(fig: go.Figure, name: str) -> Any:
-    return next(trace for trace in fig.data if trace.name == name)
 
 
 def two_stacks() -> xr.Dataset:
@@ -114,11 +106,11 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         [],
     ),
     "two stacks stand apart": (
-        lambda: [np.shape(each.z) for each in maps(viz.ablation_heatmap(two_stacks()))],
+        lambda: [np.shape(each.z) for each in heatmaps(viz.ablation_heatmap(two_stacks()))],
         [(1, 3), (1, 1), (2, 3), (2, 1), (2, 1)],
     ),
     "a missing effect is an empty cell": (
-        lambda: maps(viz.ablation_heatmap(of("ablation", spearman_distance=unknown)))[0].text[0][0],
+        lambda: heatmaps(viz.ablation_heatmap(of("ablation", spearman_distance=unknown)))[0].text[0][0],
         "",
     ),
     "tokens of the forecast read no context": (
@@ -139,7 +131,7 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         lambda: (
             named(
                 viz.parroting_forecast(of("parroting", best_lag=lambda ds: 0 * ds["best_lag"] + 2)), "context 2 back"
-            ).y
+            )[0].y
         ),
         [8.0, 9.0, 8.0, 9.0, 8.0],
     ),
@@ -148,11 +140,11 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         [300, 300],
     ),
     "without paths a recipe has an interval": (
-        lambda: named(viz.recipe_forecasts(made()["recipes"].drop_vars("sample"), series=["b"]), "interval").y[0],
+        lambda: named(viz.recipe_forecasts(made()["recipes"].drop_vars("sample"), series=["b"]), "interval")[0].y[0],
         11.6,
     ),
     "variates in one sequence have a map each": (
-        lambda: len(maps(viz.patching_map(made()["patching"].isel(position=[0, 1, 0, 1])))),
+        lambda: len(heatmaps(viz.patching_map(made()["patching"].isel(position=[0, 1, 0, 1])))),
         2,
     ),
     "many labels of a logarithmic axis are powers": (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,12 +16,9 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.viz import saving
 from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, fits, for_print
 from tsfm_lens.viz.sheet import shortened, text_width
+from viz.marks import needs_browser
 
 A_PIXEL = 0.2  # mm: sizes are whole pixels of the screen
-needs_browser = pytest.mark.skipif(
-    not (shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")),
-    reason="no Chromium on the path",
-)
 DRAWN: dict[str, Callable[[Any], go.Figure]] = {
     "forecast_fan": lambda get: viz.forecast_fan(get("forecast"), samples=2),
     "layer_entropy": lambda get: viz.layer_entropy(get("logit")),

@@ -12,11 +12,12 @@ import pytest
 import xarray as xr
 
 import planted
+from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.registry import measurements
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.noise import NOT_ABOVE
+from viz.marks import heatmaps
 
 PARTS = {"whole model": "model", "circuit alone": "circuit", "all but the circuit": "complement"}
 Case = tuple[str, dict[str, Any], Callable[[xr.Dataset], Any]]
@@ -74,8 +75,7 @@ def test_maps_hold_the_numbers(name: str) -> None:
     result, options, expected = MAPS[name]
     ds = everything()[result]
     fig = getattr(viz, name.split()[0])(ds, **options)
-    maps = [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
-    for trace, values in zip(maps, expected(ds), strict=True):
+    for trace, values in zip(heatmaps(fig), expected(ds), strict=True):
         assert_close(np.asarray(trace.z, dtype=float), np.asarray(values), depth=16, dtype=np.float32)
     if name == "similarity_map":
         assert fig.layout.coloraxis.cmin == -fig.layout.coloraxis.cmax
@@ -132,6 +132,7 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
         ("autoregressive_attention_map", "autoregressive_attention", {"heads": "blunt"}, "sharp"),
         ("autoregressive_attention_map", "autoregressive_attention", {"count": 0}, "count is 0"),
         ("attention_map", "attention", {"head": 5}, "no head '5'"),
+        ("attention_rollout_map", "flow", {"layers": [9]}, "no layer '9'"),
         ("lens_forecast", "patches", {"layers": [7]}, "no layer '7'"),
         ("layer_entropy", "patches", {}, "no variable 'entropy'"),
         ("layer_gain", "gain", {"metrics": ["RSME"]}, "RMSE"),
@@ -152,11 +153,9 @@ def test_every_figure_refuses_other_kinds_and_documents_its_arguments() -> None:
     other = xr.Dataset(attrs={"kind": "forecast"})
     for entry in measurements().values():
         for figure in entry.figures:
-            with pytest.raises(InputError, match="is of kind 'nothing'"):
-                figure.function(xr.Dataset(attrs={"kind": "nothing"}))
+            expect_error("is of kind 'nothing'", figure.function, xr.Dataset(attrs={"kind": "nothing"}))
             if entry.kind != "forecast":
-                with pytest.raises(InputError, match="forecast_fan draws that kind"):
-                    figure.function(other)
+                expect_error("forecast_fan draws that kind", figure.function, other)
             if figure.function.__module__.startswith("tsfm_lens.viz"):
                 text = figure.function.__doc__ or ""
                 assert [line for line in text.splitlines() if line in ("Args:", "Raises:")] == ["Args:", "Raises:"]

@@ -5,19 +5,18 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 import xarray as xr
 from scipy.stats import norm
 
+from refusals import expect_error
 from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import load
 from tsfm_lens.viz.induction import read_induction
 from tsfm_lens.viz.maps import two_digits
-from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.theme import PALE
+from viz.marks import heatmaps
 
 
 @cache
@@ -35,11 +34,6 @@ def results() -> dict[str, xr.Dataset]:
     }
 
 
-def coloured(fig: go.Figure) -> list[go.Heatmap]:
-    """The maps of a figure, without what is laid over cells that do not stand out of the noise."""
-    return [trace for trace in fig.data if trace.name != NOT_ABOVE]
-
-
 def parts() -> tuple[object, int]:
     """Two series, one of them shorter than the other."""
     return bundled("co2", "nile").split(8)[0].tail(80), 8
@@ -48,7 +42,7 @@ def parts() -> tuple[object, int]:
 def test_induction_maps_frame_the_induction_heads() -> None:
     ds = results()["induction"]
     fig = viz.induction_maps(ds)
-    for trace, name in zip(coloured(fig), ("prefix_matching", "copy_score", "entropy"), strict=True):
+    for trace, name in zip(heatmaps(fig), ("prefix_matching", "copy_score", "entropy"), strict=True):
         np.testing.assert_array_equal(trace.z, ds[name])
     framed = {(shape.xref, round(shape.y0 + 0.46), round(shape.x0 + 0.46)) for shape in fig.layout.shapes}
     # the lower end of an interval of 95 % for all 24 scores together
@@ -65,7 +59,7 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     assert "0.32" in fig.layout.meta["subtitle"]
     assert "these sequences do not tell" in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale
-    assert len(coloured(viz.induction_maps(ds.drop_vars("entropy")))) == 2
+    assert len(heatmaps(viz.induction_maps(ds.drop_vars("entropy")))) == 2
 
 
 def test_the_corner_holds_every_head_once_a_panel() -> None:
@@ -90,39 +84,36 @@ def test_the_corner_holds_every_head_once_a_panel() -> None:
 def test_threshold_maps_hold_the_sweeps() -> None:
     ds = results()["overlap"]
     fig = viz.overlap_thresholds(ds)
-    maps = [trace for trace in fig.data if trace.type == "heatmap"]
-    np.testing.assert_array_equal(maps[0].z, ds["sweep_sharp_given_induction"])
-    np.testing.assert_array_equal(maps[1].z, ds["sweep_induction_given_sharp"])
-    np.testing.assert_array_equal(maps[2].z, ds["sweep_proportion_induction"])
+    swept = ("sharp_given_induction", "induction_given_sharp", "proportion_induction")
+    for trace, name in zip(heatmaps(fig), swept, strict=True):
+        np.testing.assert_array_equal(trace.z, ds[f"sweep_{name}"])
     marks = [(trace.x[0], trace.y[0]) for trace in fig.data if trace.type == "scatter"]
     assert marks == [(0.38, 2.0), (0.38, 2.0), (0.32, 2.0)]
     assert fig.layout.plot_bgcolor == PALE
-    with pytest.raises(InputError, match="induction_maps draws that kind"):
-        viz.overlap_thresholds(results()["induction"])
+    expect_error("induction_maps draws that kind", viz.overlap_thresholds, results()["induction"])
 
 
 @pytest.mark.parametrize("target", ["after_last", "last", "after_any"])
 def test_motif_maps_share_the_colours_of_attention(target: str) -> None:
     ds = results()["motif"]
     fig = viz.repeated_motif_map(ds, target=target)
-    for trace, name in zip(coloured(fig), ("prefix_matching", "control", "advantage"), strict=True):
+    for trace, name in zip(heatmaps(fig), ("prefix_matching", "control", "advantage"), strict=True):
         np.testing.assert_array_equal(trace.z, ds[name].sel(target=target))
     one, two, three = fig.layout.coloraxis, fig.layout.coloraxis2, fig.layout.coloraxis3
     assert (one.cmin, one.cmax) == (two.cmin, two.cmax)
     assert three.cmin == -three.cmax
     assert two_digits(-0.001) == "0.00"
-    with pytest.raises(UnknownNameError, match="after_last"):
-        viz.repeated_motif_map(ds, target="after_lost")
+    expect_error("after_last", viz.repeated_motif_map, ds, target="after_lost")
 
 
 def test_parroting_maps_are_means_over_series_or_one_of_them() -> None:
     ds = results()["parroting"]
     names = ("mass", "copy_error_change", "parrot_error_change", "truth_error_change")
     fig = viz.head_parroting_map(ds)
-    for trace, name in zip(coloured(fig), names, strict=True):
+    for trace, name in zip(heatmaps(fig), names, strict=True):
         np.testing.assert_allclose(trace.z, ds[name].mean("series"))
     one = viz.head_parroting_map(ds, series="nile")
-    for trace, name in zip(coloured(one), names, strict=True):
+    for trace, name in zip(heatmaps(one), names, strict=True):
         np.testing.assert_array_equal(trace.z, ds[name].sel(series="nile"))
     assert f"lag {int(ds['lag'].sel(series='nile'))};" in one.layout.meta["subtitle"]
     # what is unknown for one series is left out of the mean, what is unknown for all is not drawn
@@ -131,13 +122,13 @@ def test_parroting_maps_are_means_over_series_or_one_of_them() -> None:
     holed["parrot_error_change"][:] = np.nan
     fig = viz.head_parroting_map(holed)
     np.testing.assert_array_equal(fig.data[0].z, ds["mass"][..., 1])
-    assert [trace.name for trace in coloured(fig)] == ["attention at the lag", "off the copied lag", "off the truth"]
+    assert [trace.name for trace in heatmaps(fig)] == ["attention at the lag", "off the copied lag", "off the truth"]
 
 
 def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
     ds = results()["thought"]
     fig = viz.thought_lines(ds, series="elnino")
-    panels = {trace.xaxis: trace.name for trace in fig.data if trace.type == "heatmap"}
+    panels = {trace.xaxis: trace.name for trace in heatmaps(fig)}
     drawn = [trace for trace in fig.data if trace.name in ("spurious line", "other line")]
     own = np.flatnonzero(ds["line_series"].values == "elnino")
     assert len(drawn) == len(own)
@@ -153,7 +144,7 @@ def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:
     count = int(ds["spurious"].values[own].sum())
     assert f"{count} of {len(own)} spurious" in fig.layout.meta["title"]
     last = viz.thought_lines(ds, series="elnino", layers=["2"])
-    assert len([trace for trace in last.data if trace.type == "heatmap"]) == 1
+    assert len(heatmaps(last)) == 1
     assert not [trace for trace in last.data if trace.name == "spurious line"]
 
 
@@ -167,5 +158,4 @@ def test_counts_of_lines_are_means_over_series() -> None:
     np.testing.assert_allclose(lines[-1].y, 100 * ds["spurious_mass"].mean("series"))
     np.testing.assert_array_equal([line.y for line in lines[:-1]], 100 * ds["spurious_mass"].values.T)
     assert len(viz.thought_counts(results()["thought"].isel(series=[0])).data) == 3
-    with pytest.raises(InputError, match="thought_lines or thought_counts draws that kind"):
-        viz.induction_maps(ds)
+    expect_error("thought_lines or thought_counts draws that kind", viz.induction_maps, ds)

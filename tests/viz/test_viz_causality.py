@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import plotly.graph_objects as go
 import pytest
 
 import planted
+from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError
-from tsfm_lens.viz.noise import NOT_ABOVE
+from viz.marks import heatmaps, named
 
 UNDATED = planted.series(dated=False)
-
-
-def heatmaps(fig: go.Figure) -> list[go.Heatmap]:
-    """The maps, without what is drawn over cells in the noise."""
-    return [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
-
-
-def line(fig: go.Figure, name: str) -> go.Scatter:
-    return next(trace for trace in fig.data if trace.name == name)
 
 
 @pytest.mark.parametrize("value", ["recovered", "effect"])
@@ -39,7 +30,7 @@ def test_both_series_and_the_stretch_where_they_differ_are_drawn() -> None:
     ds = planted.patching(UNDATED)
     fig = viz.patching_map(ds)
     for name, context in (("clean", "context"), ("corrupted", "corrupted_context")):
-        drawn = line(fig, f"{name}, and its forecast")
+        (drawn,) = named(fig, f"{name}, and its forecast")
         np.testing.assert_array_equal(drawn.y, np.concatenate([ds[context][0], ds[f"{name}_forecast"][0]]))
     assert [(shape.x0, shape.x1) for shape in fig.layout.shapes if shape.type == "rect"] == [(-8.5, -0.5)]
     assert "8 of 24 steps" in fig.layout.meta["subtitle"]
@@ -62,7 +53,7 @@ def test_all_positions_at_once_make_a_bar_a_component() -> None:
 def test_patched_forecasts_are_those_that_recover_most() -> None:
     ds = planted.patching()
     fig = viz.patched_forecasts(ds, top=2)
-    lines = [trace.y for trace in fig.data if trace.name == "patched forecast"]
+    lines = [trace.y for trace in named(fig, "patched forecast")]
     forecasts = [ds["forecast"].isel(component=place, position=place, series=0) for place in (2, 1)]
     np.testing.assert_array_equal(lines, forecasts)
     assert "recovers 1" in fig.layout.annotations[0].text
@@ -73,15 +64,14 @@ def test_the_estimate_is_drawn_against_the_exact_share() -> None:
     ds = planted.attribution_patching()
     fig = viz.attribution_patching_scatter(ds)
     for layer in (0, 1):
-        mine, dots = ds.isel(component=ds["layer_index"].values == layer), line(fig, f"layer {layer}")
+        mine, (dots,) = ds.isel(component=ds["layer_index"].values == layer), named(fig, f"layer {layer}")
         np.testing.assert_array_equal(dots.x, mine["recovered"].values.ravel())
         np.testing.assert_array_equal(dots.y, mine["first_order"].values.ravel())
         assert dots.showlegend
-    identity = line(fig, "estimate = exact")
+    (identity,) = named(fig, "estimate = exact")
     assert identity.x == identity.y
     assert "mean absolute error 0.05556, rank correlation 0.9" in fig.layout.meta["subtitle"]
-    with pytest.raises(InputError, match="no variable 'recovered'"):
-        viz.attribution_patching_scatter(ds.drop_vars("recovered"))
+    expect_error("no variable 'recovered'", viz.attribution_patching_scatter, ds.drop_vars("recovered"))
 
 
 def test_paths_are_ordered_by_depth_and_missing_ones_are_not_zero() -> None:
@@ -105,8 +95,7 @@ def test_names_without_a_stack_are_read() -> None:
     fig = viz.path_map(ds)
     assert list(fig.layout.yaxis.ticktext) == nodes
     assert list(fig.layout.xaxis.ticktext) == [*nodes, "output"]
-    with pytest.raises(InputError, match="'the end' is no component"):
-        viz.path_map(ds.assign_coords(receiver=[*nodes, "the end"]))
+    expect_error("'the end' is no component", viz.path_map, ds.assign_coords(receiver=[*nodes, "the end"]))
 
 
 def test_the_circuit_stands_filled_at_its_places() -> None:
@@ -126,13 +115,12 @@ def test_the_circuit_stands_filled_at_its_places() -> None:
 
 def test_the_strongest_edges_are_drawn_as_wide_as_they_are_strong() -> None:
     circuit, edges = planted.circuit(), planted.edges()
-    drawn = [trace for trace in viz.circuit_graph(circuit, edges, most=2).data if trace.name == "edge"]
+    drawn = named(viz.circuit_graph(circuit, edges, most=2), "edge")
     assert [trace.line.width for trace in drawn] == pytest.approx([0.6 + 5.4 / 2, 6])
     assert "decoder.0.cross_attn.0 → output" in drawn[-1].hovertemplate
     with pytest.raises(InputError, match=r"encoder\.0\.mlp"):
         viz.circuit_graph(circuit, edges.assign_coords(receiver=["encoder.0.mlp", *edges["receiver"].values[1:]]))
-    with pytest.raises(InputError, match="'edges' is needed"):
-        viz.circuit_graph(circuit, planted.paths())
+    expect_error("'edges' is needed", viz.circuit_graph, circuit, planted.paths())
 
 
 def test_the_curve_has_the_sizes_that_were_tried() -> None:

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import xarray as xr
 
 import planted
+from refusals import expect_error
 from tsfm_lens import viz
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.tokens import pooled, ruler, token_axis
-
-
-def heatmaps(fig):
-    """The maps, without what is drawn over cells in the noise."""
-    return [t for t in fig.data if t.type == "heatmap" and t.name != NOT_ABOVE]
+from viz.marks import heatmaps, named
 
 
 def test_ablation_heatmap_has_every_median_in_its_cell(ablation):
@@ -44,11 +38,10 @@ def test_ablation_forecasts_take_the_strongest_heads_and_mlps(ablation):
     strength = [c for c in ablation["component"].values if ablation["kind"].sel(component=c) != "layer"]
     titles = [a.text.split("<br>")[0] for a in fig.layout.annotations]
     assert titles == strength[::-1][:6]
-    ablated = [t for t in fig.data if t.name == "ablated forecast"]
+    ablated = named(fig, "ablated forecast")
     top = float(list(ablation["component"].values).index(strength[-1]))
     np.testing.assert_allclose(ablated[0].y, 100 + np.arange(6) + top)
-    unablated = [t for t in fig.data if t.name == "unablated forecast"]
-    np.testing.assert_allclose(unablated[-1].y, 100.5 + np.arange(6))
+    np.testing.assert_allclose(named(fig, "unablated forecast")[-1].y, 100.5 + np.arange(6))
 
 
 def test_bars_are_sorted_signed_and_complete(attribution):
@@ -89,8 +82,7 @@ def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):
     one = viz.attribution_bars(attribution, top=3).data[0].x
     np.testing.assert_allclose(viz.attribution_bars(patch, top=3).data[0].x, 0.5 * np.array(one))
     np.testing.assert_allclose(viz.attribution_bars(patch, top=3, quantile=0.9).data[0].x, 0.9 * np.array(one))
-    with pytest.raises(UnknownNameError, match=r"no quantile '0\.8'"):
-        viz.attribution_bars(patch, quantile=0.8)
+    expect_error(r"no quantile '0\.8'", viz.attribution_bars, patch, quantile=0.8)
 
 
 def test_attribution_heatmap_is_symmetric_and_in_model_order(attribution):
@@ -123,12 +115,9 @@ def test_tokens_lie_at_their_spans_with_gaps():
     assert owner.tolist() == [1, -1, 3, 0]
     assert axis.aside_labels() == ["EOS"]
     assert axis.words(0) == "steps 4 to 7"
-    with pytest.raises(InputError, match=r"cover the same steps"):
-        token_axis(ds.assign_coords(key_start=("key", [4, -8, -1, -5])), "key")
-    with pytest.raises(InputError, match=r"token 0 covers no step"):
-        token_axis(ds.assign_coords(key_stop=("key", [4, -4, -1, 4])), "key")
-    with pytest.raises(InputError, match="'query_start'"):
-        token_axis(ds, "query")
+    expect_error(r"cover the same steps", token_axis, ds.assign_coords(key_start=("key", [4, -8, -1, -5])), "key")
+    expect_error(r"token 0 covers no step", token_axis, ds.assign_coords(key_stop=("key", [4, -4, -1, 4])), "key")
+    expect_error("'query_start'", token_axis, ds, "query")
 
 
 def test_attention_map_places_tokens_in_time_and_specials_aside(attention):
@@ -143,8 +132,7 @@ def test_attention_map_places_tokens_in_time_and_specials_aside(attention):
     assert "attends to steps -12 to -9" in cells.text[0][0]
     assert "REG token" in cells.text[0][4]
     assert "right of the dotted line: REG; under the dotted line: START" in fig.layout.meta["subtitle"]
-    line = next(t for t in fig.data if t.name == "context")
-    np.testing.assert_allclose(line.x, np.arange(-12, 0))
+    np.testing.assert_allclose(named(fig, "context")[0].x, np.arange(-12, 0))
     # the series stands over the map: zooming one zooms the other
     assert fig.layout.xaxis.matches == "x2"
     np.testing.assert_allclose(fig.layout.coloraxis.cmax, pattern.max())
@@ -155,7 +143,6 @@ def test_attention_grid_draws_every_head_on_shared_axes(attention):
     maps = heatmaps(fig)
     assert len(maps) == 4
     pattern = attention["pattern"].values
-    # keys: three patches, a gap, REG; queries: two steps, a gap, START
     z = np.asarray(maps[3].z)
     assert_close(z[:2, :3], pattern[1, 1, 1:, :3], depth=16, dtype=np.float32)
     assert_close(z[:2, 4], pattern[1, 1, 1:, 3], depth=16, dtype=np.float32)

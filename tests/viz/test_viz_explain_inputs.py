@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from refusals import expect_error
 from tsfm_lens import explain, viz
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 from tsfm_lens.models import load
 from tsfm_lens.viz.input_attribution import read_effects, read_inputs
 
@@ -101,8 +102,7 @@ def test_the_map_has_every_segment_and_step() -> None:
     np.testing.assert_array_equal(cells.z, ds["attribution"].sel(quantile=0.5))
     fewer = viz.input_map(ds, top=2)
     assert len(fewer.data[0].z) == 2
-    with pytest.raises(UnknownNameError, match=r"0\.9"):
-        viz.input_map(ds, quantile=0.95)
+    expect_error(r"0\.9", viz.input_map, ds, quantile=0.95)
 
 
 def test_each_series_is_a_dot_in_each_row() -> None:
@@ -115,8 +115,7 @@ def test_each_series_is_a_dot_in_each_row() -> None:
     # dots in one place stand in line
     level = viz.input_beeswarm(ds.assign(effect=0 * ds["effect"] + 1))
     assert len({float(y) for trace in level.data for y in trace.y}) == ds["effect"].size
-    with pytest.raises(InputError, match="input_beeswarm draws that kind"):
-        viz.input_map(ds)
+    expect_error("input_beeswarm draws that kind", viz.input_map, ds)
 
 
 def test_readings_tell_the_sum_and_what_stands_out() -> None:

@@ -3,33 +3,23 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 
 import plotly.graph_objects as go
 import plotly.io as pio
 import pytest
 
+from refusals import expect_error
 from specimens.marks import unexplained
 from tsfm_lens import viz
-from tsfm_lens.errors import InputError, RenderError
+from tsfm_lens.errors import RenderError
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.sheet import blank
-
-needs_browser = pytest.mark.skipif(
-    not (shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")),
-    reason="no Chromium on the path",
-)
+from viz.marks import needs_browser
 
 
-def test_importing_registers_the_template_and_imports_no_torch():
-    code = (
-        "import sys, plotly.io as pio; before = pio.templates.default; import tsfm_lens.viz; "
-        "print(pio.templates.default == before, 'tsfm_lens' in pio.templates, 'torch' in sys.modules)"
-    )
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.split() == ["True", "True", "False"]
+def test_importing_registers_the_template_and_leaves_plotlys_the_default():
+    assert "tsfm_lens" in pio.templates
+    assert pio.templates.default == "plotly"
 
 
 def test_user_strings_show_letter_by_letter(forecast):
@@ -56,10 +46,19 @@ def test_save_html_is_self_contained_and_json_round_trips(forecast, tmp_path):
     assert json.loads(again.to_json()) == json.loads(fig.to_json())
 
 
-def test_save_refuses_an_unknown_suffix(tmp_path):
-    with pytest.raises(InputError, match=r"'fan\.jpg'.*\.html, \.json, \.png, \.svg, \.pdf"):
-        viz.save(go.Figure(), tmp_path / "fan.jpg")
-    assert not list(tmp_path.iterdir())
+@pytest.mark.parametrize(
+    ("place", "words"),
+    [
+        ("fan.jpg", r"'fan\.jpg'.*\.html, \.json, \.png, \.svg, \.pdf"),
+        ("afile/fan.html", "afile is a file; give a folder"),
+        ("folder.html", r"folder.html' cannot be written: Is a directory"),
+    ],
+)
+def test_a_figure_that_cannot_be_written_is_refused_by_its_path(tmp_path, place, words):
+    (tmp_path / "afile").touch()
+    (tmp_path / "folder.html").mkdir()
+    expect_error(words, viz.save, go.Figure(), tmp_path / place)
+    assert {file.name for file in tmp_path.iterdir()} == {"afile", "folder.html"}
 
 
 def test_without_kaleido_or_a_browser_the_message_says_what_to_install(tmp_path, monkeypatch):
@@ -68,8 +67,7 @@ def test_without_kaleido_or_a_browser_the_message_says_what_to_install(tmp_path,
     with pytest.raises(RenderError, match=r"needs a Chrome or Chromium, and none was found.*BROWSER_PATH"):
         viz.save(go.Figure(), tmp_path / "a.svg")
     monkeypatch.setattr("tsfm_lens.viz.saving.find_spec", lambda name: None)
-    with pytest.raises(RenderError, match=r'pip install "tsfm-lens-toolbox\[static\]"'):
-        viz.save(go.Figure(), tmp_path / "a.png")
+    expect_error(r'pip install "tsfm-lens-toolbox\[static\]"', viz.save, go.Figure(), tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
 
 

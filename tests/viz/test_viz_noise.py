@@ -13,6 +13,7 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.viz.noise import NOT_ABOVE
 from tsfm_lens.viz.zero_ablation import strongest
+from viz.marks import heatmaps, named
 
 FLOOR = 0.05
 
@@ -23,10 +24,6 @@ def judged(ds: xr.Dataset, name: str, dims: Sequence[str], stands: np.ndarray, r
     parts = {"estimate": estimate, "low": estimate - reach, "high": estimate + reach, "stands_out": stands}
     ds = ds.assign({f"{name}_{part}": (tuple(dims), values) for part, values in parts.items()})
     return ds.assign({f"{name}_floor": ("series", np.full(ds.sizes["series"], FLOOR))})
-
-
-def veils(fig: go.Figure) -> list[go.Heatmap]:
-    return [trace for trace in fig.data if trace.name == NOT_ABOVE]
 
 
 def subtitle(fig: go.Figure) -> str:
@@ -42,9 +39,9 @@ def noisy(ablation: xr.Dataset) -> xr.Dataset:
 def test_cells_in_the_noise_are_veiled_and_their_numbers_in_brackets(noisy: xr.Dataset) -> None:
     fig = viz.ablation_heatmap(noisy)
     stands = dict(zip(noisy["component"].values, noisy["spearman_distance_stands_out"].values, strict=True))
-    veiled = {(v.xaxis, v.yaxis): v for v in veils(fig)}
+    veiled = {(v.xaxis, v.yaxis): v for v in named(fig, NOT_ABOVE)}
     seen = 0
-    for trace in [trace for trace in fig.data if trace.name != NOT_ABOVE]:
+    for trace in heatmaps(fig):
         veil = veiled.get((trace.xaxis, trace.yaxis))
         for place in np.ndindex(*np.shape(trace.z)):
             words = trace.customdata[place[0]][place[1]]
@@ -66,7 +63,7 @@ def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr
     unknown = ablation.drop_vars([name for name in ablation if str(name).startswith("spearman_distance_")])
     for ds, floor in ((unknown, False), (every, True)):
         fig = viz.ablation_heatmap(ds)
-        assert not veils(fig)
+        assert not named(fig, NOT_ABOVE)
         assert NOT_ABOVE not in subtitle(fig)
         assert (f"noise floor {FLOOR}" in subtitle(fig)) == floor
 
@@ -78,7 +75,7 @@ def test_cells_without_numbers_have_a_dot() -> None:
     ds = planted.paths(planted.rivers_and_roads(), rows, values)
     stands = values > 4
     fig = viz.path_map(judged(ds, "recovered", ["sender", "receiver"], stands))
-    (veil,) = veils(fig)
+    (veil,) = named(fig, NOT_ABOVE)
     pale = {(a, b) for a, b in np.argwhere(np.isfinite(np.asarray(veil.z, dtype=float)))}
     assert pale == {(a, b) for a, b in np.argwhere(np.isfinite(values) & ~stands)}
     assert {veil.text[a][b] for a, b in pale} == {"·"}
@@ -103,12 +100,9 @@ def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: x
     bars = [trace for trace in fig.data if trace.type == "bar"][1]
     stands = dict(zip(effects["component"].values, effects["self_repair_stands_out"].values, strict=True))
     assert list(bars.marker.pattern.shape) == ["" if stands[name] else "/" for name in bars.y]
-    low, high = (
-        dict(zip(effects["component"].values, effects[f"self_repair_{end}"].values, strict=True))
-        for end in ("low", "high")
-    )
-    np.testing.assert_allclose(np.add(bars.x, bars.error_x.array), [high[name] for name in bars.y])
-    np.testing.assert_allclose(np.subtract(bars.x, bars.error_x.arrayminus), [low[name] for name in bars.y])
+    shown = effects.sel(component=list(bars.y))
+    np.testing.assert_allclose(np.add(bars.x, bars.error_x.array), shown["self_repair_high"])
+    np.testing.assert_allclose(np.subtract(bars.x, bars.error_x.arrayminus), shown["self_repair_low"])
     bands = [shape for shape in fig.layout.shapes if shape.type == "rect"]
     assert [(band.x0, band.x1) for band in bands] == [(-FLOOR, FLOOR)]
     assert "hatched" in subtitle(fig)
@@ -145,7 +139,7 @@ def test_curves_have_bands_and_points_that_are_hollow_in_the_noise(gain: xr.Data
     assert [list(trace.marker.symbol) for trace in means] == [["circle", "circle-open"]] * 3
     for trace, rows in zip(means, gain["gain"].mean("series").values[:, 1:], strict=True):
         np.testing.assert_allclose(trace.y, rows)
-    low, high = ([t for t in fig.data if t.name == f"interval of the mean{end}"] for end in (" from", ""))
+    low, high = (named(fig, f"interval of the mean{end}") for end in (" from", ""))
     for mean, foot, top in zip(means, low, high, strict=True):
         np.testing.assert_allclose(np.subtract(top.y, mean.y), 3.0)
         np.testing.assert_allclose(np.subtract(mean.y, foot.y), 3.0)

@@ -9,28 +9,25 @@ import planted
 from tsfm_lens import viz
 from tsfm_lens.testing import assert_close, last_digit
 from tsfm_lens.viz import theme
+from viz.marks import heatmaps, named
 
 STEPS = 6
-
-
-def lines(fig, name: str):
-    return [t for t in fig.data if t.name == name]
 
 
 def test_recipes_are_columns_and_series_are_rows():
     recipes = planted.recipes(planted.rivers_and_roads())
     fig = viz.recipe_forecasts(recipes, samples=2)
-    assert len(lines(fig, "context")) == 6
+    assert len(named(fig, "context")) == 6
     # the original's median is repeated in every panel, the ablated one stands in its own
-    assert len(lines(fig, "original forecast (median)")) == 6
-    ablated = lines(fig, "ablated forecast (median)")
+    assert len(named(fig, "original forecast (median)")) == 6
+    ablated = named(fig, "ablated forecast (median)")
     np.testing.assert_array_equal(ablated[1].y, recipes["truth"].values[0] + 20)
     np.testing.assert_array_equal(ablated[2].y, recipes["truth"].values[1] + 10)
     titles = [a.text for a in fig.layout.annotations]
     assert titles[1] == "few<br>without 1 head (12.5 %)<br>distance 0.25"
     assert "without 6 heads (75 %) + 2 MLPs" in titles[2]
     assert titles[-1] == "distance 2.00"
-    paths = lines(fig, "sampled paths")[2]
+    paths = named(fig, "sampled paths")[2]
     np.testing.assert_array_equal(paths.y[:6], recipes["truth"].values[0] + 19)
     assert np.isnan(paths.y[6])
     # rows share a value axis, all panels the steps
@@ -43,7 +40,7 @@ def test_recipes_are_columns_and_series_are_rows():
 def test_logit_maps_are_symmetric_and_peak_where_planted():
     logits = planted.lens_logits(planted.rivers_and_roads())
     fig = viz.lens_logit_map(logits, value_range=(-10, 40))
-    maps = [t for t in fig.data if t.type == "heatmap"]
+    maps = heatmaps(fig)
     assert len(maps) == 2
     for panel in maps:
         z = np.asarray(panel.z)
@@ -81,8 +78,8 @@ def test_the_scheme_shows_every_writer_with_its_share():
 def test_the_selected_patch_is_marked_at_its_first_step():
     patches = planted.patch_attention(planted.rivers_and_roads())
     fig = viz.selected_patch(patches, layer="0")
-    (mark,) = lines(fig, "most read by layer 0, head 1")
+    (mark,) = named(fig, "most read by layer 0, head 1")
     assert list(mark.x) == [-20, -20]
     assert "layer 0, head 1" in fig.layout.meta["title"]
-    (other,) = lines(viz.selected_patch(patches, layer="1", head=0), "most read by layer 1, head 0")
+    (other,) = named(viz.selected_patch(patches, layer="1", head=0), "most read by layer 1, head 0")
     assert list(other.x) == [-20, -20]

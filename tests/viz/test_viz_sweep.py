@@ -11,8 +11,8 @@ import pytest
 
 import planted
 from planted.sweep import Planted, single_heads
+from refusals import expect_error
 from tsfm_lens import viz
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.sweep_entries import baseline_of, order_words
 
@@ -237,14 +237,10 @@ def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, pd.DataFrame])
 
 def test_what_a_sweep_has_not_run_is_named(sweep: dict[str, pd.DataFrame]) -> None:
     ds = sweep["layers"]
-    with pytest.raises(InputError, match="no finished entry for growing ranges"):
-        viz.range_curves(ds[ds["family"] != "ranges"])
-    with pytest.raises(UnknownNameError, match=r"no part 'head'. Closest: heads"):
-        viz.layer_distances(ds, part="head")
-    with pytest.raises(UnknownNameError, match=r"no model 'alfa'. Closest: alpha"):
-        viz.head_curves(sweep["curves"], model="alfa")
-    with pytest.raises(InputError, match="head_curves draws that kind"):
-        viz.heads_at_layers(sweep["curves"])
+    expect_error("no finished entry for growing ranges", viz.range_curves, ds[ds["family"] != "ranges"])
+    expect_error(r"no part 'head'. Closest: heads", viz.layer_distances, ds, part="head")
+    expect_error(r"no model 'alfa'. Closest: alpha", viz.head_curves, sweep["curves"], model="alfa")
+    expect_error("head_curves draws that kind", viz.heads_at_layers, sweep["curves"])
 
 
 def test_names_show_letter_by_letter_and_figures_print() -> None:

@@ -12,8 +12,8 @@ import pytest
 import torch
 import xarray as xr
 
+from refusals import expect_error
 from tsfm_lens import registry, viz
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report.build import build_report, panels_of
 from tsfm_lens.training import Watch, attention_norms, together
 from tsfm_lens.viz.printing import COLUMNS
@@ -113,13 +113,10 @@ def test_snapshots_stand_side_by_side() -> None:
     inputs = viz.attention_snapshots(ds, layer="0.attn", across="input")
     assert len(inputs.data) == HEADS * 2
     np.testing.assert_array_equal(inputs.data[1].z, ds["pattern"].isel(snapshot=-1, layer=0, head=0, input=1))
-    with pytest.raises(InputError, match="across='rows'"):
-        viz.attention_snapshots(ds, across="rows")
+    expect_error("across='rows'", viz.attention_snapshots, ds, across="rows")
     for words, options in (("snapshot", {"snapshots": [11]}), (r"0\.attn", {"layer": "attn"})):
-        with pytest.raises(UnknownNameError, match=words):
-            viz.attention_snapshots(ds, **options)
-    with pytest.raises(InputError, match="row=2; the patterns of inputs 0 to 1"):
-        viz.attention_snapshots(ds, row=2)
+        expect_error(words, viz.attention_snapshots, ds, **options)
+    expect_error("row=2; the patterns of inputs 0 to 1", viz.attention_snapshots, ds, row=2)
 
 
 def test_histograms_hold_their_numbers() -> None:

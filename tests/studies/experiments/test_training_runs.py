@@ -15,9 +15,10 @@ import xarray as xr
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+from refusals import expect_error
 from tsfm_lens import viz
 from tsfm_lens.cli import app
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from tsfm_lens.errors import CheckpointError
 from tsfm_lens.report.build import panels_of
 from tsfm_lens.studies import experiments, recipes, samformer
 from tsfm_lens.studies.experiments.grid import Arm
@@ -43,29 +44,22 @@ def test_a_run_goes_on_where_it_was_stopped_and_only_then(tmp_path: Path) -> Non
     run, _, _ = experiments.prepare(chosen, tmp_path / "parts")
     (tmp_path / "parts" / "config.json").write_text(chosen.model_dump_json())
     run.run(until=4, quiet=True)
-    with pytest.raises(CheckpointError, match="--resume"):
-        experiments.train(chosen, tmp_path / "parts", quiet=True)
+    expect_error("--resume", experiments.train, chosen, tmp_path / "parts", quiet=True)
     again = experiments.train(chosen, tmp_path / "parts", resume=True, quiet=True)
     assert {**again, "seconds": 0} == {**whole, "seconds": 0}
     seen = [read_watch(tmp_path / name) for name in ("whole", "parts")]
     assert seen[0]["step"].values.tolist() == seen[1]["step"].values.tolist() == [0, 3, 6, 9]
     np.testing.assert_array_equal(seen[0]["sharpness"], seen[1]["sharpness"])
-    with pytest.raises(CheckpointError, match="no run to go on with"):
-        experiments.train(chosen, tmp_path / "none", resume=True)
-    with pytest.raises(CheckpointError, match="other settings"):
-        experiments.train(config(optimizer={"rho": 0.2}), tmp_path / "whole", resume=True)
+    expect_error("no run to go on with", experiments.train, chosen, tmp_path / "none", resume=True)
+    expect_error("other settings", experiments.train, config(optimizer={"rho": 0.2}), tmp_path / "whole", resume=True)
 
 
 def test_a_grid_trains_what_is_missing_and_gathers_it(tmp_path: Path) -> None:
     arms = list(experiments.of_seeds({"plain": config(), "with SAM": config(optimizer={"rho": 0.1})}, (0, 1)))
     assert [(arm.name, arm.config.seed) for arm in arms] == [
-        ("plain", 0),
-        ("with SAM", 0),
-        ("plain", 1),
-        ("with SAM", 1),
+        (name, seed) for seed in (0, 1) for name in ("plain", "with SAM")
     ]
-    with pytest.raises(InputError, match="no run"):
-        experiments.gathered(arms, tmp_path)
+    expect_error("no run", experiments.gathered, arms, tmp_path)
     asked: list[str] = []
     assert experiments.run_arms(arms[:3], tmp_path, quiet=True)
     assert experiments.run_arms(arms, tmp_path, quiet=True, progress=lambda name, *_: asked.append(name))
@@ -84,11 +78,8 @@ def test_a_grid_trains_what_is_missing_and_gathers_it(tmp_path: Path) -> None:
 
 def test_what_was_watched_is_gathered_too(tmp_path: Path) -> None:
     watch = {"every": 1, "measures": ["sharpness", "attention"], "windows": 8, "products": 4, "snapshots": True}
-    arms = list(
-        experiments.of_seeds(
-            {"plain": config(watch=watch), "random": config("random-transformer", watch=watch)}, (0, 1)
-        )
-    )
+    kinds = {"plain": config(watch=watch), "random": config("random-transformer", watch=watch)}
+    arms = list(experiments.of_seeds(kinds, (0, 1)))
     experiments.run_arms(arms, tmp_path, quiet=True)
     data = experiments.gathered(arms, tmp_path)
     seen = read_watch(tmp_path / "random-1")
@@ -167,8 +158,7 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
         fields = {"model": {"name": model, "options": options}, "data": data, "optimizer": optimizer}
         arms[name] = experiments.TrainConfig.model_validate({**fields, "plan": {"epochs": 2}})
     runs = list(experiments.of_seeds(arms, range(2)))
-    with pytest.raises(InputError, match="no run"):
-        experiments.ends(runs, tmp_path)
+    expect_error("no run", experiments.ends, runs, tmp_path)
     assert experiments.run_arms(runs[:3], tmp_path, quiet=True)
     found = experiments.ends(runs, tmp_path, windows=3, products=200)
     made = samformer.benchmark(data["file"], length=24, horizon=6)
@@ -195,12 +185,10 @@ def test_what_trained_weights_are_like_is_measured_at_the_weights_that_were_kept
     norms_of = experiments.end_norms(found, ["waves 6 SAMformer"])
     assert norms_of["nuclear_norm"].shape == (1, 1, 1, 6)
     assert norms_of["n_keys"].values.tolist() == [2]
-    with pytest.raises(UnknownNameError, match="waves 6 SAMformer"):
-        experiments.end_norms(found, ["waves 6 SAMforme"])
+    expect_error("waves 6 SAMformer", experiments.end_norms, found, ["waves 6 SAMforme"])
     toy = list(experiments.of_seeds({"toy": config()}, (0,)))
     experiments.run_arms(toy, tmp_path, quiet=True)
-    with pytest.raises(InputError, match="of no benchmark"):
-        experiments.ends(toy, tmp_path)
+    expect_error("of no benchmark", experiments.ends, toy, tmp_path)
     gathered = experiments.gathered(runs, tmp_path)
     assert (gathered["rho"].values.tolist(), gathered["horizon"].values.tolist()) == ([0.2, 0.0], [6, 6])
 

@@ -9,7 +9,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from refusals import expect_error
+from tsfm_lens.errors import InputError
 from tsfm_lens.studies.method_scores import leaderboard as explained
 from tsfm_lens.zoo.planted import plant
 
@@ -82,18 +83,15 @@ def test_a_part_is_measured_again_and_the_rest_stays(tmp_path: Path, monkeypatch
 
 
 def test_what_is_no_method_is_refused() -> None:
-    with pytest.raises(UnknownNameError, match="shapley"):
-        explained.benchmark("shaply", **FEW)
+    expect_error("shapley", explained.benchmark, "shaply", **FEW)
     with pytest.raises(InputError, match="level"):
         explained.benchmark(the_truth, "outputs", **FEW)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="expected"):
-        explained.benchmark(lambda case: [1.0], **FEW)
+    expect_error("expected", explained.benchmark, lambda case: [1.0], **FEW)
 
     def never(case: explained.ExplanationCase) -> np.ndarray:
         raise InputError("not this one")
 
-    with pytest.raises(InputError, match="explains none"):
-        explained.measured(never, **FEW)
+    expect_error("explains none", explained.measured, never, **FEW)
 
 
 def unlike(values: np.ndarray, period: int) -> float:

@@ -8,10 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch, bundled
-from tsfm_lens.errors import InputError, RenderError, UnknownNameError
+from tsfm_lens.errors import InputError, RenderError
 from tsfm_lens.figures import named as room
 from tsfm_lens.figures.named import figures, find_figure, make_figure, write_figure
 from tsfm_lens.registry import measurements
@@ -40,16 +41,12 @@ def test_every_renderer_and_every_figure_of_the_paper_has_a_name() -> None:
 
 def test_names_are_found_as_people_write_them() -> None:
     assert find_figure("6B") is find_figure("fig. 6b") is find_figure("Figure 6B") is find_figure(" 6b ")
-    with pytest.raises(UnknownNameError, match="stable_rank_map"):
-        find_figure("stable_rank")
-    with pytest.raises(UnknownNameError, match="figure '99'"):
-        find_figure("99")
+    expect_error("stable_rank_map", find_figure, "stable_rank")
+    expect_error("figure '99'", find_figure, "99")
     # the nearest names are of no help where the figure is drawn from a sweep
     for number in (2, 3, 4, 7, 8, 9, 10, 11, 16, 19):
-        with pytest.raises(UnknownNameError, match=rf"drawn from a sweep.*tsfm-lens reproduce S3-F{number}\b"):
-            find_figure(f"figure {number}")
-    with pytest.raises(UnknownNameError, match=r"tsfm-lens sweep report S3-F10\.store"):
-        find_figure("10")
+        expect_error(rf"drawn from a sweep.*tsfm-lens reproduce S3-F{number}\b", find_figure, f"figure {number}")
+    expect_error(r"tsfm-lens sweep report S3-F10\.store", find_figure, "10")
 
 
 @pytest.mark.parametrize("name", ["1C", "1D", "23"])
@@ -98,20 +95,17 @@ def test_windows_tile_the_series_without_overlap() -> None:
         stop = len(whole[source]) - int(left)
         np.testing.assert_array_equal(truth, whole[source][stop - 16 : stop])
         np.testing.assert_array_equal(context, whole[source][stop - 16 - len(context) : stop - 16])
-    with pytest.raises(InputError, match="100 steps has no context beside 64"):
-        windows(lens_of("chronos-bolt"), series, 64)
+    expect_error("100 steps has no context beside 64", windows, lens_of("chronos-bolt"), series, 64)
 
 
 def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = make_figure("21", lens_of("chronos-bolt").run(short(), 6, holdout=True))
-    with pytest.raises(UnknownNameError, match=r"format 'jpg'.*png"):
-        write_figure(made, tmp_path / "new", formats=["json", "jpg"])
+    expect_error(r"format 'jpg'.*png", write_figure, made, tmp_path / "new", formats=["json", "jpg"])
     # the matrices have as many panels as heads; one column is too narrow for them
     wide = replace(
         made, files=tuple(replace(p, figure=p.figure.update_layout(meta={"min_width": 900})) for p in made.files)
     )
-    with pytest.raises(InputError, match="89 mm"):
-        write_figure(wide, tmp_path / "new", formats=["html", "svg"], column="single")
+    expect_error("89 mm", write_figure, wide, tmp_path / "new", formats=["html", "svg"], column="single")
 
     def fail_late(figure: object, kind: str, **options: object) -> bytes:
         if kind == "svg":

@@ -14,6 +14,7 @@ import torch
 import xarray as xr
 
 import tsfm_lens
+from refusals import expect_error
 from reproductions import nano, ours, parts, row, settings, verdict, words
 from tiny_lenses import fresh
 from tsfm_lens import compress, ranks
@@ -197,8 +198,7 @@ def test_sizes_are_compared_within_an_architecture_and_opened_in_turn(monkeypatc
 def test_models_that_cannot_be_measured_are_refused() -> None:
     with pytest.raises(InputError, match="two models are called 'bolt-nano'"):
         reproduce("S0-F4", [nano("bolt-nano"), nano("bolt-nano")], **SHORT)
-    with pytest.raises(InputError, match="reads tokens of text"):
-        reproduce("S3-F2", text(), **FEW)
+    expect_error("reads tokens of text", reproduce, "S3-F2", text(), **FEW)
 
 
 SMALL: dict[str, Callable[[Context], MeasuredValues]] = {
@@ -282,5 +282,4 @@ def test_options_of_models_are_refused() -> None:
     for options in ({"model": "bolt-nano"}, {"data": [1.0]}, {"windows": 2}, {"horizon": 3}, {"num_samples": 1}):
         with pytest.raises(InputError, match="S0-TH6 is of no model"):
             reproduce("S0-TH6", **options)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="seeds is 0"):
-        reproduce("S0-TH6", seeds=0)
+    expect_error("seeds is 0", reproduce, "S0-TH6", seeds=0)

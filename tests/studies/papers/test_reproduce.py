@@ -17,9 +17,9 @@ from scipy.stats import spearmanr
 from typer.testing import CliRunner, Result
 
 import tsfm_lens
+from refusals import expect_error
 from reproductions import nano, ours, settings, words
 from tsfm_lens.cli import app
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import architectures, load
 from tsfm_lens.probes import head_entropy, induction_overlap, sharp_heads
 from tsfm_lens.studies.papers.context import MeasuredValues
@@ -123,8 +123,7 @@ def test_settings_that_agree_are_not_listed() -> None:
     found = compare(item, MeasuredValues(values, {"motif": "32", "repeats": "5", "sequences": "64"}))
     assert found["setting"].values.tolist() == ["repeats", "sequences"]
     assert found["paper_setting"].values.tolist() == ["4", "not given"]
-    with pytest.raises(InputError, match="reports no number for this model"):
-        compare(item, MeasuredValues({"something else": 1.0}))
+    expect_error("reports no number for this model", compare, item, MeasuredValues({"something else": 1.0}))
 
 
 def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
@@ -154,8 +153,7 @@ def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
 def test_requests_that_cannot_be_measured_are_refused(
     name: str, model: str, options: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        reproduce(name, nano(model), **options)
+    expect_error(message, reproduce, name, nano(model), **options)
 
 
 @pytest.fixture(scope="module")

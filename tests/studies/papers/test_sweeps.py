@@ -12,6 +12,7 @@ import pytest
 import xarray as xr
 
 import tsfm_lens
+from refusals import expect_error
 from reproductions import nano, ours, row, settings
 from tsfm_lens.errors import CheckpointError, InputError, SweepFailedError, UnknownNameError
 from tsfm_lens.studies.papers.items import ITEMS
@@ -177,16 +178,14 @@ def test_the_most_ablatable_layer_is_that_of_the_smallest_rise(store: Path) -> N
 
 def test_what_is_missing_is_said_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "store"
-    with pytest.raises(InputError, match="lacks 97 of 97"):
-        reproduce("S3-T1", "bolt-nano", store=folder, benchmark=tmp_path)
+    expect_error("lacks 97 of 97", reproduce, "S3-T1", "bolt-nano", store=folder, benchmark=tmp_path)
 
     def away(*args: object) -> None:
         raise CheckpointError("not in the local hub cache; `hf download Datadog/Toto-Open-Base-1.0`")
 
     with monkeypatch.context() as patched:
         patched.setattr("tsfm_lens.sweep.run.sweeping.open_model", away)
-        with pytest.raises(CheckpointError, match="hf download"):
-            reproduce("S3-F17", None, SERIES, horizon=8, store=folder)
+        expect_error("hf download", reproduce, "S3-F17", None, SERIES, horizon=8, store=folder)
     assert not folder.exists()
 
 
@@ -232,11 +231,9 @@ def test_which_model_stands_for_which_row() -> None:
     small, base = Subject("c", "chronos-bolt", 6, 8), Subject("d", "chronos-bolt", 12, 12)
     assert list(rows_of([small])) == known
     # the paper's own model, whose rows it leaves open, stands for no other
-    with pytest.raises(InputError, match="does not say which layers"):
-        rows_of([base])
+    expect_error("does not say which layers", rows_of, [base])
     assert list(rows_of([timesfm, base])) == known[:1]
-    with pytest.raises(InputError, match="both stand for the row"):
-        rows_of([timesfm, small])
+    expect_error("both stand for the row", rows_of, [timesfm, small])
 
 
 def gathered(**results: pd.DataFrame) -> Gathered:
@@ -302,5 +299,4 @@ def test_half_of_the_mlps_of_bolt_and_toto(bolt_rise: float, holds: float) -> No
 
 
 def test_a_lens_has_no_name_that_a_worker_could_open(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="opens its models by name"):
-        reproduce("S3-T1", nano("bolt-nano"), SERIES, store=tmp_path / "store")
+    expect_error("opens its models by name", reproduce, "S3-T1", nano("bolt-nano"), SERIES, store=tmp_path / "store")

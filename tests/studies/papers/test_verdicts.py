@@ -11,9 +11,9 @@ import pytest
 from scipy import stats
 
 import tsfm_lens
+from refusals import expect_error
 from reproductions import nano, settings
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
 from tsfm_lens.probes import head_entropy, induction_overlap, induction_scores
 from tsfm_lens.studies.papers.measures import induction as measures
 from tsfm_lens.studies.papers.measures.induction import (
@@ -143,10 +143,8 @@ def test_too_few_windows_are_undecided_and_say_so() -> None:
     assert (unknown.outcome, unknown.why) == (UNDECIDED, "it is not defined here")
     mixed = judged([ClaimPart("", np.array([1.0, -1.0] * 6), "x")], range(12))
     assert mixed.why == "the interval holds 0"
-    with pytest.raises(InputError, match="no part"):
-        judged([], [])
-    with pytest.raises(InputError, match="with 4 windows"):
-        judged([ClaimPart("", np.ones(3), "x")], range(4))
+    expect_error("no part", judged, [], [])
+    expect_error("with 4 windows", judged, [ClaimPart("", np.ones(3), "x")], range(4))
 
 
 def test_the_mean_s_interval_is_student_s_and_seeds_widen_it() -> None:
@@ -236,8 +234,7 @@ def test_windows_of_given_series_follow_one_another_and_belong_to_their_series()
     assert clusters == ("a", "b") * 3
     assert windows.ids[2:4] == ("a -4", "b -4")
     assert [values[-1] for values in windows.values] == [19, 29, 15, 25, 11, 21]
-    with pytest.raises(InputError, match="'a' has 20 steps: 5 windows of 4"):
-        last_windows(batch, 5, 4)
+    expect_error("'a' has 20 steps: 5 windows of 4", last_windows, batch, 5, 4)
     data = tsfm_lens.bundled("co2", "elnino").tail(150)
     found = reproduce("S3-F1E", nano("bolt-nano"), data, windows=4, horizon=8)
     here = settings(found)
@@ -253,9 +250,6 @@ def test_seeds_are_for_what_is_drawn() -> None:
     assert settings(drawn)["seeds"] == "2, from 0 on"
     along = reproduce("S3-F1E", lens, **options, seeds=2)
     assert "nothing that is measured is drawn" in settings(along)["seeds"]
-    with pytest.raises(InputError, match="seeds is 0"):
-        reproduce("S3-F2", lens, **options, seeds=0)
-    with pytest.raises(InputError, match="takes one seed"):
-        reproduce("S3-T1", "bolt-nano", seeds=2)
-    with pytest.raises(InputError, match="horizon of 2 or more"):
-        reproduce("S3-F2", lens, **{**options, "horizon": 1})
+    expect_error("seeds is 0", reproduce, "S3-F2", lens, **options, seeds=0)
+    expect_error("takes one seed", reproduce, "S3-T1", "bolt-nano", seeds=2)
+    expect_error("horizon of 2 or more", reproduce, "S3-F2", lens, **{**options, "horizon": 1})

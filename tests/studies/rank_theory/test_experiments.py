@@ -8,9 +8,9 @@ import torch
 import xarray as xr
 from scipy.spatial.distance import pdist
 
+from refusals import expect_error
 from tiny_lenses import fresh
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import embedding_ranks, weight_ranks
 from tsfm_lens.studies import rank_theory
@@ -114,8 +114,7 @@ def test_bins_have_their_values_and_special_tokens_are_left_out() -> None:
     centres = lens.native.tokenizer.centers.double().numpy()
     assert_close(found["value"].values, centres, depth=10, dtype=np.float32)
     assert (found["neighbour_ratio"] < 0.2).all()
-    with pytest.raises(InputError, match="bolt-nano embeds patches"):
-        vocabulary_plane(load("bolt-nano"))
+    expect_error("bolt-nano embeds patches", vocabulary_plane, load("bolt-nano"))
 
 
 def test_random_embeddings_have_the_directions_of_their_patches() -> None:
@@ -141,11 +140,9 @@ def test_random_embeddings_have_the_directions_of_their_patches() -> None:
     np.testing.assert_array_equal(own["epsilon_rank"], noise["epsilon_rank"])
     assert_close(own["singular_value"].values, noise["singular_value"].values, depth=1000, dtype=np.float32)
     for patches, given in (((0,), runs), ((1,), [])):
-        with pytest.raises(InputError, match="expected one run or more"):
-            spectra_by_patch(given, patches=patches)
+        expect_error("expected one run or more", spectra_by_patch, given, patches=patches)
     text = fresh("t5")
-    with pytest.raises(InputError, match="reads text"):
-        spectra_by_patch(text.run([np.full(20, 7.0)], 2))
+    expect_error("reads text", spectra_by_patch, text.run([np.full(20, 7.0)], 2))
 
 
 def test_ranks_of_several_models_are_the_means_of_each() -> None:
@@ -164,7 +161,5 @@ def test_ranks_of_several_models_are_the_means_of_each() -> None:
             assert_close(own[name].values, ranks.mean("matrix").values, depth=100)
             np.testing.assert_array_equal(own[f"{name}_low"], ranks.min("matrix"))
             np.testing.assert_array_equal(own[f"{name}_high"], ranks.max("matrix"))
-    with pytest.raises(InputError, match="two models are called 'bolt-nano'"):
-        ranks_by_model([lenses[0], lenses[0]])
-    with pytest.raises(InputError, match="there is no model"):
-        ranks_by_model([])
+    expect_error("two models are called 'bolt-nano'", ranks_by_model, [lenses[0], lenses[0]])
+    expect_error("there is no model", ranks_by_model, [])

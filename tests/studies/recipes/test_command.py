@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from refusals import expect_error
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.studies.recipes import train
 from tsfm_lens.studies.recipes.corpus import arrays_of, load_corpus
@@ -99,14 +100,12 @@ def test_a_run_is_not_written_over(command: partial[None], tmp_path: Path, monke
     for asked in ({}, {"start": tmp_path / "run" / "chronos-nano"}):
         with monkeypatch.context() as patch:
             patch.setattr(train, "load_corpus", undrawn)
-            with pytest.raises(CheckpointError, match=r"holds a run .*state\.pt, log\.jsonl, history.* by --resume"):
-                command(**asked)
+            expect_error(r"holds a run .*state\.pt, log\.jsonl, history.* by --resume", command, **asked)
     assert contents(tmp_path / "run") == run
     command(resume=True)
     command(end_within=2)
     (tmp_path / "run" / STATE).unlink()
-    with pytest.raises(CheckpointError, match=r"\(log\.jsonl, history\); give another --out, or remove that folder"):
-        command()
+    expect_error(r"\(log\.jsonl, history\); give another --out, or remove that folder", command)
 
 
 def test_ends_are_kept(command: partial[None], token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
@@ -114,8 +113,7 @@ def test_ends_are_kept(command: partial[None], token_recipe: TrainingRecipe, cor
     run = {name: data for name, data in contents(tmp_path / "run").items() if "ended" not in name}
     command(end_within=2)
     ended = contents(tmp_path / "run" / "ended")
-    with pytest.raises(CheckpointError, match=r"ended holds a run already .*; remove that folder"):
-        command(end_within=2)
+    expect_error(r"ended holds a run already .*; remove that folder", command, end_within=2)
     assert contents(tmp_path / "run") == run | ended
 
 

@@ -12,8 +12,9 @@ import typer
 import xarray as xr
 from typer.testing import CliRunner
 
+from refusals import expect_error
 from tsfm_lens import probes
-from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.errors import InputError
 from tsfm_lens.studies.recipes.history import TrainingHistory, initial_model, main
 from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.studies.recipes.train import Trainer
@@ -60,15 +61,12 @@ def test_what_is_no_run_is_refused(trained: TrainingHistory, token_recipe: Train
     wide = token_recipe.model_copy(update={"config": token_recipe.config | {"num_heads": 4}})
     with pytest.raises(InputError, match="step 5 has"):
         probes.training_history({0: initial_model(token_recipe), 5: initial_model(wide)}, n_sequences=2, **SMALL)
-    with pytest.raises(CheckpointError, match="no training run"):
-        TrainingHistory(tmp_path)
+    expect_error("no training run", TrainingHistory, tmp_path)
     with pytest.raises(InputError, match="nearest is that of step 8"):
         trained[11]
-    with pytest.raises(InputError, match="no checkpoints"):
-        probes.training_history({})
+    expect_error("no checkpoints", probes.training_history, {})
     (trained.folder / LOG).unlink()
-    with pytest.raises(CheckpointError, match="no training run"):
-        TrainingHistory(trained.folder)
+    expect_error("no training run", TrainingHistory, trained.folder)
 
 
 def test_the_command_writes_a_file_that_opens(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:
@@ -88,8 +86,7 @@ def test_a_run_of_another_task_is_refused(patch_recipe: TrainingRecipe, corpus: 
     Trainer(patch_recipe, tmp_path, corpus).run(until=1, quiet=True)
     state = torch.load(tmp_path / "state.pt", weights_only=True)
     torch.save({**state, "identity": '{"seed": 0}'}, tmp_path / "state.pt")
-    with pytest.raises(CheckpointError, match=r"state\.pt is of another run"):
-        TrainingHistory(tmp_path)
+    expect_error(r"state\.pt is of another run", TrainingHistory, tmp_path)
 
 
 def test_losses_of_another_measure_are_left_out(patch_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path) -> None:

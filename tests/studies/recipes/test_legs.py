@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from recipe_runs import assert_same_weights, resumed, run
-from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError
+from refusals import expect_error
+from tsfm_lens.errors import InputError
 from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
 from tsfm_lens.studies.recipes.models import build_model, widened
 from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe, recipe
@@ -96,15 +97,11 @@ def test_a_command_that_cannot_go_on_draws_no_series(token_recipe: TrainingRecip
     export(build_model(token_recipe), tmp_path / "token")
     np.savez(tmp_path / "real.npz", **{"training/a": np.arange(700.0)})
     where = {"out": tmp_path / "runs" / "run", "real": tmp_path / "real.npz"}
-    with pytest.raises(CheckpointError, match="has other weights than bolt-nano"):
-        main("bolt-nano", **where, start=tmp_path / "token")
-    with pytest.raises(InputError, match="trained in one phase"):
-        main("chronos2-nano", **where, start=tmp_path / "token")
+    expect_error("has other weights than bolt-nano", main, "bolt-nano", **where, start=tmp_path / "token")
+    expect_error("trained in one phase", main, "chronos2-nano", **where, start=tmp_path / "token")
     for going_on in ({"resume": True}, {"end_within": 5}):
-        with pytest.raises(CheckpointError, match=r"no state\.pt in"):
-            main("bolt-nano", **where, **going_on)
-        with pytest.raises(InputError, match="--start begins the last phase"):
-            main("bolt-nano", **where, start=tmp_path / "token", **going_on)
+        expect_error(r"no state\.pt in", main, "bolt-nano", **where, **going_on)
+        expect_error("--start begins the last phase", main, "bolt-nano", **where, start=tmp_path / "token", **going_on)
     assert not (tmp_path / "runs").exists()
 
 
@@ -203,10 +200,8 @@ def test_what_cannot_grow_is_refused(token_recipe: TrainingRecipe, group_recipe:
     model = build_model(token_recipe)
     with pytest.raises(InputError, match=r"only Chronos and Chronos-Bolt .* Chronos2Model"):
         widened(build_model(group_recipe), {"d_ff": 32}, seed=0)
-    with pytest.raises(UnknownNameError, match=r"d_models.*d_model"):
-        widened(model, {"d_models": 32}, seed=0)
-    with pytest.raises(InputError, match="d_ff=8 is below the model's 16"):
-        widened(model, {"d_ff": 8}, seed=0)
+    expect_error(r"d_models.*d_model", widened, model, {"d_models": 32}, seed=0)
+    expect_error("d_ff=8 is below the model's 16", widened, model, {"d_ff": 8}, seed=0)
     with pytest.raises(InputError, match="two of the model's buckets"):
         widened(trained(token_recipe), WIDER | {"relative_attention_num_buckets": 64}, seed=0)
 

@@ -12,9 +12,9 @@ import torch
 import xarray as xr
 
 from recipe_runs import resumed, run
+from refusals import expect_error
 from tsfm_lens import load
 from tsfm_lens.compress import Compressed, LowRankLinear, matrices, sizes
-from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.models import Lens
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.studies.rank_theory.embeddings import ChebyshevEmbedding
@@ -156,8 +156,7 @@ def test_a_new_option_leaves_old_identities_alone(token_recipe: TrainingRecipe, 
 def test_what_a_model_cannot_have_is_refused_before_anything_is_written(
     changes: dict[str, Any], words: str, token_recipe: TrainingRecipe, corpus: Corpus, tmp_path: Path
 ) -> None:
-    with pytest.raises((InputError, UnknownNameError), match=words):
-        Trainer(token_recipe.model_copy(update=changes), tmp_path / "run", corpus, device="cpu")
+    expect_error(words, Trainer, token_recipe.model_copy(update=changes), tmp_path / "run", corpus, device="cpu")
     assert not (tmp_path / "run").exists()
 
 
@@ -212,8 +211,7 @@ def test_an_ended_arm_stays(few: list[RecipeRun], corpus: Corpus, tmp_path: Path
 
 
 def test_arms_without_a_dense_one_are_not_compared(few: list[RecipeRun], corpus: Corpus, folder: Path) -> None:
-    with pytest.raises(InputError, match="'dense'"):
-        attention_record({few[1].name: {0: (few[1], folder)}}, corpus)
+    expect_error("'dense'", attention_record, {few[1].name: {0: (few[1], folder)}}, corpus)
 
 
 @pytest.mark.parametrize(("tokens", "ranks"), [(16, (3, 2, 2)), (13, (2, 0, 1)), (9, (4,))])
@@ -255,5 +253,4 @@ def test_arms_are_trained_alike_and_measured(
 
 
 def test_a_model_without_tokens_has_no_vocabulary_to_fix(patch_recipe: TrainingRecipe) -> None:
-    with pytest.raises(InputError, match="reads no tokens"):
-        build_model(patch_recipe.model_copy(update={"vocabulary_rank": 2}))
+    expect_error("reads no tokens", build_model, patch_recipe.model_copy(update={"vocabulary_rank": 2}))

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from refusals import expect_error
 from tsfm_lens.data import as_series
-from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models import Lens, load
@@ -85,12 +85,9 @@ def test_an_ablated_attention_leaves_the_linear_model() -> None:
 )
 def test_series_that_the_model_cannot_take_are_refused(series: np.ndarray, says: str) -> None:
     lens = load(drawn(normalise=True))
-    with pytest.raises(InputError, match=says):
-        lens.forecast(as_series([series]), H)
-    with pytest.raises(InputError, match="longer than the 7 steps"):
-        lens.forecast(lens.adapter.example(0, L), H + 1)
-    with pytest.raises(WiringError, match=r"lens_adapter\(\)"):
-        load(torch.nn.Linear(2, 2))
+    expect_error(says, lens.forecast, as_series([series]), H)
+    expect_error("longer than the 7 steps", lens.forecast, lens.adapter.example(0, L), H + 1)
+    expect_error(r"lens_adapter\(\)", load, torch.nn.Linear(2, 2))
 
 
 TABLES: dict[str, dict[str, Any]] = {"channels": {"channels": 3}, "time": {"channels": 5, "attention": "time"}}

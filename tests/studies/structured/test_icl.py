@@ -13,7 +13,8 @@ from pydantic import ValidationError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from refusals import expect_error
+from tsfm_lens.errors import InputError
 from tsfm_lens.studies import experiments
 from tsfm_lens.studies.structured.forms import REGRESSORS
 from tsfm_lens.studies.structured.training import (
@@ -180,11 +181,8 @@ def test_wrong_settings_are_refused_by_name() -> None:
         with pytest.raises(ValidationError, match=words):
             config(**fields)
     for options, words in (({"wdith": 3}, r"model\.options"), ({"heads": 3}, "divided")):
-        with pytest.raises(InputError, match=words):
-            experiments.prepare(config(options=options))
-    with pytest.raises(UnknownNameError, match="attention"):
-        make_regressor("atention", Prompts(3))
-    with pytest.raises(InputError, match="curriculum of -1"):
-        Prompts(3, curriculum=-1)
+        expect_error(words, experiments.prepare, config(options=options))
+    expect_error("attention", make_regressor, "atention", Prompts(3))
+    expect_error("curriculum of -1", Prompts, 3, curriculum=-1)
     with pytest.raises(InputError, match="takes 6 points of 3 inputs"):
         InContextTask(make_regressor("attention", Prompts(3), width=8, layers=1, heads=1), Prompts(4))
