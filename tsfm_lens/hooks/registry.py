@@ -212,8 +212,6 @@ class HookDispatcher:
         block = self._wiring.stack(point.stack).block(max(point.layer, 0))
         return ("", block) if point.layer >= 0 or point.name.endswith("hook_embed") else ("",)
 
-    # --- setting torch hooks -----------------------------------------------------------------------------
-
     def settle(self) -> None:
         """Bring the hooks on the model in line with the open blocks; may be broken off, and called again."""
         if self._thread is not threading.current_thread() and self._thread.is_alive():
@@ -331,8 +329,6 @@ class HookDispatcher:
             yield (site.module, "in"), "sizes", _FIRST, note_sizes
         yield (self._wiring.unembed.module, "out"), "read out", _FIRST, count_steps
 
-    # --- functions of torch hooks --------------------------------------------------------------------------
-
     def _at_site(self, point: Point) -> Callable[..., Any]:
         """Make the torch hook for a hook point on a module's inputs, or on its output."""
         arg, enters = point.site.arg, point.site.side == "in"
@@ -416,8 +412,6 @@ class HookDispatcher:
             self._heads[point.name] = tensor
             return tensor
         return self._fire(point, tensor)
-
-    # --- passage through a hook point ----------------------------------------------------------------------
 
     def _sizes(self, point: Point) -> dict[str, int]:
         """Return the lengths of axes that layouts may fold together."""
