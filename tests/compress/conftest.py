@@ -8,15 +8,8 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from tiny_lenses import lens_of
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import example_case
-
-
-@pytest.fixture(scope="session")
-def opened() -> Callable[[str], Lens]:
-    """Name of an architecture to its tiny lens."""
-    return lens_of
 
 
 @pytest.fixture(scope="session")

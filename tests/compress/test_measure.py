@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +12,7 @@ import torch
 import xarray as xr
 from typer.testing import CliRunner
 
+from tiny_lenses import lens_of
 from tsfm_lens import compress, viz
 from tsfm_lens.cli import app
 from tsfm_lens.compress import Compressed
@@ -48,8 +48,8 @@ def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
     assert (ring.x[0], ring.y[0]) == (60, 3)
 
 
-def test_errors_are_those_of_the_forecasts(opened: Callable) -> None:
-    lens = opened("chronos-bolt")
+def test_errors_are_those_of_the_forecasts() -> None:
+    lens = lens_of("chronos-bolt")
     batch = example_case(lens).batch
     run = lens.run(batch.select([1, 2, 3]), 6, holdout=True)
     other, _ = compress.compressed(compress.calibration_run(run), 0.2, method="svd")
@@ -75,8 +75,8 @@ def test_errors_are_those_of_the_forecasts(opened: Callable) -> None:
         compress.quality(lens.run(batch, 6), other)
 
 
-def test_overlap_and_perplexity_of_a_token_model(opened: Callable) -> None:
-    lens = opened("chronos")
+def test_overlap_and_perplexity_of_a_token_model() -> None:
+    lens = lens_of("chronos")
     batch = example_case(lens).batch.select([1, 2, 3])
     run = lens.run(batch, 6, holdout=True, num_samples=2)
     assert float(compress.quality(run, lens)["overlap"]) == 1.0
@@ -97,8 +97,8 @@ def test_overlap_and_perplexity_of_a_token_model(opened: Callable) -> None:
     assert_close(found["log_perplexity"], np.mean(losses, axis=0), depth=100)
 
 
-def test_calibration_sees_nothing_of_the_truth(opened: Callable) -> None:
-    lens = opened("chronos")
+def test_calibration_sees_nothing_of_the_truth() -> None:
+    lens = lens_of("chronos")
     batch = example_case(lens).batch.select([1, 2, 3])
     run = lens.run(batch, 6, holdout=True)
     earlier = compress.calibration_run(run)
@@ -109,8 +109,8 @@ def test_calibration_sees_nothing_of_the_truth(opened: Callable) -> None:
     assert compress.calibration_run(short).batch.lengths == short.batch.lengths
 
 
-def test_ranks_by_one_number(opened: Callable) -> None:
-    lens = opened("chronos-bolt")
+def test_ranks_by_one_number() -> None:
+    lens = lens_of("chronos-bolt")
     name = "decoder_blocks.0.cross_attn.q"
     weight = lens.adapter.model.get_submodule(compress.matrices(lens)[name].path).weight.detach().numpy()
     values = np.linalg.svd(weight.astype(float), compute_uv=False)
@@ -126,14 +126,9 @@ def test_ranks_by_one_number(opened: Callable) -> None:
 
 
 def test_the_command_writes_a_smaller_model_and_says_what_it_did(tmp_path: Path) -> None:
-    out = tmp_path / "small"
-    told = CliRunner().invoke(
-        app,
-        [
-            *("compress", "bolt-nano", "--keep", "0.25", "--method", "weighted", "--data", SERIES),
-            *("--out", str(out), "--horizon", "12", "--figure", str(tmp_path / "forecasts.html"), "--json"),
-        ],
-    )
+    out, figure = tmp_path / "small", tmp_path / "forecasts.html"
+    options = ["--keep", "0.25", "--method", "weighted", "--horizon", "12", "--figure", str(figure), "--json"]
+    told = CliRunner().invoke(app, ["compress", "bolt-nano", "--data", SERIES, "--out", str(out), *options])
     assert told.exit_code == 0, told.output
     found = json.loads(told.stdout)
     again = load(out)
@@ -186,8 +181,8 @@ def test_the_command_refuses_what_cannot_be(
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
-def test_operations_and_weights_are_those_of_counting(opened: Callable, name: str) -> None:
-    lens, key = opened(name), "encoder_blocks.0.self_attn.q"
+def test_operations_and_weights_are_those_of_counting(name: str) -> None:
+    lens, key = lens_of(name), "encoder_blocks.0.self_attn.q"
     smaller = compress.factorised(lens, {key: 1})
     found = compress.cost(lens, smaller, shapes=[(2, 32), (1, 10**6)], rounds=1)
     assert found["shape"].values.tolist() == ["2 x 32", f"1 x {lens.adapter.context_length}"]
@@ -233,8 +228,8 @@ def test_healing_trains_what_is_compressed_and_nothing_else() -> None:
     assert all(part.requires_grad and part.grad is None for part in healed.parameters())
 
 
-def test_a_token_model_is_healed_by_its_own_loss(opened: Callable) -> None:
-    lens = opened("chronos")
+def test_a_token_model_is_healed_by_its_own_loss() -> None:
+    lens = lens_of("chronos")
     run = lens.run(seasons(), 8, holdout=True)
     smaller = compress.prune(lens, ["decoder.1.mlp", "encoder.0.self_attn.1"])
     perplexity = [
@@ -244,14 +239,14 @@ def test_a_token_model_is_healed_by_its_own_loss(opened: Callable) -> None:
     assert perplexity[1] < perplexity[0]
 
 
-def test_what_cannot_be_healed_is_refused_and_ctrl_c_leaves_the_models_alone(opened: Callable) -> None:
-    lens = opened("chronos-bolt")
+def test_what_cannot_be_healed_is_refused_and_ctrl_c_leaves_the_models_alone() -> None:
+    lens = lens_of("chronos-bolt")
     run = lens.run(seasons(2), 8)
     smaller = compress.factorised(lens, {"encoder_blocks.0.self_attn.q": 2})
     for other, steps, words in (
         (lens, 9, "nothing to heal"),
         (smaller, 0, "steps=0"),
-        (opened("chronos-2"), 9, "no loss to heal 'chronos-2'"),
+        (lens_of("chronos-2"), 9, "no loss to heal 'chronos-2'"),
     ):
         with pytest.raises(InputError, match=words):
             compress.healed(other, run, steps=steps)

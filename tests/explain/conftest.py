@@ -72,17 +72,12 @@ def few() -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
     """Every section, of two items whose target and covariates have gaps."""
-    rng, steps, ahead = np.random.default_rng(3), 72, 6
-    items = []
-    for _ in range(2):
-        known, past = rng.normal(size=steps + ahead), rng.normal(size=steps)
-        target = 5 + 2 * known[:steps] + rng.normal(size=steps)
-        target[[0, 3, 4, 30, 31, steps - 2]] = np.nan
-        past[10:25] = np.nan
-        known[[7, 40, 41]] = np.nan
-        covariates = {"past_covariates": {"p": past, "k": known[:steps]}, "future_covariates": {"k": known[steps:]}}
-        items.append({"target": target, **covariates})
-    run = tsfm_lens.load("chronos2-nano").run(as_series(items, freq="h"), ahead)
+    items = [drawn(72, 6, seed) for seed in (3, 4)]
+    for item in items:
+        item["target"][[0, 3, 4, 30, 31, 70]] = np.nan
+        item["past_covariates"]["a"][10:25] = np.nan
+        item["past_covariates"]["k"][[7, 40, 41]] = np.nan
+    run = tsfm_lens.load("chronos2-nano").run(as_series(items, freq="h"), 6)
     folder, left = tmp_path_factory.mktemp("page"), dict[str, str]()
     found = explanation.explain(run, folder, options=few, left_out=left)
     panels = [panel for each in panels_of(found).values() for panel in each]

@@ -12,17 +12,10 @@ import xarray as xr
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain import (
-    attribute_inputs,
-    deletion_curves,
-    input_routes,
-    route_faithfulness,
-    segments,
-    verdict,
-)
+from tsfm_lens.explain import attribute_inputs, deletion_curves, input_routes, route_faithfulness, segments, verdict
 from tsfm_lens.explain.faithfulness import matched_sets, named_routes
 from tsfm_lens.explain.over_items import null_runs
-from tsfm_lens.models import Run, load
+from tsfm_lens.models import Run
 from tsfm_lens.testing import assert_close
 from tsfm_lens.zoo.planted import Card, plant
 
@@ -132,13 +125,9 @@ def test_controls_are_matched_and_other_components_where_possible(bolt_run: Run)
         assert sorted(map(str, kinds)) == sorted(str((one.stack, one.kind, one.head is None)) for one in components)
 
 
-def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not() -> None:
+def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(covariate_run: Run) -> None:
     """The known future of a covariate, which a trained model passes to the target through a few heads."""
-    rng, time = np.random.default_rng(0), np.arange(112)
-    known = rng.normal(size=112)
-    target = 20 + 3 * known[:96] + 5 * np.sin(2 * np.pi * time[:96] / 24)
-    item = {"target": target, "past_covariates": {"k": known[:96]}, "future_covariates": {"k": known[96:]}}
-    run = load("chronos2-nano").run(as_series([item], freq="h"), 16)
+    run = covariate_run.lens.run(covariate_run.batch.select([0, 1, 2]), 16)
     how: dict[str, Any] = {"reference": "seasonal naive"}
 
     def word(of: Run) -> str:

@@ -73,11 +73,8 @@ def known_run(rule: Rule, seed: int = 0) -> Run:
     """A run of that rule on a target with a past covariate "a" and a known one "k"."""
     rng = np.random.default_rng(seed)
     past = {name: rng.normal(size=STEPS) for name in "ak"}
-    item = {
-        "target": rng.normal(size=STEPS) + 3,
-        "past_covariates": past,
-        "future_covariates": {"k": rng.normal(size=HORIZON)},
-    }
+    target, ahead = rng.normal(size=STEPS) + 3, {"k": rng.normal(size=HORIZON)}
+    item = {"target": target, "past_covariates": past, "future_covariates": ahead}
     return Lens(Wired(Known(rule)), "known").run(as_series([item], seasonality=SEASON), HORIZON)
 
 

@@ -86,8 +86,12 @@ def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) ->
     for words, reference in refused.items():
         with pytest.raises((InputError, UnknownNameError), match=words):
             explain.reference_values(one, reference, 16)
+    parts = explain.segments(items, horizon=16, parts=2)
     with pytest.raises(InputError, match="of one item"):
-        explain.masked(items, explain.segments(items, horizon=16, parts=2), np.ones((1, 4)), horizon=16)
+        explain.masked(items, parts, np.ones((1, 4)), horizon=16)
+    for kind in (None, 3.0):
+        with pytest.raises(InputError, match="expected one of 'missing'"):
+            explain.masked(one, parts, np.ones((1, len(parts))), kind, horizon=16)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("reference", ["missing", "shuffled"])

@@ -96,13 +96,9 @@ def test_a_planted_covariate_goes_through_its_head_alone() -> None:
     planted = plant("covariate", "chronos-2")
     lens, head = planted.lens(), planted.card.components("mechanism")[0]
     rng = np.random.default_rng(1)
-    horizon = planted.card.horizon
-    item = {
-        "target": rng.normal(size=96).cumsum(),
-        "past_covariates": {"k": rng.normal(size=96)},
-        "future_covariates": {"k": rng.normal(size=horizon)},
-    }
-    run = lens.run(as_series([item]), horizon)
+    target, past, ahead = (rng.normal(size=size) for size in (96, 96, planted.card.horizon))
+    item = {"target": target.cumsum(), "past_covariates": {"k": past}, "future_covariates": {"k": ahead}}
+    run = lens.run(as_series([item]), planted.card.horizon)
     parts = segments(run, parts=2)
     routes = input_routes(run, parts=parts, reference="mean")
     future = [part.kind == "known covariate" and part.start == 0 for part in parts].index(True)

@@ -12,35 +12,28 @@ from tsfm_lens.viz.input_attribution import read_proof
 
 DRAWS = 39
 """So many that 5 % of them can be told."""
+HOLD = {"necessity": 0.9, "necessity_p": 0.03, "sufficiency": 0.9, "sufficiency_p": 0.03, "prediction_error": 0.1}
 
 
 def curves(area: float, p: float, rival: float | None = None, below: float = 1.0) -> xr.Dataset:
     """Of an order on trial, of whose random orders the share ``below`` has a smaller area, and of a rival."""
-    areas, names = [area], ["mine"]
-    if rival is not None:
-        areas, names = [area, rival], ["mine", "theirs"]
+    areas = [area] if rival is None else [area, rival]
     drawn = np.where(np.arange(DRAWS) < round(below * DRAWS), area - 1, area + 1)
     return xr.Dataset(
         {"area": ("explanation", areas), "p": ("explanation", [p] * len(areas)), "random_area": ("draw", drawn)},
-        coords={"explanation": names},
+        coords={"explanation": ["mine", "theirs"][: len(areas)]},
         attrs={"kind": "deletion_curves"},
     )
 
 
 def routes(*segments: dict[str, float]) -> xr.Dataset:
     """Of segments in the order of their effects; what is not given is of routes that hold."""
-    whole = [
-        {"necessity": 0.9, "necessity_p": 0.03, "sufficiency": 0.9, "sufficiency_p": 0.03} | each for each in segments
-    ]
-    of = {name: ("segment", [each[name] for each in whole]) for name in whole[0] if name != "prediction_error"}
-    error = ("segment", [each.get("prediction_error", 0.1) for each in whole])
-    names = ("segment", "cut"), [["0.mlp", "1.mlp", "all together"]] * len(whole)
-    drawn = {
-        f"random_{name}": (("segment", "draw"), np.zeros((len(whole), DRAWS))) for name in ("necessity", "sufficiency")
-    }
+    given = {name: ("segment", [each.get(name, value) for each in segments]) for name, value in HOLD.items()}
+    cut = ("segment", "cut"), [["0.mlp", "1.mlp", "all together"]] * len(segments)
+    drawn = ("segment", "draw"), np.zeros((len(segments), DRAWS))
     return xr.Dataset(
-        {**of, **drawn, "prediction_error": error, "cut_name": names},
-        coords={"segment": [f"part {number}" for number in range(len(whole))]},
+        {**given, "random_necessity": drawn, "random_sufficiency": drawn, "cut_name": cut},
+        coords={"segment": [f"part {number}" for number in range(len(segments))]},
         attrs={"kind": "route_faithfulness"},
     )
 

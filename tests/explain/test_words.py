@@ -14,7 +14,6 @@ import pytest
 
 from tsfm_lens import explain, explore
 from tsfm_lens.cli.analyses import explain as command
-from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.viz.input_routes import past_attention, read_routes
 from tsfm_lens.viz.theme import true_minus
@@ -34,12 +33,6 @@ def test_one_reference_stands_for_masked_steps_wherever_none_is_named(page: Any)
     assert len(defaults) > 10
     masked = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
     assert {*defaults.values(), *(page.found[kind].attrs["reference"] for kind in masked)} == {"mean"}
-
-
-@pytest.mark.parametrize("reference", [None, 3.0])
-def test_a_reference_of_no_kind_is_refused(bolt_run: Run, reference: object) -> None:
-    with pytest.raises(InputError, match="expected one of 'missing'"):
-        explain.attribute_inputs(bolt_run, reference=reference, parts=2)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

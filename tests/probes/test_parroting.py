@@ -20,9 +20,8 @@ from tsfm_lens.probes.parroting import amplitude_at, best_lag, dominant_period, 
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import lag_attention_map
 
+NAMES = sorted(architectures())
 SEASON = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0])
-
-
 WAVES = {
     "sine": lambda turn: np.sin(2 * np.pi * turn),
     "square": lambda turn: np.where(turn % 1 < 0.5, 1.0, -1.0),
@@ -80,7 +79,7 @@ def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
     assert naive_parrot(context[:15], 5, 8) is None
 
 
-@pytest.mark.parametrize("name", sorted(architectures()))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_model_that_repeats_its_context_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens = fresh(name)
     values = np.tile(np.arange(2.0, 9.0), 6) if getattr(lens.adapter, "integers", False) else np.tile(SEASON, 6)
@@ -130,23 +129,18 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
     assert 0 < float(at["chance"]) < 0.2
 
 
-NAMES = sorted(architectures())
-H = 4
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
-    lens = lens_of(name)
-    batch = as_series(series_for(lens))
-    draws = few_draws(lens)
-    truth = np.tile(batch.values[0][:H], (len(batch), 1))
-    run = lens.run(batch, H, truth=truth, **draws)
+    lens, horizon = lens_of(name), 4
+    batch, draws = as_series(series_for(lens)), few_draws(lens)
+    truth = np.tile(batch.values[0][:horizon], (len(batch), 1))
+    run = lens.run(batch, horizon, truth=truth, **draws)
     found = head_parroting(run, motif=5)
     context = batch.values[0]
     assert found.sizes["layer"] * found.sizes["head"] > 1
     lag, spread = int(found["lag"][0]), context.std()
     targets = {
-        "copy_error": np.resize(context[-lag:], H),
+        "copy_error": np.resize(context[-lag:], horizon),
         "parrot_error": found["parrot"].values[0],
         "truth_error": truth[0],
     }
@@ -160,7 +154,7 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
         assert_close(float(found[error][0]), before, depth=100, dtype=np.float32)
         change = float(found[f"{error}_change"].sel(layer=layer, head=head)[0])
         assert_close(change, after - before, depth=100, magnitude=before, dtype=np.float32)
-    looked = lag_attention(lens.run(batch.select(0), H, **draws), lag)
+    looked = lag_attention(lens.run(batch.select(0), horizon, **draws), lag)
     np.testing.assert_allclose(found["mass"].isel(series=0), looked["mass"])
     assert float(found["chance"][0]) == float(looked["chance"])
 
@@ -218,7 +212,7 @@ def test_the_period_of_a_season_is_found(period: float) -> None:
     assert dominant_period(values) == pytest.approx(period, rel=FOUND)
 
 
-@pytest.mark.parametrize("name", sorted(architectures()))
+@pytest.mark.parametrize("name", NAMES)
 def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens = fresh(name)
     steps = np.arange(48)

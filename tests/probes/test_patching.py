@@ -15,6 +15,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, PatchFrom, Steer
 from tsfm_lens.hooks.activations import TokenSpans
+from tsfm_lens.hooks.component import writers
 from tsfm_lens.models import architectures
 from tsfm_lens.probes import activation_patching, attribution_patching, edge_attribution, path_patching
 from tsfm_lens.probes.patching import contrast, slopes
@@ -254,8 +255,7 @@ def test_a_receiver_hears_the_sender_alone(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_last_branch_acts_directly(name: str) -> None:
     """Nothing comes after it, so its path to the output is all that patching it does."""
-    stack = lens_of(name).wiring.output_stack
-    last = Component(stack.name, stack.n_layers - 1, stack.rows(stack.n_layers - 1)[-1].kind)
+    last = writers(lens_of(name).wiring)[-1]
     paths = path_patching(*runs_of(name), senders=[last])
     whole = activation_patching(*runs_of(name), at=[last], positions="all", direction="noise")
     direct = paths["recovered"].sel(receiver="output").isel(sender=0)
@@ -283,8 +283,7 @@ def test_paths_in_rollouts(name: str) -> None:
     """Beyond one pass, too, the last branch acts directly, and a path to it ends in what it hears."""
     lens = lens_of(name)
     horizon = 8 if name == "chronos" else lens.adapter.longest_pass + 3
-    stack = lens.wiring.output_stack
-    last = Component(stack.name, stack.n_layers - 1, stack.rows(stack.n_layers - 1)[-1].kind)
+    stack, last = lens.wiring.output_stack, writers(lens.wiring)[-1]
     earlier = Component(stack.name, 0, list(stack.attentions(0))[-1].kind)
     samples = 6 if lens.adapter.readout != "quantile" else None
     pair = runs_of(name, horizon, select=0, rollout=True, num_samples=samples, seed=3)

@@ -16,8 +16,8 @@ from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, run_variants
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks import EditPattern, Intervention, PatchFrom, Resample, Zero
-from tsfm_lens.models import Encoded, Lens, load
+from tsfm_lens.hooks import EditPattern, Resample
+from tsfm_lens.models import Lens, load
 from tsfm_lens.testing import assert_close
 
 STEPS, HORIZON, SERIES, MANY = 40, 3, 3, 12
@@ -29,7 +29,7 @@ Call = Callable[[Lens, SeriesBatch, dict[str, Any]], xr.Dataset]
 MLPS = ["decoder.0.mlp", "decoder.1.mlp"]
 CALLS: dict[str, Call] = {
     "activation_patching": lambda m, x, _: probes.activation_patching(
-        m.run(x, HORIZON, rollout=False), m.run(other(x), HORIZON, rollout=False), at=MLPS
+        m.run(x, HORIZON, rollout=False), m.run(other(x), HORIZON, rollout=False), at=[*MLPS, "decoder.1.cross_attn.0"]
     ),
     "ablation_effects": lambda m, x, o: probes.ablation_effects(m.run(x, HORIZON, **o), components=MLPS),
     "ablation_recipes": lambda m, x, o: probes.ablation_recipes(m.run(x, HORIZON, **o), {"first": MLPS[:1]}),
@@ -118,35 +118,18 @@ def test_probes_find_the_same_one_series_at_a_time(name: str, monkeypatch: pytes
                 assert np.array_equal(actual, expected[probe][variable].values), what
 
 
-def bench(lens: Lens) -> tuple[Any, list[Intervention]]:
-    """An encoded batch, and interventions of every kind that a part of it can tell its rows of."""
+@pytest.mark.parametrize("name", NAMES)
+def test_what_looks_at_the_whole_batch_is_shown_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    lens, rows = load(name), list[int]()
     known: dict[str, Any] = {"horizon": HORIZON}
     if lens.adapter.readout == "token":
         known = {"future": np.ones((MANY, HORIZON))}
-    _, source = lens.run_with_cache(other(series(MANY)), names_filter=["**.hook_z", "**.mlp.hook_out"], **known)
-    targets = [*MLPS, "decoder.1.cross_attn.0"]
-    return lens.encode(series(MANY), **known), [Zero(MLPS[0]), *(PatchFrom(target, source) for target in targets)]
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_variants_of_a_forward_run_in_parts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    lens = load(name)
-    encoded, interventions = bench(lens)
-    variants = [Variant(str(index), (each,)) for index, each in enumerate(interventions)]
-
-    def read(output: torch.Tensor, _part: Encoded) -> torch.Tensor:
-        return output[..., :2]
-
-    whole = run_variants(lens, encoded, variants, read=read)
+    _, source = lens.run_with_cache(other(series(MANY)), names_filter="**.mlp.hook_out", **known)
+    encoded, run = lens.encode(series(MANY), **known), lens.adapter.run
     one_at_a_time(monkeypatch)
-    rows: list[int] = []
-    run = lens.adapter.run
     monkeypatch.setattr(
         lens.adapter, "run", lambda inputs: rows.append(len(next(iter(inputs.values())))) or run(inputs)
     )
-    assert_close(run_variants(lens, encoded, variants, read=read), whole, depth=DEPTH, dtype=torch.float32)
-    assert set(rows) == {1}
-    source = interventions[1].source  # type: ignore[attr-defined]
     for apart in (Resample(MLPS[0], source), EditPattern("decoder.0.cross_attn", torch.zeros_like)):
         rows.clear()
         run_variants(lens, encoded, [Variant("apart", (apart,))])

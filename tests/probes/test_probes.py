@@ -203,9 +203,6 @@ def test_head_entropy_is_scaled_over_all_heads(token_lens: Lens) -> None:
     np.testing.assert_allclose(result.entropy, (single[0] + single[1]) / 2)
 
 
-NANO = ("chronos-nano", "bolt-nano")
-
-
 def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabilities() -> None:
     lens = load("chronos-nano")
     context, truth = bundled("co2", "sunspots").tail(90).split(8)
@@ -220,7 +217,7 @@ def test_the_last_layers_logits_are_the_models_own_and_all_give_the_lens_probabi
     assert_close(mine, bins / bins.sum(-1, keepdims=True), depth=100, dtype=np.float32)
 
 
-@pytest.mark.parametrize("name", NANO)
+@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano"])
 def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(name: str) -> None:
     lens = load(name)
     context = bundled("co2", "sunspots").tail(90)

@@ -26,23 +26,19 @@ NAMES = sorted(architectures())
 QUERIES = "encoder.0.self_attn.W_Q"
 
 
-def edited(change: Callable[[torch.Tensor], torch.Tensor], name: str = "chronos-bolt") -> Lens:
+def edited(change: Callable[[torch.Tensor], torch.Tensor]) -> Lens:
     """A tiny model whose first encoder layer has other queries: ``change`` of their native matrix (out, in)."""
-    lens = fresh(name)
+    lens = fresh("chronos-bolt")
     weight = lens.model.encoder.block[0].layer[0].SelfAttention.q.weight
     with torch.no_grad():
         weight.copy_(change(weight.double()))
     return lens
 
 
-def of_rank(rank: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    """All directions but the first few taken away."""
-
-    def cut(weight: torch.Tensor) -> torch.Tensor:
-        u, s, vt = torch.linalg.svd(weight, full_matrices=False)
-        return (u[:, :rank] * s[:rank]) @ vt[:rank]
-
-    return cut
+def of_rank_3(weight: torch.Tensor) -> torch.Tensor:
+    """All directions but the first three taken away."""
+    u, s, vt = torch.linalg.svd(weight, full_matrices=False)
+    return (u[:, :3] * s[:3]) @ vt[:3]
 
 
 def dense(lens: Lens, stack: str, layer: int, kind: str, part: str) -> np.ndarray:
@@ -62,10 +58,8 @@ def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(n
     found = weight_ranks(lens, epsilon=[0.3, 0.01], per_head=True)
     whole = found.isel(matrix=np.flatnonzero(found["head"].values == ""))
     writers = sum(len(stack.rows(layer)) for stack in lens.wiring.stacks for layer in range(stack.n_layers))
-    attentions = {
-        (s, x, k) for s, x, k in zip(*(whole[n].values for n in ("stack", "layer", "layer_kind")), strict=True)
-    }
-    assert len(attentions) == writers
+    branches = zip(*(whole[part].values for part in ("stack", "layer", "layer_kind")), strict=True)
+    assert len(set(branches)) == writers
     for row in range(whole.sizes["matrix"]):
         place = [str(whole[n].values[row]) for n in ("stack", "layer", "layer_kind", "part")]
         values = np.linalg.svd(dense(lens, place[0], int(place[1]), place[2], place[3]), compute_uv=False)
@@ -99,7 +93,7 @@ def test_keys_and_values_that_heads_share_stand_once() -> None:
 @pytest.mark.parametrize(("precision", "name"), [(torch.float32, "float32"), (torch.bfloat16, "bfloat16")])
 def test_the_floor_is_where_rounding_of_the_checkpoint_puts_zeros(precision: torch.dtype, name: str) -> None:
     """Of a matrix of rank 3, what is left of the other singular values is rounding alone."""
-    lens = edited(of_rank(3))
+    lens = edited(of_rank_3)
     with torch.no_grad():
         for weight in lens.parameters():
             weight.copy_(weight.to(precision))
@@ -126,16 +120,11 @@ def test_what_is_not_finite_is_named() -> None:
             probe(broken)
 
 
-def of_values(values: np.ndarray, rows: int, seed: int = 0) -> np.ndarray:
-    """A matrix (rows, columns) of known singular values."""
-    rng = np.random.default_rng(seed)
-    left, right = (np.linalg.qr(rng.normal(size=(size, len(values))))[0] for size in (rows, len(values)))
-    return (left * values) @ right.T
-
-
 @pytest.mark.parametrize("parts", [[200], [1] * 200, [3, 0, 97, 100], [199, 1]])
 def test_streamed_singular_values_are_those_of_the_whole(parts: list[int]) -> None:
-    whole = of_values(np.geomspace(1, 1e-12, 12), 200)
+    rng = np.random.default_rng(0)
+    left, right = (np.linalg.qr(rng.normal(size=(size, 12)))[0] for size in (200, 12))
+    whole = (left * np.geomspace(1, 1e-12, 12)) @ right.T
     spectrum = StreamedSpectrum(12)
     for part in np.split(whole, np.cumsum(parts)[:-1]):
         spectrum.add(torch.tensor(part))
@@ -242,10 +231,7 @@ def run_of(lens: Lens, names: tuple[str, ...] = ("co2", "elnino")) -> Run:
 
 def rows_at(run: Run, point: str) -> torch.Tensor:
     """All tokens of all series at one point, (token, d_model), of one dense forward."""
-    stack = run.lens.wiring.stacks[0]
-    with torch.no_grad():
-        _, acts = run.lens.run_with_cache(run.encoded, names_filter=[point])
-    return acts[point][run.encoded.shown(stack.name)].double()
+    return run.record([point])[point][run.encoded.shown(run.lens.wiring.stacks[0].name)].double()
 
 
 @pytest.mark.parametrize("name", NAMES)

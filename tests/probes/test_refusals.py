@@ -14,7 +14,6 @@ import xarray as xr
 from contrasted import centred, runs_of, series_for
 from tiny_lenses import lens_of
 from tsfm_lens import explain, probes
-from tsfm_lens.data import bundled, shift_phase
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.models import Run
 
@@ -140,18 +139,17 @@ def test_a_lens_is_refused_what_its_probe_cannot_use(
         (lambda: probes.attention_rollout(one_run("chronos", *TWO)), "one series"),
         (lambda: probes.kernel_regression(one_run("timesfm-2.5")), "cross-attention"),
         (lambda: probes.lines_of_thought(one_run("t5")), "token ids, whose neighbours mean nothing"),
+        (lambda: probes.minimal_circuit(*runs_of("chronos-bolt"), how="mean"), "not both"),
+        (
+            lambda: probes.activation_patching(one_run("t5"), lens_of("t5")),
+            "as corrupted a Run.*; this is a Lens",
+        ),
+        (lambda: probes.weight_ranks(one_run("t5")), r"this is a Run; its \.lens is one"),
     ],
 )
-def test_a_model_or_batch_of_another_kind_is_refused(call: Callable[[], object], words: str) -> None:
+def test_a_model_batch_or_run_of_another_kind_is_refused(call: Callable[[], object], words: str) -> None:
     with pytest.raises(InputError, match=words):
         call()
-
-
-def test_a_circuit_takes_what_is_outside_from_one_place() -> None:
-    context = bundled("co2").tail(40)
-    runs = [lens_of("chronos-bolt").run(each, 4) for each in (context, shift_phase(context, 6, period=12))]
-    with pytest.raises(InputError, match="not both"):
-        probes.minimal_circuit(*runs, how="mean")
 
 
 ROOMS = {"probes": probes, "explain": explain}
@@ -182,13 +180,6 @@ def test_every_probe_says_what_it_takes(room: str, name: str, asked: str, place:
             probe(*others) if name != "compared_to_null" else probe(probes.attribute, *others)
         assert str(refused.value).startswith(f"{room}.{name} takes ")
         assert str(refused.value).endswith("None" if given is None else type(given).__name__) or given is run
-
-
-def test_the_second_run_of_a_contrast_is_named(run: Run) -> None:
-    with pytest.raises(InputError, match=r"takes as corrupted a Run.*; this is a Lens"):
-        probes.activation_patching(run, run.lens)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"this is a Run; its \.lens is one"):
-        probes.weight_ranks(run)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["layer_gain", "sharp_heads", "induction_overlap"])

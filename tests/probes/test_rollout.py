@@ -18,8 +18,6 @@ from tsfm_lens.probes import attention_rollout, autoregressive_attention, norm_w
 from tsfm_lens.probes.rollout import rolled
 from tsfm_lens.testing import assert_close
 
-NAMES = sorted(architectures())
-
 
 def test_a_hand_built_lag_is_a_band() -> None:
     lens = lens_of("chronos")
@@ -34,10 +32,7 @@ def test_a_hand_built_lag_is_a_band() -> None:
     assert_close(found["entropy"], 0, depth=16, magnitude=1.0, dtype=np.float32)
 
 
-REREADING = ["chronos", "chronos-2", "chronos-bolt", "moirai-2"]
-
-
-@pytest.mark.parametrize("name", REREADING)
+@pytest.mark.parametrize("name", ["chronos", "chronos-2", "chronos-bolt", "moirai-2"])
 def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     lens = lens_of(name)
     width = lens.adapter.longest_pass
@@ -98,19 +93,6 @@ def test_the_second_patch_of_a_long_map_is_the_library_s() -> None:
     assert_close(column.values, native, depth=100, magnitude=1.0, dtype=np.float32)
 
 
-def test_a_window_has_a_key_a_place() -> None:
-    lens, context = lens_of("chronos"), bundled("co2").tail(64)
-    forced_path = bundled("co2").values[0][None, -24:].copy()
-    window = autoregressive_attention(lens.run(context, 24, forced_path=forced_path), keys="window")
-    assert window["attention"].sizes == {"layer": 2, "head": 4, "key": 65, "query": 24}
-    time = autoregressive_attention(lens.run(context, 24, forced_path=forced_path))
-    # the window of the last pass begins sixteen steps later
-    last = time.isel(query=20).set_index(key=["key_special", "key_start"])["attention"]
-    places = [("", 16 - 64 + i) for i in range(64)]
-    np.testing.assert_array_equal(last.sel(key=places), window["attention"].isel(query=20, key=slice(64)))
-    assert_close(time["entropy"], window["entropy"], depth=100)
-
-
 def test_flow_of_known_patterns() -> None:
     eye = torch.eye(5, dtype=torch.float64)[None]
     assert_close(rolled([eye, eye, eye])[-1], eye[0], depth=100, magnitude=1.0)
@@ -123,10 +105,11 @@ def test_flow_of_known_patterns() -> None:
     assert_close(rolled([silent])[0], torch.eye(3, dtype=torch.float64), depth=100, magnitude=1.0)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", sorted(architectures()))
 def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
     lens = lens_of(name)
-    found = norm_weighted_attention(lens.run(series_for(lens), 4))
+    run = lens.run(series_for(lens), 4)
+    found = norm_weighted_attention(run)
     norms = found["norm"]
     assert np.isfinite(norms).all()
     stack = lens.wiring.output_stack
@@ -135,15 +118,13 @@ def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
     if stack.attention(kind, layer).post_norm:
         return
     # the triangle inequality: a head's write is no longer than its parts together
-    run = lens.run(series_for(lens), 4)
-    with torch.no_grad():
-        _, acts = lens.run_with_cache(run.encoded, names_filter=f"{stack.prefix}.{layer}.{kind}.hook_result")
-    written = acts[f"{stack.prefix}.{layer}.{kind}.hook_result"][0].norm(dim=-1).T.numpy()
+    point = f"{stack.prefix}.{layer}.{kind}.hook_result"
+    written = run.record([point])[point][0].norm(dim=-1).T.numpy()
     assert (written <= norms.isel(layer=0).sum("key").values * (1 + 1e-4) + 1e-5).all()
 
 
 def test_one_hot_patterns_contribute_what_is_written() -> None:
-    lens = lens_of("chronos")
+    lens, point = lens_of("chronos"), "decoder_blocks.1.cross_attn.hook_result"
 
     def first_key(pattern: torch.Tensor) -> torch.Tensor:
         moved = torch.zeros_like(pattern)
@@ -151,11 +132,9 @@ def test_one_hot_patterns_contribute_what_is_written() -> None:
         return moved
 
     with lens.edit(EditPattern("decoder.1.cross_attn", first_key)):
-        norms = norm_weighted_attention(lens.run(series_for(lens), 4), kind="cross_attn")["norm"].sel(layer="1")
         run = lens.run(series_for(lens), 4)
-        with torch.no_grad():
-            _, acts = lens.run_with_cache(run.encoded, names_filter="decoder_blocks.1.cross_attn.hook_result")
-    written = acts["decoder_blocks.1.cross_attn.hook_result"][0].norm(dim=-1).T.numpy()
+        norms = norm_weighted_attention(run, kind="cross_attn")["norm"].sel(layer="1")
+        written = run.record([point])[point][0].norm(dim=-1).T.numpy()
     assert_close(norms.sum("key"), written, depth=100, dtype=np.float32)
 
 

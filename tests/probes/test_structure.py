@@ -72,18 +72,16 @@ def test_entropic_rank_is_that_of_the_projected_heads_of_all_tokens(name: str) -
     lens = lens_of(name)
     generator = np.random.default_rng(3)
     series = [generator.normal(size=size).cumsum() for size in (40, 100)]
-    found = entropic_rank(lens.run(series, 6))
+    run = lens.run(as_series(series), 6)
+    found = entropic_rank(run)
     stack = lens.wiring.output_stack
     kind = str(found.attrs["attention"])
-    run = lens.run(as_series(series), 6)
     shown = run.encoded.shown(stack.name)
     np.testing.assert_array_equal(found["tokens"], shown.sum(1))
     assert len(set(found["tokens"].values.tolist())) == 2
     for layer in found["layer"].values:
-        point = f"{stack.prefix}.{layer}.{kind}.hook_z"
-        with torch.no_grad():
-            _, acts = lens.run_with_cache(run.encoded, names_filter=[point])
-        written = torch.einsum("bphd,hdm->bphm", acts[point], lens.weights.heads(int(layer), kind, stack.name).W_O)
+        point, weights = f"{stack.prefix}.{layer}.{kind}.hook_z", lens.weights.heads(int(layer), kind, stack.name)
+        written = torch.einsum("bphd,hdm->bphm", run.record([point])[point], weights.W_O)
         unit = torch.nn.functional.normalize(written.detach().double(), dim=-1)[shown]
         values = torch.linalg.svdvals(unit)
         share = values / values.sum(-1, keepdim=True)
@@ -167,12 +165,6 @@ def test_the_bound_holds_where_it_applies(seed: int, d: int, rank: int, size: fl
     held = found["missing"] <= found["bound"] * (1 + 1e-9) + 1e-12
     assert bool(held[found["applicable"]].all())
     assert bool(found["bound"][~found["applicable"]].isnan().all())
-
-
-def test_the_bound_applies_somewhere_and_is_no_tautology() -> None:
-    found = [concentration_bound(*draw(seed, 6, 7, 6, 2, 30.0), 2) for seed in range(60)]
-    assert sum(int(one["applicable"].sum()) for one in found) > 100
-    assert sum(int((one["bound"] < 1).sum()) for one in found) > 20
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,30 +29,20 @@ def network(seed: int = 0) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
 
 
-def batch(step: int) -> Tensor:
-    return torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
-
-
 def loss_of(model: nn.Module, step: int) -> Tensor:
-    given = batch(step)
+    given = torch.randn(8, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(step))
     return (model(given) - given[:, :2].sin()).square().mean()
 
 
-def closure_of(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, seen: list[float] | None = None) -> Any:
-    def closure() -> Tensor:
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
+    def closure(step: int) -> Tensor:
         optimizer.zero_grad()
         loss = loss_of(model, step)
         loss.backward()
-        if seen is not None:
-            seen.append(loss.item())
         return loss
 
-    return closure
-
-
-def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> list[Tensor]:
     for step in steps:
-        optimizer.step(closure_of(model, optimizer, step))
+        optimizer.step(partial(closure, step))
     return [weight.detach().clone() for weight in model.parameters()]
 
 

@@ -10,17 +10,8 @@ from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.training.series_source import LENGTH, Corpus, SeriesSource, draw_weights, tsmixup
 
 DRAWS = np.random.default_rng(0).normal(size=(18, LENGTH)).astype(np.float32)
-ROWS = {"rough": (0, 6), "harmonics": (6, 12), "walks": (12, 18)}
-
-
-@pytest.fixture
-def corpus() -> Corpus:
-    return Corpus(DRAWS, ROWS)
-
-
-@pytest.fixture
-def source(corpus: Corpus) -> SeriesSource:
-    return SeriesSource(corpus, seed=0)
+CORPUS = Corpus(DRAWS, {"rough": (0, 6), "harmonics": (6, 12), "walks": (12, 18)})
+SOURCE = SeriesSource(CORPUS, seed=0)
 
 
 def test_mixup_equals_the_algorithm_written_as_a_loop() -> None:
@@ -48,16 +39,16 @@ def test_weights_are_dirichlet_over_one_to_three_series() -> None:
     assert weights[used == 3].var(axis=0) == pytest.approx(variance, rel=5 * (2 / draws) ** 0.5)
 
 
-def test_a_batch_depends_on_seed_and_step_only(source: SeriesSource, corpus: Corpus) -> None:
-    again = SeriesSource(corpus, seed=0)
+def test_a_batch_depends_on_seed_and_step_only() -> None:
+    again = SeriesSource(CORPUS, seed=0)
     kwargs = {"mix": {"rough": 1.0, "walks": 2.0, "tsmixup": 1.0}, "rows": 8, "context": 24, "horizon": 8}
-    for one, two in zip(source.batch(7, **kwargs), again.batch(7, **kwargs), strict=True):
+    for one, two in zip(SOURCE.batch(7, **kwargs), again.batch(7, **kwargs), strict=True):
         np.testing.assert_array_equal(one, two)
-    assert not np.array_equal(source.batch(8, **kwargs)[1], source.batch(7, **kwargs)[1])
+    assert not np.array_equal(SOURCE.batch(8, **kwargs)[1], SOURCE.batch(7, **kwargs)[1])
 
 
-def test_only_the_left_of_a_context_is_cut(source: SeriesSource) -> None:
-    past, future = source.batch(0, mix={"harmonics": 1.0}, rows=400, context=24, horizon=8)
+def test_only_the_left_of_a_context_is_cut() -> None:
+    past, future = SOURCE.batch(0, mix={"harmonics": 1.0}, rows=400, context=24, horizon=8)
     missing = np.isnan(past.numpy())
     assert (np.diff(missing.astype(int), axis=1) <= 0).all()
     # 5 standard errors of a share of 0.2 among 400 rows
@@ -65,22 +56,22 @@ def test_only_the_left_of_a_context_is_cut(source: SeriesSource) -> None:
     assert np.isfinite(future.numpy()).all()
 
 
-def test_an_unknown_family_is_named_with_its_neighbour(source: SeriesSource) -> None:
+def test_an_unknown_family_is_named_with_its_neighbour() -> None:
     with pytest.raises(UnknownNameError, match="harmonics"):
-        source.batch(0, mix={"harmonic": 1.0}, rows=2, context=8, horizon=4)
+        SOURCE.batch(0, mix={"harmonic": 1.0}, rows=2, context=8, horizon=4)
 
 
-def test_a_row_is_a_crop_of_its_family(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_is_a_crop_of_its_family(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tsfm_lens.training.series_source.NOISE", (0.0,))
-    source = SeriesSource(corpus, seed=0)
+    source = SeriesSource(CORPUS, seed=0)
     crops = source.choose({"harmonics": 1.0}, np.random.default_rng([0, 3]), 20, 32)
     past, future = source.batch(3, mix={"harmonics": 1.0}, rows=20, context=24, horizon=8)
-    start, stop = corpus.rows["harmonics"]
+    start, stop = CORPUS.rows["harmonics"]
     assert ((crops.rows >= start) & (crops.rows < stop)).all()
     for row in range(20):
         at = crops.starts[row, 0] + crops.strides[row, 0] * np.arange(32)
         got = torch.cat([past[row], future[row]]).double().numpy()
         seen = ~np.isnan(got)
-        want = corpus.values[crops.rows[row, 0], at][seen]
+        want = CORPUS.values[crops.rows[row, 0], at][seen]
         # level, sign and unit are a straight line, whose correlation is 1; a level of 200 deviations leaves float noise
         assert abs(np.corrcoef(got[seen], want)[0, 1]) > 0.999
