@@ -170,6 +170,9 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     allowed = all(needs is None or needs.met(_chronos()) for needs in (measurement.needs, figure.needs))
     driven = measurement.theme == "Inputs" or not allowed
     results = ", ".join(f'cache["{kind}"]' for kind in (measurement.kind, *figure.beside))
+    if figure.probe_options:
+        asked = f"{{{measurement.kind!r}: {dict(figure.probe_options)!r}}}".replace("'", '"')
+        results = results.replace("cache[", f"results.Results(run, {asked})[", 1)
     options = "".join(f", {name}={value!r}" for name, value in figure.options.items())
     model, data = (
         ("chronos2-nano", "people.csv --target people --known weekend")
