@@ -9,7 +9,7 @@ from typing import Any
 # types of other libraries, whose documentation cannot be looked up without a network
 _LIBRARIES = """
     np numpy torch nn xr xarray pd pandas go plotly collections pathlib typing types annotated_types fractions
-    contextlib rich pyarrow os NoneType Path FieldInfo Tensor
+    contextlib rich pyarrow os NoneType Path FieldInfo Tensor pydantic ByteSize
 """.split()
 FOREIGN = [(r"py:.*", rf"({'|'.join(_LIBRARIES)})(\..*)?")]
 
