@@ -123,7 +123,7 @@ class HookRegistry:
 
 @dataclass
 class Act:
-    """What runs before or after a module: its rank (lowest first) and the points that it serves; None notes the end."""
+    """Callback at one side of a module: its rank (lowest first) and the points that it serves; None notes the end."""
 
     rank: float
     call: Callable[..., Any] | None

@@ -259,11 +259,11 @@ def sketches(context: Context) -> MeasuredValues:
     for heads, size, rank in SKETCHES:
         singular = np.exp(-np.arange(heads * size) / 3.0)
         for child in children(context.seed, context.draws(20)):
-            made = rank_theory.head_sketch(singular, heads, rank, heads * size + 4, seed=child)
-            output = rank_theory.attention(made.tokens, made.weights)
+            sketch = rank_theory.head_sketch(singular, heads, rank, heads * size + 4, seed=child)
+            output = rank_theory.attention(sketch.tokens, sketch.weights)
             # a value matrix of rank d̃ for all heads misses at least this
             shared.append(np.linalg.svd(output, compute_uv=False)[rank])
-            own.append(np.linalg.norm(output - rank_theory.attention(made.tokens, made.reduced), 2))
+            own.append(np.linalg.norm(output - rank_theory.attention(sketch.tokens, sketch.reduced), 2))
             floors.append(singular[rank] / 2)
             bounds.append(4 * np.sqrt(heads) * singular[heads * rank])
     sizes = "; ".join(f"h = {heads}, d_h = {size}, d̃ = {rank}" for heads, size, rank in SKETCHES)
