@@ -6,6 +6,8 @@ import os
 
 # read by torch and BLAS when they are first imported
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# twins take most of the time of a report; tests that are about them ask for some
+os.environ.setdefault("TSFM_LENS_TWINS", "0")
 
 import random
 import shutil

@@ -20,8 +20,9 @@ PACKAGE = "tsfm_lens"
 LAYERS = (
     ("errors",),
     ("extensions",),
-    ("registry", "ranks", "stats", "console", "places", "embedded"),
-    ("verdict",),
+    ("ranks", "stats", "console", "places", "embedded"),
+    ("findings", "verdict"),
+    ("registry",),
     ("data",),
     ("hooks",),
     ("models",),
@@ -45,7 +46,18 @@ LAYERS = (
 )
 """Packages from the bottom up; each imports from those below it and from itself alone."""
 LEVEL = {package: level for level, layer in enumerate(LAYERS) for package in layer}
-BELOW_FIGURES = {"errors", "extensions", "registry", "ranks", "stats", "places", "embedded", "verdict", "viz"}
+BELOW_FIGURES = {
+    "errors",
+    "extensions",
+    "registry",
+    "ranks",
+    "stats",
+    "places",
+    "embedded",
+    "findings",
+    "verdict",
+    "viz",
+}
 """Figures are drawn of datasets: viz imports nothing that knows a model."""
 
 PARTICIPLES = frozenset(

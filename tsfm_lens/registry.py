@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from inspect import cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.extensions import FIGURES, PROBES, load_extensions
+from tsfm_lens.findings import judged_names, with_twins
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -20,6 +23,9 @@ if TYPE_CHECKING:
     import xarray as xr
 
 VERSION = "0.1.0"
+TWINS = int(os.environ.get("TSFM_LENS_TWINS", "24"))
+"""Untrained twins of a report; of 24 others one model is the most extreme by chance less than once in 20 times."""
+_QUICK = 1.0  # seconds: probes that take longer have no twins unless asked for
 THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
 
 P = ParamSpec("P")
@@ -357,10 +363,39 @@ def probe(
         of_kinds = f" of {' and '.join(takes)}" if isinstance(takes, tuple) else ""
         on = _INPUT_WORDS[takes] if isinstance(takes, str) else of_kinds
         how = options if callable(options) else lambda results: options or {}
-        _PROBES[kind] = Probe(function, takes, words or f"{_name_of(function)}{on}", how, each)
-        return function
+
+        @wraps(function)
+        def compute(*args: Any, **arguments: Any) -> Any:
+            began = time.perf_counter()
+            result = function(*args, **arguments)
+            count = max((getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0)
+            if count < 0:
+                count = TWINS * (time.perf_counter() - began < _QUICK)
+            return beside_twins(function, result, count, args, arguments) if count else result
+
+        _PROBES[kind] = Probe(compute, takes, words or f"{_name_of(function)}{on}", how, each)
+        return cast(F, compute)
 
     return register
+
+
+def beside_twins(
+    probe: Callable[..., Any], result: xr.Dataset, count: int, args: Sequence[Any], options: Mapping[str, Any]
+) -> xr.Dataset:
+    """Compute a probe's result in so many untrained twins of the model as well, and add what they show.
+
+    Returns:
+        See :func:`tsfm_lens.findings.with_twins`; the result as it is where it holds no effects, or a twin refuses.
+    """
+    if not judged_names(result):
+        return result
+    options = {name: value for name, value in options.items() if name != "progress"}
+    own = getattr(probe, "__wrapped__", probe)
+    twins = ([each.twin(i) if hasattr(each, "n_twins") else each for each in args] for i in range(count))
+    try:
+        return with_twins(result, (own(*each, **options) for each in twins))
+    except InputError as error:
+        return result.assign_attrs(twins_refused=str(error))
 
 
 def measurements() -> dict[str, Measurement]:

@@ -10,12 +10,14 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_matrix
-from scipy.special import ndtr, ndtri, stdtr, stdtrit
+from scipy.special import bdtrc, ndtr, ndtri, stdtr, stdtrit
 
 __all__ = [
     "CONFIDENCE",
     "CORRECTIONS",
     "FEWEST",
+    "LEVEL",
+    "SMALLEST",
     "Control",
     "Sums",
     "auroc",
@@ -25,18 +27,24 @@ __all__ = [
     "expanded_p",
     "half_width",
     "holm",
+    "lead_shares",
     "leader",
     "mean_interval",
     "median_interval",
+    "over_windows",
     "ratio_units",
     "replicates_for",
     "sign_test",
-    "significant",
     "smallest_p",
+    "stands_apart",
     "two_stage_bootstrap",
+    "units_needed",
 ]
 
 CONFIDENCE = 0.95
+LEVEL = round(1 - CONFIDENCE, 12)
+SMALLEST = 0.01
+"""Smallest size of interest: of the range of a series, of an error, or of a whole."""
 FEWEST = 3
 """Least number of values that count as a sample, over which a mean has an interval."""
 Control = Literal["holm", "by"]
@@ -46,6 +54,7 @@ depend on each other."""
 
 # scipy.stats takes half a second to import: functions that need it import it themselves
 _TAILS = (0.025, 0.975)
+_LEAST_SPREAD = 0.1  # of log sizes: groups that are alike in all models are not apart by a little
 _BLOCK = 1_000_000  # numbers held at once in a block of draws, per array
 
 
@@ -93,12 +102,26 @@ def ratio_units(totals: np.ndarray, counts: np.ndarray) -> np.ndarray:
 # tests
 
 
-def sign_test(values: np.ndarray) -> float:
-    """Return the two-sided p-value of a median of 0 over (n,); values of 0 speak for neither side."""
-    from scipy.stats import binomtest
+def sign_test(values: np.ndarray, smallest: np.ndarray | float = 0.0, *, sides: int = 2) -> np.ndarray:
+    """Test whether the median over the last axis is beyond ``smallest``; values within it speak for neither side.
 
-    side = int(max((values > 0).sum(), (values < 0).sum()))
-    return min(2 * float(binomtest(side, len(values), alternative="greater").pvalue), 1.0) if len(values) else 1.0
+    Returns:
+        Exact p-values, NaN without a value; of both sides, or with ``sides=1`` of values above alone.
+
+    Source:
+        Dixon and Mood 1946; Conover 1999, section 3.4.
+    """
+    valid = np.isfinite(values)
+    above, below = (values > smallest) & valid, (values < -np.asarray(smallest)) & valid
+    count = valid.sum(-1)
+    most = np.maximum(above.sum(-1), below.sum(-1)) if sides == 2 else above.sum(-1)
+    p = np.minimum(sides * bdtrc(most - 1.0, np.maximum(count, 1), 0.5), 1.0)
+    return np.where(count > 0, np.where(most > 0, p, 1.0), np.nan)
+
+
+def units_needed(tests: int, sides: int = 2) -> int:
+    """Return the fewest units that can decide one of so many sign tests, all of them agreeing."""
+    return int(np.ceil(np.log2(sides * max(tests, 1) / LEVEL)))
 
 
 def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
@@ -112,50 +135,64 @@ def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     return float(mannwhitneyu(true, false).statistic / (len(true) * len(false)))
 
 
-def significant(
-    effect: np.ndarray, floor: np.ndarray | float, *, signed: bool = False, control: Control = "holm"
-) -> tuple[np.ndarray, np.ndarray]:
-    """Mark members (member, series) above the floor, and the leader among them, by one-sided t tests over series."""
-    # the sign of the estimate; a test of each value's size would call noise large
-    side = np.where(signed & (mean_interval(effect)[0] < 0), -1.0, 1.0)[:, None]
-    above = _exceeds(side * effect - floor, 2.0 if signed else 1.0, control)
-    leads = np.zeros(len(effect), dtype=bool)
-    first = leader(np.abs(effect) if signed else effect, floor)
-    if first is not None:
-        leads[first] = above[first]
-    return above, leads
+def leader(sizes: np.ndarray) -> int | None:
+    """Return the member whose sizes (member, unit) are larger than every other's by two-sided sign tests, or None.
 
-
-def leader(effect: np.ndarray, floor: np.ndarray | float = 0.0) -> int | None:
-    """Return the member (member, series) whose effect is larger than every other's, None if none is."""
-    mean = mean_interval(effect)[0]
-    candidates = np.flatnonzero(np.isfinite(mean))
-    if not len(candidates):
+    Each other member is tested at the full level: all of these tests must succeed (Berger 1982).
+    """
+    middle = np.array([np.median(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in sizes])
+    candidates = np.flatnonzero(np.isfinite(middle))
+    if len(candidates) < 2:
         return None
-    first = int(candidates[np.argmax(mean[candidates])])
-    others = candidates[candidates != first]
-    if not len(others):
-        return first
-    # half a floor on either side of two effects
-    floors = np.broadcast_to(np.asarray(floor, dtype=float), effect.shape) / 2
-    return first if _exceeds(effect[first] - effect[others] - (floors[first] + floors[others]), 1.0).all() else None
+    first = candidates[np.argmax(middle[candidates])]
+    difference = sizes[first] - sizes[candidates[candidates != first]]
+    enough = (difference > 0).sum(-1) > (difference < 0).sum(-1)
+    return int(first) if (enough & (sign_test(difference) <= LEVEL)).all() else None
 
 
-def _exceeds(values: np.ndarray, sides: float, control: Control = "holm") -> np.ndarray:
-    """Mark values (member, series) above zero, corrected for the number of members, (member,)."""
+def over_windows(values: np.ndarray) -> np.ndarray:
+    """Average over the last axis; NaN is left out, and stays where there is nothing else."""
     count = np.isfinite(values).sum(-1)
-    few = count < FEWEST
-    above = np.where(few, np.nan_to_num(values, nan=-1.0).min(-1) > 0, False)
-    members = np.flatnonzero(~few)
-    if not len(members):
-        return above
-    mean, spread = np.nanmean(values[members], axis=-1), np.nanstd(values[members], axis=-1, ddof=1)
-    # effects that are alike on every series leave no doubt
-    with np.errstate(divide="ignore", invalid="ignore"):
-        t = np.where(spread > 0, mean / (spread / np.sqrt(count[members])), np.sign(mean) * np.inf)
-    p = np.minimum(sides * stdtr(count[members] - 1, -np.nan_to_num(t, nan=0.0)), 1.0)
-    above[members] = CORRECTIONS[control](p) <= 1 - CONFIDENCE
-    return above
+    return np.where(count > 0, np.nansum(values, axis=-1) / np.maximum(count, 1), np.nan)
+
+
+def lead_shares(sizes: np.ndarray, *, replicates: int = 200, most: int = 20) -> np.ndarray:
+    """Compute how often each member (member, unit[, window]) has the largest median when units are drawn anew.
+
+    Windows are drawn within their units and averaged. Of more than ``most`` members the largest are drawn.
+    """
+    table = sizes[..., None] if sizes.ndim == 2 else sizes
+    means = np.nan_to_num(over_windows(table), nan=-1.0)
+    members = np.argsort(-np.median(means, axis=-1), kind="stable")[:most]
+    # the order in which units come must not matter
+    columns = np.lexsort(np.sort(means[members], axis=0))
+    table = np.where(np.isfinite(table), table, means[..., None])[members][:, columns]
+    rng, shape = np.random.default_rng(0), (replicates, table.shape[1])
+    units = rng.integers(table.shape[1], size=shape)
+    windows = rng.integers(table.shape[2], size=(*shape, table.shape[2]))
+    drawn = np.array([np.median(row[units[..., None], windows].mean(-1), axis=-1) for row in table])
+    largest = drawn == drawn.max(0)
+    shares = np.zeros(len(sizes))
+    shares[members] = (largest / largest.sum(0)).mean(-1)
+    return shares
+
+
+def stands_apart(own: np.ndarray, others: np.ndarray, groups: np.ndarray, smallest: float = SMALLEST) -> np.ndarray:
+    """Mark members (member,) that are larger than every member of their group in every other model (model, member).
+
+    Sizes are compared on a log scale, by the median and spread that the largest of a group has over all models, this
+    one among them. The largest score of any group of any other model is the bar: a model that is like the others
+    passes it by chance once in so many models (Westfall and Young 1993, maximum of a statistic).
+    """
+    models = np.log(np.fmax(np.vstack([own[None], others]), smallest))
+    score = np.empty_like(models)
+    for group in np.unique(groups):
+        members = groups == group
+        largest = models[:, members].max(1)
+        middle = np.median(largest)
+        spread = np.median(np.abs(largest - middle)) + _LEAST_SPREAD
+        score[:, members] = (models[:, members] - middle) / spread
+    return np.asarray(score[0] > score[1:].max(initial=0.0))
 
 
 # corrections for many tests

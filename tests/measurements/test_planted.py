@@ -9,7 +9,7 @@ import pytest
 
 import planted
 from tsfm_lens.errors import LensError
-from tsfm_lens.probes.findings import judge
+from tsfm_lens.findings import judge
 from tsfm_lens.registry import find
 from tsfm_lens.results import Results
 

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from planted.series import EMBED, THREE, Row, components, described, heads_or_kinds, with_components
-from tsfm_lens.probes.findings import judge
+from tsfm_lens.findings import judge
 
 
 def ablation(

@@ -11,9 +11,9 @@ import tsfm_lens
 from tiny_lenses import lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import UnknownNameError
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.probes import attribute, context_parroting, induction_overlap, induction_scores, layer_gain, logit_lens
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.induction import frequent_tokens
 from tsfm_lens.stats import mean_interval, ratio_units
 from tsfm_lens.testing import assert_close

@@ -11,7 +11,7 @@ import xarray as xr
 
 import planted
 from tsfm_lens.errors import InputError
-from tsfm_lens.probes.findings import judge
+from tsfm_lens.findings import judge
 from tsfm_lens.report.build import measurement_of
 from tsfm_lens.viz.attention import read_attention, read_attention_map, read_head_entropy
 from tsfm_lens.viz.attribution import (

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from tsfm_lens.viz.noise import NOT_ABOVE
+from tsfm_lens.viz.findings import NOT_ABOVE
 
 needs_browser = pytest.mark.skipif(
     not any(map(shutil.which, ("chromium", "google-chrome", "chrome"))), reason="no Chromium on the path"

@@ -127,6 +127,7 @@ def ablate(
     """Knock components out one at a time and measure what that does to the forecast."""
     from tsfm_lens.models.ablating import checked_how
     from tsfm_lens.probes import ablation_effects
+    from tsfm_lens.viz.findings import judged
 
     if checked_how(how) and not reference:
         # the mean of a series alone, at its one decoder token, is what stands there already
@@ -134,7 +135,7 @@ def ablate(
     check_sampling(model, request.samples)
     series = request.series()
     others = read_data(reference, request.reading) if reference else None
-    run = request.run(open_lens(model), series)
+    run = request.run(open_lens(model), series).compared()
     options: dict[str, Any] = {"how": how, "reference": others if checked_how(how) else None}
     with progress_display() as bar, stage(bar, "ablation", None) as progress:
         result = ablation_effects(run, components=component or None, progress=progress, **options)
@@ -144,19 +145,18 @@ def ablate(
     # a single step has no ranks to compare
     first = "spearman_distance" if "spearman_distance" in result else "mean_shift"
     columns = [name for name in (first, "mase_change", "mae_change") if name in result]
-    means = result[columns].mean("series")
-    order = means[first].values.argsort()[::-1][:top]
+    sizes = [result[f"{column}_size"].values for column in columns]
+    order = sizes[0].argsort()[::-1][:top]
     names = [str(name) for name in result["component"].values]
-    stands_out = result[f"{first}_stands_out"].values
+    effect = judged(result, first, "component")
     rows = [
-        [names[i], *(float(means[column].values[i]) for column in columns), "yes" if stands_out[i] else "no"]
+        [names[i], *(float(size[i]) for size in sizes), int(effect.acts[i]), "yes" if effect.significant[i] else "no"]
         for i in order
     ]
-    show_rows(["component", *columns, "stands_out"], rows)
-    if not stands_out.all():
-        echo(f"stands_out: whether {first} is more than rounding and draws make it", err=True)
-    if remark := result.attrs.get("below_noise"):
-        echo(f"note: {remark}", err=True)
+    show_rows(["component", *columns, "acts", "significant"], rows)
+    echo(f"Medians over {effect.over}; acts, significant: of {first}.", err=True)
+    for sentence in effect.standing(names, "components"):
+        echo(sentence, err=True)
 
 
 @app.command()
@@ -172,7 +172,7 @@ def attribute(
 
     check_sampling(model, request.samples)
     series = request.series()
-    result = attribute_forecast(request.run(open_lens(model), series))
+    result = attribute_forecast(request.run(open_lens(model), series).compared())
     if request.as_json:
         emit(result)
         return

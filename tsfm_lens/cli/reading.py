@@ -27,6 +27,11 @@ Data = Annotated[list[str], _DATA]
 DataIfAny = Annotated[list[str] | None, _DATA]
 Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
 Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
+Windows = Annotated[int, typer.Option(min=1, help="Forecast origins of each series, HORIZON steps apart.")]
+Twins = Annotated[
+    int | None,
+    typer.Option(min=0, help="Untrained copies that effects are compared with; 24 where each takes under a second."),
+]
 Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
@@ -65,7 +70,7 @@ _FILES: dict[str, tuple[Any, Any]] = {
     for name, (kind, flags, word, words) in _OPTIONS.items()
 }
 _FLAGS = {name: flags[0].split("/")[0] for name, (_, flags, *_) in _OPTIONS.items()} | {
-    name: f"--{name}" for name in ("holdout", "horizon", "how", "method", "reference", "seed")
+    name: f"--{name}" for name in ("holdout", "horizon", "how", "method", "reference", "seed", "twins", "windows")
 }
 _FLAGS |= {"num_samples": "--samples", "components": "--component", "quantiles": "--quantile"}
 # an option as messages of the library spell it: time_column='ds', targets=[…], freq=…
@@ -144,6 +149,8 @@ class Request:
     holdout: bool | None
     samples: int | None
     seed: int
+    windows: int
+    twins: int | None
     as_json: bool
     reading: Reading
 
@@ -153,8 +160,8 @@ class Request:
 
     def run(self, lens: Lens, series: SeriesBatch) -> Run:
         """Make the run of a lens on the series."""
-        holdout = bool(self.holdout)
-        return lens.run(series, self.horizon, holdout=holdout, num_samples=self.samples, seed=self.seed)
+        how: dict[str, Any] = {"holdout": bool(self.holdout), "windows": self.windows, "twins": self.twins}
+        return lens.run(series, self.horizon, **how, num_samples=self.samples, seed=self.seed)
 
 
 def forecasts(*, holdout: bool | None = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -165,6 +172,8 @@ def forecasts(*, holdout: bool | None = True) -> Callable[[Callable[..., None]],
         "holdout": (Holdout, holdout),
         "samples": (Samples, None),
         "seed": (Seed, 0),
+        "windows": (Windows, 1),
+        "twins": (Twins, None),
         "as_json": (AsJson, False),
     }
 

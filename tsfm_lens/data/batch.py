@@ -24,7 +24,7 @@ SEASONS = {"s": 3600, "min": 1440, "h": 24, "B": 5, "M": 12, "Q": 4}
 _EPOCH = pd.Timestamp("2000-01-01")
 COLUMNS = (
     *("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates"),
-    *("roles", "futures", "categories", "static"),
+    *("roles", "futures", "categories", "static", "items"),
 )
 
 
@@ -47,6 +47,7 @@ class SeriesBatch:
         futures: values (time,) of each known covariate after the context; None of all others.
         categories: names of the categories of a covariate, whose values are their numbers from 0; None of others.
         static: properties of each series by name, which no model reads.
+        items: series that each window was cut from; by default its own id.
 
     Raises:
         InputError: a series is empty, infinite, all NaN or beyond single precision, or the lists contradict each other.
@@ -67,6 +68,7 @@ class SeriesBatch:
     futures: tuple[np.ndarray | None, ...] = ()
     categories: tuple[tuple[str, ...] | None, ...] = ()
     static: tuple[Mapping[str, Any], ...] = ()
+    items: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not len(self.values):
@@ -80,6 +82,7 @@ class SeriesBatch:
         seasons = tuple(self.seasonality or season_of(freq) for freq in self.freqs)
         fill("seasonalities", tuple(self.seasonalities) or seasons)
         fill("groups", tuple(map(str, self.groups)) or self.ids)
+        fill("items", tuple(map(str, self.items)) or self.ids)
         defaults: dict[str, Any] = {"starts": None, "units": "", "variates": "", "roles": "target", "futures": None}
         for name, default in {**defaults, "categories": None, "static": {}}.items():
             column = tuple(getattr(self, name)) or (default,) * count
@@ -248,6 +251,26 @@ class SeriesBatch:
         )
         context = replace(self, futures=futures)._cut([0] * len(self), [length - horizon for length in self.lengths])
         return context, future
+
+    def windows(self, count: int, horizon: int) -> SeriesBatch:
+        """Return every series up to ``count`` forecast origins that are ``horizon`` steps apart, the latest first.
+
+        Raises:
+            InputError: a series has too few steps for so many windows.
+        """
+        shortest = min(self.lengths)
+        if shortest <= (count - 1) * horizon:
+            raise InputError(
+                f"windows={count} of {horizon} steps need more than {(count - 1) * horizon} steps, and series "
+                f"{self.ids[self.lengths.index(shortest)]!r} has {shortest}; windows={-(-shortest // horizon)} is the "
+                "most"
+            )
+        parts = [self]
+        for number in range(1, count):
+            earlier, end = self.split(number * horizon)[0], f" −{number * horizon}"
+            ids, groups = (tuple(f"{each}{end}" for each in names) for names in (self.ids, self.groups))
+            parts.append(replace(earlier, ids=ids, groups=groups, items=self.items, notes=()))
+        return SeriesBatch.concat(parts)
 
     def _cut(self, first: Sequence[int], stop: Sequence[int]) -> SeriesBatch:
         values = tuple(series[a:b] for series, a, b in zip(self.values, first, stop, strict=True))

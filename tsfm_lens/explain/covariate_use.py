@@ -13,10 +13,10 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.evaluation import seasonal_error
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import judge
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.registry import probe
 
 __all__ = ["covariate_use"]
@@ -45,7 +45,7 @@ def covariate_use(
         Dataset of kind "covariate_use" over the forecast series. ``moved`` (covariate, way, series): mean absolute
         change of the median forecast, in multiples of the context's mean absolute seasonal difference, as MASE counts.
         With a truth ``error`` (series), the MASE with all covariates, ``error_without`` (covariate, way, series), and
-        ``worth``, their difference: above 0 the covariate helps. What :func:`tsfm_lens.probes.findings.judge` adds for
+        ``worth``, their difference: above 0 the covariate helps. What :func:`tsfm_lens.findings.judge` adds for
         ``moved`` and ``worth`` within each way. ``role_of`` (covariate). NaN of a series whose context never changes,
         or in which the covariate is missing, never changes, or is the target.
 

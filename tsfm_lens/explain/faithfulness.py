@@ -50,7 +50,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     selection = {}
     for number, segment in enumerate(routes["segment"].values):
         sizes = np.nan_to_num(routes["size"].values[number], nan=0.0)
-        significant = routes["size_stands_out"].values[number] & (sizes >= WORTH_NAMING * sizes.max(initial=0.0))
+        significant = (routes["size_acts"].values[number] > 0) & (sizes >= WORTH_NAMING * sizes.max(initial=0.0))
         order = [place for place in np.argsort(-sizes, kind="stable") if significant[place]][:most]
         selection[str(segment)] = [names[place] for place in order] if above_floor[number] else []
     return selection

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
-import torch
 import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
@@ -21,12 +19,12 @@ from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.routes import PairedRuns, all_effects, route_coords
 from tsfm_lens.explain.segments import segment_coords, segments_in
 from tsfm_lens.explain.values import single_pass
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import own_rounding, ranges
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import judge
+from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE, Control
 
@@ -37,31 +35,6 @@ NULLS: tuple[Null, ...] = ("untrained", "random components", "shuffled series")
 """What a claim is held against; see :func:`compared_to_null`."""
 DRAWS = 3
 """Untrained twins, or orders of the series."""
-
-
-def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
-    """Copy a model with the entries of each matrix and bias in random order; only sizes and gains of norms remain.
-
-    Returns:
-        The twin, on the same device; its ``model_id`` names the order.
-
-    Source:
-        Adebayo et al. 2018, arXiv:1810.03292, model parameter randomisation.
-
-    Example:
-        >>> explain.untrained_twin(lens).model_id
-        'chronos-nano (weights in random order, seed 0)'
-    """
-    twin = copy.deepcopy(lens)
-    twin.model_id = f"{lens.model_id} (weights in random order, seed {seed})"
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, weight in twin.adapter.model.named_parameters():
-            # gains of norms set the size of streams, and hold no direction in them
-            if weight.ndim > 1 or "bias" in name:
-                order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
-                weight.copy_(weight.reshape(-1)[order].reshape(weight.shape))
-    return twin
 
 
 def compared_to_null(
@@ -90,7 +63,7 @@ def compared_to_null(
         groups: coordinate over members, within which they are compared; all are alike if None.
         draws: untrained twins, or orders.
         seed: of them.
-        control: see :func:`tsfm_lens.probes.findings.judge`.
+        control: see :func:`tsfm_lens.findings.judge`.
         options: of the probe.
 
     Returns:
@@ -210,7 +183,7 @@ def input_effects(
     Returns:
         Dataset of kind "input_effects" over (segment, series), NaN where an item has no such segment or its target is
         constant: ``effect``, the move of the forecast's middle, mean over steps; ``size``, the mean of its sizes over
-        steps, with what :func:`tsfm_lens.probes.findings.judge` adds within each kind; ``value``, the mean of the
+        steps, with what :func:`tsfm_lens.findings.judge` adds within each kind; ``value``, the mean of the
         segment's values, in standard deviations from the mean of their context (NaN of a whole context). ``unit``
         (series) in data units.
 

@@ -20,6 +20,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.segments import Segment, segment_coords
 from tsfm_lens.explain.values import MaskedItem, single_pass
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -27,7 +28,6 @@ from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor, share_floor
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.patching import with_gradients
 from tsfm_lens.probes.places import Place, later_branches, listed, place_coords, places_of
 from tsfm_lens.registry import probe
@@ -193,7 +193,7 @@ def input_routes(
         tried, and ``estimate``, the same to first order where gradients exist. Over (segment, step)
         ``total``, ``no_component``, ``no_attention`` (every attention held at what it writes with the segment) and
         ``rest``; over (segment, branch, step) ``branch_direct``. Over (segment, component) ``size``, the mean absolute
-        effect, with what :func:`tsfm_lens.probes.findings.judge` adds, and ``share``, the projection of the effect on
+        effect, with what :func:`tsfm_lens.findings.judge` adds, and ``share``, the projection of the effect on
         the total (NaN where the total is noise). Over (segment) ``no_attention_share``. Attributes ``search`` ("full"
         or "gradient"), and of the latter ``spot_checks``, ``miss_rate`` (of random components, those above the fifth
         largest that was tried) and ``miss_rate_high``, the end of its 95 % interval.

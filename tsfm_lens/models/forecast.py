@@ -217,6 +217,8 @@ def context_dataset(batch: SeriesBatch, horizon: int, truth: np.ndarray | None =
     )
     if batch.multivariate:
         data = data.assign_coords(group=("series", list(batch.groups)), variate=("series", list(batch.variates)))
+    if batch.items != batch.ids:
+        data = data.assign_coords(item=("series", list(batch.items)))
     if batch.has_covariates:
         data = data.assign_coords(role=("series", list(batch.roles)))
         data["known_future"] = (("series", "step"), batch.known_future(horizon))

@@ -24,13 +24,15 @@ from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.batching import limit_of
-from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, over_steps
+from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, is_count, over_steps
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import Capture, names_of
+from tsfm_lens.models.twins import QUICK, twin_of
 from tsfm_lens.places import replacing, writing_to
 
 # of the memory that a run may take, the share for its recordings
 _RECORD_SHARE = 0.25
+_SMALL = 2**26  # bytes of a model whose twins are kept
 
 
 @extensible
@@ -50,6 +52,8 @@ class Run:
         forced_path: (series, step) values that a token model's decoder is forced along; the median path if None.
         full_batch: the series before their ends were held out as the truth; None if they were not.
         explicit_horizon: whether the caller chose the horizon.
+        n_twins: untrained twins of the model that every probe's effects are compared with, see :meth:`twin`; None if
+            nobody asked, ``QUICK`` for those that take less than a second.
         cache: results of probes that they share with one another.
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """
@@ -64,9 +68,10 @@ class Run:
     forced_path: np.ndarray | None = None
     full_batch: SeriesBatch | None = None
     explicit_horizon: bool = True
+    n_twins: int | None = None
     _hooks: tuple[object, ...] = ()
     _of: tuple[Run, list[int]] | None = None
-    _others: dict[int | str, Run] = field(init=False, default_factory=dict)
+    _others: dict[Hashable, Run] = field(init=False, default_factory=dict)
     _records: list[Activations] = field(init=False, default_factory=list)
     cache: dict[Hashable, Any] = field(init=False, default_factory=dict)
     cost: dict[str, float] = field(init=False, default_factory=dict)
@@ -277,9 +282,32 @@ class Run:
         """Return the same run under the next seed, with draws and a forecast of its own; made once."""
         return self._other(seed=self.seed + 1, _of=None if self._of is None else (self._of[0].redraw(), self._of[1]))
 
+    def alone(self) -> Run:
+        """Return the same run without twins."""
+        return self._other(n_twins=0) if self.n_twins else self
+
+    def compared(self) -> Run:
+        """Return the same run, with as many twins as a claim takes where nobody said how many and they are quick."""
+        return self._other(n_twins=QUICK) if self.n_twins is None else self
+
+    def twin(self, number: int) -> Run:
+        """Return the same run of an untrained twin of the model, kept where the model is small.
+
+        Of every five twins four have the model's own weights in random order, and one has new ones.
+        """
+        key = ("twin", number)
+        if key in self._others:
+            return self._others[key]
+        lens = twin_of(self.lens, number)
+        plain: dict[str, Any] = {"forced_path": None, "n_twins": 0, "_hooks": (), "_of": None}
+        other = replace(self, lens=lens, **plain)
+        if sum(each.nbytes for each in lens.adapter.model.parameters()) < _SMALL:
+            self._others[key] = other
+        return other
+
     def _other(self, **changes: Any) -> Run:
         """Return a run that differs in one field, made once; its forecast is this one's unless ``_of`` says more."""
-        key = next(iter(changes))
+        key = next(iter(changes.items())) if "n_twins" in changes else next(iter(changes))
         if key not in self._others:
             self._others[key] = replace(self, **{"_of": (self, list(range(len(self.batch)))), **changes})
         return self._others[key]
@@ -311,7 +339,7 @@ class Run:
             else:
                 truth = None if self.truth is None else over_steps(self.truth, horizon)
                 other = self.lens.run(self.batch, horizon, truth=truth, rollout=rollout, **how)
-            self._others[horizon] = replace(other, explicit_horizon=self.explicit_horizon)
+            self._others[horizon] = replace(other, explicit_horizon=self.explicit_horizon, n_twins=self.n_twins)
         return self._others[horizon]
 
     def shortened(self, horizon: int) -> Run:
@@ -399,10 +427,12 @@ def run(
     *,
     truth: Any = None,
     holdout: bool = False,
+    windows: int = 1,
     forced_path: Any = None,
     rollout: bool | None = None,
     num_samples: int | None = None,
     seed: int = 0,
+    twins: int | None = None,
 ) -> Run:
     """Forecast a batch once, on first use, for every later question about that forecast.
 
@@ -414,6 +444,8 @@ def run(
         truth: (series, step) values after the context, NaN where unknown; NaN throughout is no truth.
         holdout: take the last ``horizon`` steps of every series as the truth. Of what is left, as of series without a
             truth, at most the model's context length is the context.
+        windows: forecast origins of each series, ``horizon`` steps apart, the latest first. What follows an earlier
+            origin is its truth. Tests count series, and windows where there is one series.
         forced_path: (series, step) values that a token model's decoder is forced along in single forwards; the median
             path if None.
         rollout: True looks at the library's own rollout, all of its passes. False looks at one forward over the whole
@@ -421,30 +453,39 @@ def run(
             covers the horizon.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every draw.
+        twins: number of untrained twins of the model with which every probe compares its effects; each takes as long
+            as the probe itself. 24 are enough for a claim that an effect is learned. If None, reports take them where
+            a twin takes less than a second.
 
     Raises:
         InputError: a wrong argument, a series too short to hold its end out, or ends without any value.
     """
-    batch = as_series(series)
+    batch, whole = as_series(series), None
     adapter = lens.adapter
     own = adapter.prediction_length if holdout else default_horizon(adapter, batch)
     steps, _ = checked_request(own if horizon is None else horizon, (0.5,), num_samples, seed)
     if rollout not in (None, True, False):
         raise InputError(f"rollout is {rollout!r}, expected True, False or None")
-    whole = batch if holdout else None
+    if not is_count(windows) or not (twins is None or twins == 0 or is_count(twins)):
+        raise InputError(f"windows={windows!r}, twins={twins!r}: expected whole numbers, of windows 1 or more")
     if holdout:
         if truth is not None:
             raise InputError("give either truth=… or holdout=True, which takes the truth from the series' ends")
         if horizon is None:
             # as much context as truth at least
             shortest = min(batch.lengths)
-            steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // 2)))
-        batch, truth = held_out(batch, steps)
+            steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // (1 + windows))))
+        whole = batch.windows(windows, steps)
+        batch, truth = held_out(whole, steps)
+    elif windows > 1:
+        last = np.full((len(batch), steps), np.nan) if truth is None else checked_values(truth, (len(batch), steps))
+        later = [batch.split(number * steps)[1][:, :steps] for number in range(1, windows)]
+        batch, truth = batch.windows(windows, steps), np.concatenate([last, *later])
     batch = batch.tail(adapter.context_length)
     values = None if truth is None else checked_values(truth, (len(batch), steps))
     if values is not None and not np.isfinite(values[batch.is_target]).any():
         values = None
     rolls = steps > adapter.longest_pass if rollout is None else rollout
-    settings = (num_samples, seed, rolls, None, whole, horizon is not None, hooks_in_force(lens))
+    settings = (num_samples, seed, rolls, None, whole, horizon is not None, twins, hooks_in_force(lens))
     new = Run(lens, batch, steps, values, *settings)
     return new if forced_path is None else new.following(forced_path)

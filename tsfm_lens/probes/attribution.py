@@ -10,6 +10,7 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import InputError, WiringError, unknown_name
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.residual import Place, carry_factors, excess, first_deviation, no_sum
@@ -18,7 +19,6 @@ from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.places import component_coords, head_or_kind
 from tsfm_lens.registry import probe
 
@@ -63,7 +63,7 @@ def attribute(run: Run, *, nodes: int = 128) -> xr.Dataset:
         Dataset of kind "attribution": ``attribution`` and ``total`` over ``decomposition``, ``component`` (not total),
         ``series``, (``quantile``), ``step``; ``mean_attribution`` (decomposition, component, series), mean over steps
         but a token decoder's first, of the median; ``attribution_share``, the same over the sum of all sizes, with what
-        :func:`tsfm_lens.probes.findings.judge` adds, heads among heads; ``completeness_error`` (decomposition, series):
+        :func:`tsfm_lens.findings.judge` adds, heads among heads; ``completeness_error`` (decomposition, series):
         the parts' largest deviation from ``total``, over the largest total.
 
     Raises:
@@ -118,7 +118,7 @@ def _decompose(run: Run, nodes: int) -> xr.Dataset:
 
 
 def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
-    """Add means over steps, their shares, and what :func:`tsfm_lens.probes.findings.judge` adds."""
+    """Add means over steps, their shares, and what :func:`tsfm_lens.findings.judge` adds."""
     parts, total = (of_median(data[name]).values[..., run.first_step :] for name in ("attribution", "total"))
     mean = parts.mean(-1)
     size = np.abs(mean).sum(1, keepdims=True)
@@ -221,7 +221,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``: ``size``,
         mean over steps of the whole branch's absolute attribution, in ``attrs["unit"]``; ``share``, the same over the
-        sum of all, with what :func:`tsfm_lens.probes.findings.judge` adds; ``head_size`` (writer, head, series), NaN
+        sum of all, with what :func:`tsfm_lens.findings.judge` adds; ``head_size`` (writer, head, series), NaN
         where a writer has none. Coordinates ``layer_index``, ``kind``, and ``keys_from``, the stack that an attention
         reads.
 

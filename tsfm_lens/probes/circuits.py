@@ -11,12 +11,12 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.patching import contrast
 from tsfm_lens.probes.path_patching import edge_attribution
@@ -69,7 +69,7 @@ def minimal_circuit(
     Returns:
         Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of removal,
         -1 for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not reached; ``faithfulness`` and
-        ``completeness`` (series), 1 - faithfulness of the complement, with what :func:`tsfm_lens.probes.findings.judge`
+        ``completeness`` (series), 1 - faithfulness of the complement, with what :func:`tsfm_lens.findings.judge`
         adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and "nothing"; by series ``gap``,
         the behaviour's difference between model and nothing, ``gap_floor``, that of noise, ``gap_share``, the
         forecast's over the series' range, and ``refused``: a gap below its floor or ``smallest``.

@@ -45,7 +45,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         Dataset of kind "explore" by ``layer`` and ``head``: ``entropy`` in nats and ``normalised_entropy`` (min-max
         over heads); ``write`` (…, step), the head's part of the forecast in data units, ``write_size``, its mean
         absolute value, ``write_share``, that over all components' sum; ``stable_rank`` (product, …) and
-        ``singular_value`` (product, …, mode); ``mean_shift`` (with ``_stands_out``, ``_leads``) and
+        ``singular_value`` (product, …, mode); ``mean_shift`` (with ``_acts``) and
         ``spearman_distance`` as of :func:`tsfm_lens.probes.ablation_effects`; ``ablated_forecast`` (…, series,
         quantile, step); ``attention`` (layer, head, time), mean over forecast queries, a token's weight spread over its
         steps (at most ``attrs["token_steps"]``), ``attention_forecast`` and ``attention_other`` that on forecast
@@ -64,6 +64,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         {'layer': 3, 'head': 4, 'time': 128}
     """
     refuse_several(run, "heads are explored")
+    run = run.alone()
     maps = attention_patterns(run, kind=kind)
     attention = str(maps.attrs["attention"])
     data = run.dataset().assign_coords(layer=maps["layer"], head=maps["head"])
@@ -87,7 +88,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     data["write"], data["write_size"] = ((*where, "step"), writes[each_head]), (where, sizes[each_head])
     data["write_share"] = (where, sizes[each_head] / (sizes.sum() or 1.0))
     effects = ablation_effects(run, components=data["component"].values.ravel().tolist())
-    shifts = ("mean_shift", "mean_shift_stands_out", "mean_shift_leads", "spearman_distance")
+    shifts = ("mean_shift", "mean_shift_acts", "spearman_distance")
     data.update({each: (where, effects[each].values.reshape(shape)) for each in shifts if each in effects})
     # whole distributions, which single forwards of a token model do not give
     plain, axes = run.forecast, ("series", "quantile", "step")

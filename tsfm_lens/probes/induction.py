@@ -13,11 +13,11 @@ import xarray as xr
 from torch import Tensor
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.recorder import by_row
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.probes.attention import SHARP_BELOW, normalise, row_entropy
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import describe, of_kind, refuse_word
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import ratio_units
@@ -76,7 +76,7 @@ def induction_scores(
     Returns:
         Dataset of kind "induction" over (layer, head): ``prefix_matching``, mean attention to the key, and
         ``copy_score``, the head's own logit of the right token in standard deviations over the vocabulary (0 for a head
-        that writes nothing), with what :func:`tsfm_lens.probes.findings.judge` adds over sequences, against an even
+        that writes nothing), with what :func:`tsfm_lens.findings.judge` adds over sequences, against an even
         spread and the copy score of the average token; ``entropy`` of its attention rows in nats; ``induction``,
         whether both scores reach their thresholds; ``copy_accuracy``, share of positions at which the model's most
         probable token is the right one, and ``matched``, share of positions that have a right token.
@@ -140,6 +140,7 @@ def induction_scores(
         ("prefix_matching", prefix, (1 + off) / patterns[0].shape[-1]),
         ("copy_score", copy, of_chance),
     ):
+        data[f"{name}_by_sequence"] = (axes, values)
         data = judge(data, name, floor=floor, values=xr.DataArray(values, dims=axes), over="sequence")
     return data
 
@@ -258,7 +259,7 @@ SCORES = ("prefix_matching", "copy_score", "normalised")
 COPY_GRID = tuple(np.round(np.arange(0.0, 4.01, 0.25), 2))
 ENTROPY_GRID = tuple(np.round(np.arange(0.05, 1.01, 0.05), 2))
 PREFIX_GRID = tuple(np.round(np.arange(0.0, 1.01, 0.05), 2))
-_KEEP = "model revision architecture versions motif repeats n_sequences offset decoding test below_noise".split()
+_KEEP = "model revision architecture versions motif repeats n_sequences offset decoding".split()
 
 
 @probe("induction_overlap", ("induction", "head_entropy"))

@@ -13,13 +13,14 @@ from scipy.signal import find_peaks
 from torch import Tensor
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import judge
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import own_readout
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import of_kind
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import SMALLEST
 
 __all__ = ["layer_gain", "logit_lens"]
 
@@ -164,7 +165,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
     Returns:
         Dataset of kind "layer_gain": ``error`` and ``gain`` in percent (metric, layer, series), NaN for the first layer
-        and after an error of 0, with what :func:`tsfm_lens.probes.findings.judge` adds for each metric (MAE, RMSE, and
+        and after an error of 0, with what :func:`tsfm_lens.findings.judge` adds for each metric (MAE, RMSE, and
         sMAPE, ``100 mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error`` (layer, series).
 
     Source:
@@ -198,6 +199,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     if first:
         result["first_step_error"] = (axes[1:], np.abs(predictions - targets)[..., 0])
     keep = ("model", "revision", "architecture", "versions", "seed", "horizon")
+    # equal series, and windows of one, count once
+    result = result.assign({name: lens_result[name] for name in ("context", "item") if name in lens_result})
     result.attrs = {
         "kind": "layer_gain",
         "title": "Gain per layer",
@@ -213,7 +216,9 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     floor = np.full(gain.shape, np.nan)
     floor[:, 1:] = doubt[:, 1:] + doubt[:, :-1] * (1 + gain[:, 1:] / 100)
     floor *= 100 / _before(error)
-    return judge(result, "gain", floor=xr.DataArray(floor, dims=axes), signed=True, groups="metric")
+    return judge(
+        result, "gain", floor=xr.DataArray(floor, dims=axes), signed=True, smallest=100 * SMALLEST, groups="metric"
+    )
 
 
 def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:

@@ -13,10 +13,10 @@ from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import judge
 from tsfm_lens.models.noise import noise_floor, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.rollout import autoregressive_attention
 from tsfm_lens.probes.zero_ablation import ablations_of, points_without
 from tsfm_lens.registry import probe
@@ -41,7 +41,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         shortest lag at which the forecast is as good a copy as at any within noise, and its error; ``parrot_error``
         (series), the same difference from what followed the best earlier match of the last ``motif`` steps, and
         ``parrot_match`` (series), how many steps back that begins; ``forecast`` and ``parrot`` (series, step). NaN
-        where a context is too short or constant. For both errors what :func:`tsfm_lens.probes.findings.judge` adds,
+        where a context is too short or constant. For both errors what :func:`tsfm_lens.findings.judge` adds,
         against the distance of two forecasts of the unchanged model.
 
     Source:
@@ -255,7 +255,7 @@ def head_parroting(
         Dataset of kind "head_parroting" over (layer, head, series): ``mass``, share of attention at the lag and its
         multiples; ``copy_error_change``, ``parrot_error_change`` and, with a truth, ``truth_error_change``: by how much
         the ablated forecast lies further from each, in standard deviations of the context (above 0 the head served the
-        copy); for each what :func:`tsfm_lens.probes.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the
+        copy); for each what :func:`tsfm_lens.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the
         mass's floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The
         attribute ``statistic`` tells what the forecast is. NaN where a context is constant, too short, or incomplete.
 
@@ -334,7 +334,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
         ``amplitude_ratio``, forecast over context, and ``amplitude_change``, that less 1; ``spread_ratio``, standard
         deviation of the forecast over the context's; for models that read patches ``patch_amplitude`` and
         ``patch_pull``, the forecast's amplitude at the patch length less the context's, in standard deviations of the
-        context; for change and pull what :func:`tsfm_lens.probes.findings.judge` adds. ``amplitude`` (part, series,
+        context; for change and pull what :func:`tsfm_lens.findings.judge` adds. ``amplitude`` (part, series,
         trial_period), at periods from 3 steps to the horizon, in standard deviations of the context, of the end of the
         context, the forecast, the truth. NaN where a stretch is shorter than the period.
 

@@ -16,16 +16,16 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import spearman_distance
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import refuse_gradients
-from tsfm_lens.models.noise import noise_floor, share_floor, told_apart
+from tsfm_lens.models.noise import noise_floor, ranges, share_floor, told_apart
 from tsfm_lens.models.recording import refuse_run
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.places import (
     Place,
@@ -72,7 +72,7 @@ def activation_patching(
     Returns:
         Dataset of kind "patching" over (component, position, series): ``recovered``, the share of the way from the
         unpatched forecast to the source's (a projection, so it may lie outside 0 and 1); ``effect``, the mean distance
-        from the unpatched forecast in data units; for both what :func:`tsfm_lens.probes.findings.judge` adds, with the
+        from the unpatched forecast in data units; for both what :func:`tsfm_lens.findings.judge` adds, with the
         noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
         ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in steps, and ``position_special``.
 
@@ -214,7 +214,7 @@ class RunPair:
                 data = judge(data, name, floor=floor, signed=True)
         if "effect" in data:
             floor = np.fmax(*(noise_floor(run, lambda a, b: np.abs(a - b).mean(-1)) for run in runs))
-            data = judge(data, "effect", floor=floor)
+            data = judge(data, "effect", floor=floor, scale=ranges(runs[0], runs[0].point))
         return data
 
     def dataset(self) -> xr.Dataset:
@@ -308,7 +308,7 @@ def attribution_patching(
         Dataset of kind "attribution_patching" over (component, position, series): ``first_order``, the estimated share
         recovered; with ``exact`` also ``recovered``, ``error`` = first_order - recovered, and attributes
         ``mean_absolute_error`` and ``rank_correlation`` over all cells; for both shares what
-        :func:`tsfm_lens.probes.findings.judge` adds, with the noise of both runs.
+        :func:`tsfm_lens.findings.judge` adds, with the noise of both runs.
 
     Source:
         Nanda 2023; Syed et al. 2023.

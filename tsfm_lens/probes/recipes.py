@@ -13,6 +13,7 @@ from tsfm_lens.ablation.metrics import mae, relative_change
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
@@ -20,7 +21,6 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import Measure, noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import called, refuse_word
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import rank_distance, seasonal_scales, size_of
@@ -200,7 +200,7 @@ def ablation_recipes(
         step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``spearman_distance`` to the original;
         ``spread_ratio``, the median forecast's standard deviation over that of as many last context steps; with a truth
         ``mae``, ``mase``, and ``mae_change``, ablated over original less 1; for distance and change what
-        :func:`tsfm_lens.probes.findings.judge` adds. Per recipe ``components``, ``n_heads``, ``heads_share`` of all
+        :func:`tsfm_lens.findings.judge` adds. Per recipe ``components``, ``n_heads``, ``heads_share`` of all
         heads of the kinds of attention that it touches, and ``n_mlps``.
 
     Source:

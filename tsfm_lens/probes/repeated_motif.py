@@ -12,13 +12,13 @@ import xarray as xr
 from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, row_entropy, token_steps
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.induction import induction_scores
 from tsfm_lens.registry import probe
@@ -79,7 +79,7 @@ def repeated_motif(
         Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head): mean attention to the tokens that
         followed the last match ("after_last"), to the match itself ("last"), and to what followed any match
         ("after_any"); ``control``, the same in series that repeat nothing; ``advantage``, the difference, with what
-        :func:`tsfm_lens.probes.findings.judge` adds for each target; ``chance`` (target) of an even spread over the
+        :func:`tsfm_lens.findings.judge` adds for each target; ``chance`` (target) of an even spread over the
         keys that a query may see; ``entropy_share`` (layer, head), the entropy over that of an even spread;
         ``copy_error``, ``naive_error`` and ``relative_copy_error`` (series), mean absolute errors of the forecast and
         of the context's mean against the motif's continuation, and their ratio (not for models of token ids);
@@ -271,7 +271,7 @@ def training_history(
     Returns:
         Dataset of kind "training_history" over (training_step, layer, head). Of token models ``prefix_matching``,
         ``copy_score`` and ``prefix_floor`` (training_step); of others ``advantage``; each with ``_low``, ``_high`` and
-        ``_stands_out``. ``entropy_share``, the entropy of the attention rows over that of an even spread. ``copying``
+        ``_significant``. ``entropy_share``, the entropy of the attention rows over that of an even spread. ``copying``
         (training_step), of token models the share of right tokens, of others 1 less the relative copy error. ``loss``
         over (loss_step).
 
@@ -306,9 +306,6 @@ def training_history(
     data.attrs |= {"kind": "training_history", "title": "Heads over training"}
     data.attrs["source"] = "after Olsson et al. 2022, arXiv:2209.11895 (induction over training)"
     data.attrs["model"] = name or data.attrs["model"]
-    # every checkpoint has noise of its own: an effect may be below one floor and stand out of another
-    if any(bool(data[one].any()) for one in data if str(one).endswith("_stands_out")):
-        data.attrs.pop("below_noise", None)
     return data
 
 
@@ -332,4 +329,4 @@ def _of_values(lens: Lens, seed: int, options: dict[str, Any]) -> xr.Dataset:
 
 
 def _with_interval(name: str) -> list[str]:
-    return [name, *(f"{name}_{part}" for part in ("low", "high", "stands_out"))]
+    return [name, *(f"{name}_{part}" for part in ("low", "high", "significant"))]

@@ -13,12 +13,12 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import token_steps
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.places import stack_named
 from tsfm_lens.probes.similarity import item_groups
 from tsfm_lens.probes.weights import (
@@ -250,7 +250,7 @@ def flow_of_ranks(
         Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", then "0", … after each layer) spectra and ranks
         (epsilon, stream) as of :func:`tsfm_lens.probes.weight_ranks`; ``series_rank`` (epsilon, stream, series) of
         ``apart`` series, evenly over the batch, NaN elsewhere, and ``rank_rise``, the same less that of the embedding,
-        with what :func:`tsfm_lens.probes.findings.judge` adds. Over ``layer`` ``weight_singular_value`` (layer, mode)
+        with what :func:`tsfm_lens.findings.judge` adds. Over ``layer`` ``weight_singular_value`` (layer, mode)
         and ``weight_rank`` (epsilon, layer) of the first attention's W_Q; ``query_key_norm`` and ``value_norm``, the
         largest spectral norms over heads of W_Q W_Kᵀ over √d_head and of W_V W_O; ``bound`` (layer, mode) of the
         relative singular values by theorem 4, NaN where a norm is above 1 or there are fewer than
@@ -313,7 +313,7 @@ def flow_of_ranks(
     around_attention = np.stack([each.spectra() for each in growths])[..., : data.sizes["mode"]]
     for place, name in enumerate(("attention_value", "attention_bound")):
         data[name] = (("layer", "mode"), around_attention[:, place])
-    data = judge(data, "rank_rise", floor=0.0, signed=True, groups="epsilon")
+    data = judge(data, "rank_rise", floor=0.0, signed=True, smallest=0.0, groups="epsilon")
     least = int(np.ceil((2 * _E2 * column.n_heads) ** 2))
     facts = {"stack": column.name, "tokens": spectra[0].rows, "heads": column.n_heads, "least_depth": least}
     title, source = "Flow of ranks", "Flow of ranks, section 4 and theorem 4 (S0-FOR, S0-TH4)"

@@ -343,7 +343,7 @@ def row_angles(
         Dataset of kind "row_angles", in degrees: ``angle`` (layer, row, other_row), with coordinates ``row_head`` and
         ``row_dimension``, NaN with rows of zeros; ``block_angle`` (layer, head, other_head), ``within`` and ``between``
         (layer), means over pairs of different rows; ``closer`` (layer), between less within, with ``closer_floor`` and
-        ``closer_stands_out``. Heads that share keys and values are one. ``attrs["random_angle"]`` is that of random
+        ``closer_significant``. Heads that share keys and values are one. ``attrs["random_angle"]`` is that of random
         lines.
 
     Source:
@@ -382,7 +382,7 @@ def row_angles(
             "between": ("layer", means[:, 1]),
             "closer": ("layer", closer),
             "closer_floor": ("layer", floors),
-            "closer_stands_out": ("layer", stands),
+            "closer_significant": ("layer", stands),
         },
         coords={
             "layer": list(map(str, layers)),

@@ -12,14 +12,14 @@ from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Intervention
 from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.noise import Measure, noise_floor
+from tsfm_lens.models.noise import Measure, noise_floor, ranges
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.places import component_coords, head_or_kind, listed
 from tsfm_lens.registry import probe
 
@@ -52,7 +52,7 @@ def ablation_effects(
         Dataset of kind "ablation" over ``component`` and ``series``: ``spearman_distance`` to the plain forecast; with
         a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
         ``mean_shift``, the mean distance from the plain forecast in data units; for each what
-        :func:`tsfm_lens.probes.findings.judge` adds. A token model's first step, whose decoder reads no value, is left
+        :func:`tsfm_lens.findings.judge` adds. A token model's first step, whose decoder reads no value, is left
         out of all, and has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
 
     Source:
@@ -96,7 +96,8 @@ def ablation_effects(
         # the scale is the same before and after, so MASE changes as MAE does wherever it is defined
         data[name] = (where, np.where(np.isfinite(scale), effect, np.nan) if name == "mase_change" else effect)
         floor = noise_floor(run, size_of(measure, later))
-        data = judge(data, name, floor=floor, signed=name.endswith("change"), groups=head_or_kind(data))
+        signed, wide = name.endswith("change"), ranges(run, plain) if name == "mean_shift" else 1.0
+        data = judge(data, name, floor=floor, signed=signed, scale=wide, groups=head_or_kind(data))
     return data
 
 

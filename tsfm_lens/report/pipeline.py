@@ -13,6 +13,7 @@ import xarray as xr
 
 from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, read_series
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import corrected
 from tsfm_lens.registry import Measurement, find
 from tsfm_lens.report.build import build_report, page_at
 
@@ -48,7 +49,8 @@ def analyse(
         left_out: gets the headings of sections that these series do not allow, with the reasons; None refuses them.
 
     Returns:
-        Labelled results by name. Without a truth the gain is measured against the model's own forecast.
+        Labelled results by name, their tests corrected together. Without a truth the gain is measured against the
+        model's own forecast.
 
     Raises:
         InputError: one pass does not cover the horizon, or a definition forbids the model, or the series (of every
@@ -81,7 +83,7 @@ def analyse(
         notify(1, 1)
     if refusal is not None and not results:
         raise refusal
-    return results
+    return corrected(results)
 
 
 def defined_for(lens: Lens, sections: Sequence[str], left_out: dict[str, str]) -> list[str]:
@@ -142,7 +144,8 @@ def report(
     """Analyse a run and write one HTML file that opens offline; its head names sections that these series do not allow.
 
     Args:
-        run: what every section looks at; at most one pass of the model.
+        run: what every section looks at; at most one pass of the model. Where it says nothing of twins, sections
+            that take less than a second compare their effects with 24.
         out: folder for index.html.
         title: of the report; the model's and the series' names if None.
         sections, options, progress, left_out: see :func:`analyse`.
@@ -161,6 +164,7 @@ def report(
     """
     page_at(out)
     missing = {} if left_out is None else left_out
+    run = run.compared()
     results = analyse(run, sections=sections, options=options, progress=progress, left_out=missing)
     ids = run.batch.ids
     heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"

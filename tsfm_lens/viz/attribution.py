@@ -12,8 +12,8 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
+from tsfm_lens.viz.findings import Finding, judged
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.noise import Finding, judged
 from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
     array,
@@ -232,7 +232,8 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
     if "attribution_share_floor" in cut:
         mean = array(cut, "mean_attribution", "component")
         floor = float(cut["attribution_share_floor"]) * float(np.abs(mean).sum())
-        noise = Finding(mean, mean, mean, np.abs(mean) > floor, floor, floor, unit)
+        above = np.abs(mean) > floor
+        noise = Finding(mean, mean, mean, above.astype(int), np.ones(len(mean), bool), floor, floor, unit)
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))

@@ -13,7 +13,7 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, check, frame, measurement
 from tsfm_lens.viz.effects import ablation_word
-from tsfm_lens.viz.noise import finding, judged
+from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, places_in
@@ -143,10 +143,10 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     hover = "%{x} components<br>faithfulness %{y:.3g}"
     panel.line(sizes[finite], curve[finite], "faithfulness", hover, colour=BLUE, dots=6, legend=False)
     noise, remark = finding(ds, "faithfulness"), ""
-    if noise is not None and np.isfinite(noise.estimate):
-        remark = "lone dot: the circuit, with its interval"
-        hover = "the circuit<br>faithfulness %{y:.3g}, with its interval"
-        panel.dots([size], [float(noise.estimate)], "", hover, colour=VERMILION, size=9, noise=noise.at(None))
+    if noise is not None and np.isfinite(noise.size):
+        remark = "lone dot: the circuit, with its range over series"
+        hover = "the circuit<br>faithfulness %{y:.3g}, with its range over series"
+        panel.dots([size], [float(noise.size)], "", hover, colour=VERMILION, size=9, noise=noise.at(None))
         panel.floor(noise)
     panel.level(least, dash="dash")
     look: Look = {"yanchor": "bottom", "size": 13}
@@ -254,8 +254,8 @@ def _draw_edges(panel: Panel, board: _Board, places: Places, mask: np.ndarray, e
         raise InputError(f"the edges reach {unknown[0]}, which is no component of this circuit's result.")
     noise = finding(edges, "score", "sender", "receiver")
     if noise is not None:
-        # an edge within the noise is none
-        scores = np.where(noise.stands, scores, np.nan)
+        # an edge within rounding is none
+        scores = np.where(noise.acts > 0, scores, np.nan)
     order = np.argsort(-np.abs(np.nan_to_num(scores)).ravel(), kind="stable")[: max(most, 0)].tolist()
     pairs = [(a, b) for a, b in (divmod(i, len(receivers)) for i in order) if np.isfinite(scores[a, b])]
     largest = max((abs(float(scores[a, b])) for a, b in pairs), default=1.0)
@@ -274,7 +274,7 @@ def _draw_edges(panel: Panel, board: _Board, places: Places, mask: np.ndarray, e
 
 
 def _quality(ds: xr.Dataset, series: int | None = None) -> str:
-    """Write faithfulness and completeness in words, of one series or the mean, with its interval."""
+    """Write faithfulness and completeness in words, of one series or the median, with its range."""
     several = series is None and ds.sizes["series"] > 1
     size = f"{int(ds['in_circuit'].values.sum())} of {ds.sizes['component']} components" if series is not None else ""
     parts = []
@@ -282,11 +282,11 @@ def _quality(ds: xr.Dataset, series: int | None = None) -> str:
         values = array(ds, name, "series")[slice(None) if series is None else [series]]
         noise, part = finding(ds, name) if series is None else None, f"no verdict on {name}"
         if np.isfinite(values).any():
-            part = f"{name} {np.nanmean(values):.3g}"
+            part = f"{name} {np.nanmedian(values):.3g}"
             if noise is not None and noise.spread:
                 part = f"{part} ({float(noise.low):.3g} to {float(noise.high):.3g})"
         parts.append(part)
-    return ", ".join(filter(None, [size, *parts])) + f" (means over {ds.sizes['series']} series)" * several
+    return ", ".join(filter(None, [size, *parts])) + f" (medians over {ds.sizes['series']} series)" * several
 
 
 def _behaviour(ds: xr.Dataset) -> str:

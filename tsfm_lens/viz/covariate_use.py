@@ -7,8 +7,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import measurement
+from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.needs import COVARIATES
-from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.select import array, model_of, names, shown
 from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, plain
@@ -18,14 +18,13 @@ __all__ = ["covariate_dots"]
 
 WORDS = {"removed": "removed", "constant": "constant, at its mean", "shuffled": "in random order"}
 _APART = 0.22
-FEWEST = 3  # series without which nothing is said of others
 _SHORT = {**WORDS, "constant": "at its mean"}
 COVARIATE_USE = measurement("covariate_use", needs=COVARIATES)
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
     """Describe whether each covariate moves the forecast and, with a truth, helps; what moves it most first."""
-    size = array(ds, "moved_estimate", "covariate", "way").max(1)
+    size = array(ds, "moved_size", "covariate", "way").max(1)
     order = [int(place) for place in np.argsort(-np.nan_to_num(size), kind="stable")]
     empty = np.isnan(array(ds, "moved", "covariate", "way", "series")).all(1)
     out = []
@@ -38,47 +37,40 @@ def read_use(ds: xr.Dataset) -> list[str]:
 
 def _size(ds: xr.Dataset, place: int) -> str:
     """Write how far the forecasts move without a covariate; "" if none of them moves by more than rounding."""
-    change = array(ds, "moved", "way", "series", covariate=place)
-    above = change > array(ds, "moved_floor", "series")
-    if not above.any():
+    moved, ways = judged(ds, "moved", "way", covariate=place), names(ds, "way")
+    if not moved.acts.any():
         return ""
-    ways = names(ds, "way")
-    way = max(range(len(ways)), key=lambda i: (above[i].any(), ways[i] == "shuffled"))
-    standing = judged(ds, "moved", "way", covariate=place)
-    if standing.stands[way]:
-        return f"{_SHORT[ways[way]]} it moves the forecast by {standing.told(way, _mase)}"
-    # the size of a change is never below 0: that its mean is uncertain does not make it none
-    sizes = change[way][above[way]]
-    span = f"by {_mase(sizes.min())}" + (f" to {_mase(sizes.max())}" if len(sizes) > 1 else "")
-    return f"{_SHORT[ways[way]]} it moves {len(sizes)} of {standing.series} forecasts, {span}"
+    way = max(range(len(ways)), key=lambda i: (moved.acts[i] > 0, ways[i] == "shuffled"))
+    entries = int(moved.facts["entries"])
+    some = f", {moved.acts[way]} of {entries} of them" if moved.acts[way] < entries else ""
+    return f"{_SHORT[ways[way]]} it moves the forecasts{some} by {moved.told(way, _mase)}"
 
 
 def _describe(ds: xr.Dataset, place: int) -> str:
     ways = names(ds, "way")
     size = _size(ds, place)
     if not size:
-        return "forecasts without it are the same up to the noise; the model does not use it."
-    shuffled = ways.index("shuffled")
-    if "worth_estimate" not in ds:
+        return "forecasts without it are the same up to rounding; the model does not use it."
+    if "worth_size" not in ds:
         return f"{size}."
     worth = judged(ds, "worth", "way", covariate=place)
-    if worth.series < FEWEST:
-        change = float(worth.estimate[shuffled])
-        outcome = f"the error is {'larger' if change > 0 else 'smaller'} by {_mase(abs(change))} there"
-        return f"{size}, and {outcome}; whether that is so in general takes {FEWEST} series or more."
-    helps = [i for i in range(len(ways)) if worth.stands[i] and worth.estimate[i] > 0]
-    harms = [i for i in range(len(ways)) if worth.stands[i] and worth.estimate[i] < 0]
-    if helps and not harms:
-        best = max(helps, key=lambda i: float(worth.low[i]))
-        return f"{size}, and the error is larger by {worth.told(best, _mase)} when it is {ways[best]}: it helps."
-    if harms and not helps:
-        worst = min(harms, key=lambda i: float(worth.high[i]))
-        less = f"smaller by {_mase(-float(worth.estimate[worst]))} when it is {ways[worst]}"
-        return f"{size}, and the error is {less}: forecasts are better without it."
-    if helps:
-        both = [f"{'helps' if i in helps else 'harms'} against {ways[i]}" for i in sorted([*helps, *harms])]
-        return f"{size}; it {listed(both)}."
-    return f"{size}; whether that helps cannot be told from these series."
+    shuffled = ways.index("shuffled")
+    change = float(worth.size[shuffled])
+    told = worth.told(shuffled, lambda value: _mase(value if change > 0 else -value))
+    helps = worth.significant & (worth.size > 0)
+    harms = worth.significant & (worth.size < 0)
+    outcome = {
+        (True, False): "it helps, significantly",
+        (False, True): "forecasts are better without it, significantly",
+        (
+            True,
+            True,
+        ): f"it helps or harms by the way of leaving it out ({listed([ways[i] for i in np.flatnonzero(helps)])} helps)",
+    }.get((bool(helps.any()), bool(harms.any())))
+    units, needed = int(worth.facts["units"]), int(worth.facts["needed"])
+    open_words = f"{units} series cannot decide whether that is so for others; {needed} could"
+    unsure = open_words if units < needed else "not significant for other series"
+    return f"{size}, and the error is {'larger' if change > 0 else 'smaller'} by {told}: {outcome or unsure}."
 
 
 def _mase(value: float) -> str:
@@ -99,7 +91,7 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
     for panel, (name, title) in zip(canvas, panels.items(), strict=True):
         for place, way in enumerate(ways):
             noise = finding(ds, name, "covariate", unit="MASE", way=place)
-            mean = array(ds, f"{name}_estimate", "covariate", way=place)
+            mean = array(ds, f"{name}_size", "covariate", way=place)
             at = np.arange(len(covariates)) + _APART * (place - (len(ways) - 1) / 2)
             text = [f"{plain(each)}, {WORDS.get(way, way)}" for each in covariates]
             look: Look = {"colour": CATEGORICAL[place % len(CATEGORICAL)], "noise": noise, "across": True, "text": text}
@@ -109,4 +101,4 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
     ticks = [f"{plain(name)}<br>({role})" for name, role in zip(covariates, ds["role_of"].values, strict=True)]
     canvas.y(tickvals=list(range(len(covariates))), ticktext=ticks, range=[len(covariates) - 0.5, -0.5], showgrid=False)
     series = names(ds, "series")
-    return canvas.dress(f"Use of covariates by {model_of(ds)}", "mean over " * (len(series) > 1) + shown(series))
+    return canvas.dress(f"Use of covariates by {model_of(ds)}", "median over " * (len(series) > 1) + shown(series))

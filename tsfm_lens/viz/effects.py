@@ -8,12 +8,12 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import measurement
-from tsfm_lens.viz.noise import WORTH_A_WORD, finding, judged
-from tsfm_lens.viz.panels import fitted_range, means
+from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged
+from tsfm_lens.viz.panels import fitted_range, medians
 from tsfm_lens.viz.select import array, model_of, names, series_rows, unit_of
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import GREY, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import capital, listed, over_series, verb
+from tsfm_lens.viz.words import capital, listed, over_series
 
 __all__ = ["self_repair_bars"]
 
@@ -24,47 +24,38 @@ EFFECTS = measurement("effects")
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:
-    """Describe the components that act most on the forecast directly."""
+    """Describe the components that act most on the forecast, directly and with all that follows."""
     labels, way = names(ds, "component"), capital(ablation_word(ds))
-    counts, most, large = [], [], []
-    for share in (judged(ds, f"{effect}_share", "component") for effect in ("direct", "total")):
-        count = int(share.stands.sum())
-        more = int((share.stands & (share.estimate >= WORTH_A_WORD)).sum())
-        counts.append(count)
-        most.append([f"{labels[flat]} ({share.told(flat, percent)})" for flat in share.named(_MAX_NAMES)])
-        large.append(f"{'all' if more == count else more or 'none'} of them by {percent(WORTH_A_WORD)} or more")
-    later = "With all that follows, none changes it by more than the noise either."
-    if most[1]:
-        do = f"{counts[1]} of {len(labels)} {verb(counts[1], 'do', 'does')}"
-        later = f"With all that follows, {do}, {large[1]}, most of all {listed(most[1])}."
-    if not most[0]:
-        return [f"{way}, no component changes the forecast directly by more than the noise.", later]
+    direct, total = (judged(ds, f"{effect}_share", "component") for effect in ("direct", "total"))
+    most = [
+        [f"{labels[flat]} ({share.told(flat, percent)})" for flat in share.named(_MAX_NAMES)]
+        for share in (direct, total)
+    ]
+    none = f"no component moves the forecast by {percent(WORTH_A_WORD)} of the range of its series"
     return [
-        f"{way}, these change the forecast most directly, as shares of the range of the series: {listed(most[0])}.",
-        f"{counts[0]} of {len(labels)} components stand out of the noise directly, {large[0]}.",
-        later,
+        f"{way}, these move the forecast most directly, as shares of the range of the series: {listed(most[0])}."
+        if most[0]
+        else f"{way}, {none} directly.",
+        f"With all that follows, these move it most: {listed(most[1])}."
+        if most[1]
+        else f"With all that follows, {none}.",
+        *total.standing(labels, "components"),
     ]
 
 
 def read_self_repair(ds: xr.Dataset) -> list[str]:
     """State how many direct effects are undone later, and whose most."""
     repair, labels = judged(ds, "self_repair", "component"), names(ds, "component")
-    count = int(np.isfinite(repair.estimate).sum())
+    count = int(np.isfinite(repair.size).sum())
     if not count:
         return ["No component has a direct effect large enough to say what share of it is undone."]
-    positive, negative = repair.stands & (repair.estimate > 0), repair.stands & (repair.estimate < 0)
-    out = [
-        f"Of {count} components the direct effect is large enough on some series to say what share of it is undone. "
-        + (
-            f"Later components undo a part of it for {int(positive.sum())}, and add to it for {int(negative.sum())}."
-            if positive.any() or negative.any()
-            else "No share stands out of the noise."
-        )
+    undone, added = (int((side & repair.significant).sum()) for side in (repair.size > 0, repair.size < 0))
+    most = [f"{labels[i]} ({repair.told(i, percent)})" for i in repair.named(_MAX_NAMES, repair.size > 0)]
+    return [
+        f"Of {count} components the direct effect is large enough on some series to say what share of it is undone.",
+        f"Later components undo most of {listed(most)}." if most else "Later components undo nothing of it.",
+        f"Over series, a part is undone of {undone} and added to {added} significantly.",
     ]
-    first = repair.leader(positive)
-    if first is not None:
-        out.append(f"Most is undone of {labels[first]}: {repair.told(first, percent)} of its direct effect.")
-    return out
 
 
 def _sizes(ds: xr.Dataset, series: list[int]) -> tuple[np.ndarray, np.ndarray, str]:
@@ -88,7 +79,7 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     ids, rows = names(ds, "series"), series_rows(ds, series)
     direct, _, unit = _sizes(ds, rows)
     each = array(ds, "self_repair", "component", "series")[:, rows]
-    repair, size = means(each), means(direct)
+    repair, size = medians(each), medians(direct)
     order = [int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])][:top]
     labels = [plain(names(ds, "component")[i]) for i in order]
     noises = [
@@ -114,8 +105,8 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
             size=4,
             text=[plain(ids[i]) for _ in order for i in rows],
         )
-    # what may be noise does not set the axis
-    sure = repair[order] if mine is None else repair[order][mine.stands]
+    # what is drawn pale does not set the axis
+    sure = repair[order] if mine is None else repair[order][~mine.pale]
     bounds, cut = fitted_range(np.append(sure, [0.0, 1.0]), np.append(each[order], repair[order]), reach=0.5)
     right.upright(0.0)
     right.upright(1.0, dash="dash")
@@ -126,7 +117,7 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     right.x("self-repair\n(share of the direct effect undone)", range=bounds)
     return canvas.dress(
         f"Self-repair in {model_of(ds)} after its strongest components are taken out",
-        f"{over_series(ds, rows)}, {ablation_word(ds)} one at a time",
+        f"{over_series(ds, rows, 'median')}, {ablation_word(ds)} one at a time",
         "0: nothing undone, 1: all of it (dashed), below 0: added to",
         "what leaves the axis is cut off" if cut else "",
     )

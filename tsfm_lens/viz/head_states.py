@@ -106,13 +106,9 @@ def read_explore(ds: xr.Dataset) -> list[str]:
     names_of = ds["component"].transpose("layer", "head").values.astype(str)
     loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
     share = array(ds, "write_share", "layer", "head")[loudest]
-    leads = np.argwhere(array(ds, "mean_shift_leads", "layer", "head").astype(bool))
-    if not len(leads):
-        out = [
-            f"{of_heads} none stands out: without any of them the forecast moves by up to {num(shift.max())} {unit}."
-        ]
-        return [*out, f"{names_of[loudest]} writes most: {num(size[loudest])} {unit} on average."]
-    most = (int(leads[0][0]), int(leads[0][1]))
+    if not array(ds, "mean_shift_acts", "layer", "head").any():
+        return [f"{of_heads} none moves the forecast by more than rounding when it is left out."]
+    most = tuple(int(v) for v in np.unravel_index(shift.argmax(), shift.shape))
     out = [
         f"{of_heads} the forecast moves most without {names_of[most]}: by {num(shift[most])} {unit} on "
         f"average, where the median head moves it by {num(float(np.median(shift)))} {unit}."

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from statistics import NormalDist
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import measurement
+from tsfm_lens.stats import LEVEL, holm, sign_test
+from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
 from tsfm_lens.viz.needs import SEQUENCES
-from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names
 from tsfm_lens.viz.sheet import Look, Panel, sheet
@@ -42,20 +41,23 @@ def read_induction(ds: xr.Dataset) -> list[str]:
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Find the heads (layer, head) that pass both thresholds surely, and further ones that may, at 95 % for all."""
-    sure, could = [], []
-    for name, key in _THRESHOLDS.items():
-        score = finding(ds, name, "layer", "head")
-        if score is None:
-            passing = array(ds, "induction", "layer", "head") > 0
-            return passing, np.zeros_like(passing)
-        # Bonferroni: the interval of one head and score, widened to that of all of them
-        one, every = (NormalDist().inv_cdf(1 - 0.025 / count) for count in (1, 2 * score.estimate.size))
-        least, wider = float(ds.attrs[key]), every / one
-        sure.append(score.estimate - wider * (score.estimate - score.low) > least)
-        could.append(score.estimate + wider * (score.high - score.estimate) > least)
-    surely = np.logical_and.reduce(sure)
-    return surely, np.logical_and.reduce(could) & ~surely
+    """Find the heads (layer, head) that pass both thresholds surely, and further ones that may.
+
+    Sign tests over sequences, of all heads and both scores together, say which median is above its threshold, and
+    which below.
+    """
+    if any(f"{name}_by_sequence" not in ds for name in _THRESHOLDS):
+        passing = array(ds, "induction", "layer", "head") > 0
+        return passing, np.zeros_like(passing)
+    away = np.stack(
+        [
+            array(ds, f"{name}_by_sequence", "layer", "head", "sequence") - float(ds.attrs[key])
+            for name, key in _THRESHOLDS.items()
+        ]
+    )
+    above, below = (holm(sign_test(side, sides=1).ravel()).reshape(away.shape[:-1]) <= LEVEL for side in (away, -away))
+    surely = above.all(0)
+    return np.asarray(surely), np.asarray(~surely & ~below.any(0))
 
 
 @INDUCTION.figure(table=("prefix_matching", "copy_score", "induction"), sentences=read_induction)

@@ -13,9 +13,9 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import frame, measurement
 from tsfm_lens.verdict import rules_of, verdict
+from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
-from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.panels import Scene, fit, scene
 from tsfm_lens.viz.select import (
     array,
@@ -308,7 +308,7 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     labels = segment_words(ds)
     effect, value = (array(ds, name, "segment", "series") for name in ("effect", "value"))
     noise = finding(ds, "size", "segment", unit="MASE")
-    mean = array(ds, "size_estimate", "segment")
+    mean = array(ds, "size_size", "segment")
     order = np.argsort(-np.nan_to_num(mean, nan=-1.0), kind="stable")[:top]
     canvas = blank(max(150, _ROW * len(order)), 480)
     panel, ids = canvas.panel(), names(ds, "series")

@@ -9,10 +9,10 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import frame, measurement
+from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.input_attribution import read_proof
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
-from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.select import array, kind_word, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, blank, sheet, shortened
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed, number, percent, plain
@@ -36,7 +36,7 @@ def read_routes(ds: xr.Dataset) -> list[str]:
     """Describe through which components the most influential segments act, and what the parts sum to."""
     amount, segments, components = measured(unit_of(ds)), names(ds, "segment"), names(ds, "component")
     size, total = array(ds, "size", "segment", "component"), array(ds, "total", "segment", "step")
-    stands = array(ds, "size_stands_out", "segment", "component") > 0
+    stands = array(ds, "size_acts", "segment", "component") > 0
     movement = np.abs(total).mean(1)
     out = []
     for place in np.argsort(-movement, kind="stable")[:_MAX_NAMES]:
@@ -69,7 +69,7 @@ def read_routes(ds: xr.Dataset) -> list[str]:
 def read_kinds(ds: xr.Dataset) -> list[str]:
     """Name the component that carries most of all segments, and the kinds of component by what they carry."""
     size = np.nan_to_num(array(ds, "size", "segment", "component")).sum(0)
-    if not (array(ds, "size_stands_out", "segment", "component") > 0).any():
+    if not (array(ds, "size_acts", "segment", "component") > 0).any():
         return ["No component carries more than the noise."]
     places = zip(ds["stack"].values, ds["component_kind"].values, strict=True)
     kinds = [f"{stack} {kind_word(str(kind))}".strip() for stack, kind in places]
@@ -238,8 +238,8 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
         >>> "carried_dots" in viz.__all__
         True
     """
-    name = "carried_share" if "carried_share_estimate" in ds else "carried"
-    mean = array(ds, f"{name}_estimate", "component")
+    name = "carried_share" if "carried_share_size" in ds else "carried"
+    mean = array(ds, f"{name}_size", "component")
     order = np.argsort(-mean, kind="stable")[:components]
     carried = finding(ds, name, "component")
     labels, kinds = names(ds, "component"), [kind_word(str(kind)) for kind in ds["component_kind"].values]

@@ -11,10 +11,10 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.stats import leader
+from tsfm_lens.viz.findings import Finding, finding, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import TOKENS
-from tsfm_lens.viz.noise import Finding, finding, judged
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, medians, scene
 from tsfm_lens.viz.select import (
     array,
@@ -30,7 +30,7 @@ from tsfm_lens.viz.select import (
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, INK, PALE, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import capital, layer_names, layers, listed, measured, num, verb
+from tsfm_lens.viz.words import capital, layer_names, layers, listed, measured, num, signed
 
 __all__ = ["layer_entropy", "layer_gain", "lens_forecast", "logit_map"]
 
@@ -296,7 +296,7 @@ def series_lines(
     hover = f"%{{text}}<br>{measure}"
     if noise is not None and noise.spread:
         # under the lines, which it would hide
-        panel.band(labels, noise.low, noise.high, mixed(INK, 0.15), "interval of the mean", legend=True)
+        panel.band(labels, noise.low, noise.high, mixed(INK, 0.15), "range over series", legend=True)
     for i, name in enumerate(ids):
         panel.line(
             labels,
@@ -309,10 +309,9 @@ def series_lines(
             text=labels,
         )
     if noise is not None:
-        hover = f"mean of {len(ids)} series, {hover}"
-        word, mean = "mean over series", noise.estimate
-        panel.line(labels, mean, word, width=3, text=labels, legend=False)
-        panel.dots(labels, mean, word, hover, size=8, text=labels, noise=noise.without_interval)
+        hover, word = f"median of {len(ids)} series, {hover}", "median over series"
+        panel.line(labels, noise.size, word, width=3, text=labels, legend=False)
+        panel.dots(labels, noise.size, word, hover, size=8, text=labels, noise=noise.without_range)
         panel.floor(noise)
     elif several:
         look: Look = {"width": 3, "dots": 6, "text": labels}
@@ -341,6 +340,7 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
 
 
 LAYER_GAIN = measurement("layer_gain")
+_MAX_NAMES = 3  # layers in a sentence
 
 
 def read_gain(ds: xr.Dataset) -> list[str]:
@@ -349,19 +349,16 @@ def read_gain(ds: xr.Dataset) -> list[str]:
     out = []
     for place, metric in enumerate(names(ds, "metric")):
         gain = judged(ds, "gain", "layer", metric=place)
-        if not np.isfinite(gain.estimate).any():
+        if not np.isfinite(gain.size).any():
             continue
-        lowering, raising = (gain.named(len(words), side) for side in (gain.estimate < 0, gain.estimate > 0))
+        lowering, raising = (gain.named(_MAX_NAMES, side) for side in (gain.size < 0, gain.size > 0))
         parts = []
-        first = gain.leader(gain.estimate < 0)
-        if first is not None:
-            drop = gain.told(first, lambda percent: f"{num(-percent)} %")
-            parts.append(f"{words[first]} lowers the error most, by {drop}")
-        for places, word in (([] if parts else lowering, "lower"), (raising, "raise")):
-            if places:
-                what = f"{verb(len(places), word)} {'it' if parts else 'the error'}"
-                parts.append(f"{listed([words[i] for i in sorted(places)])} {what}")
-        out.append(f"{metric}: {'; '.join(parts) or 'no layer changes the error by more than the noise'}.")
+        for places, word in ((lowering, "lowered"), (raising, "raised")):
+            most = [f"{words[i]} ({gain.told(i, lambda value: f'{signed(value)} %')})" for i in places]
+            parts += [f"{word} most by {listed(most)}"] if most else []
+        out.append(f"{metric} is {'; '.join(parts) or 'changed by 1 % or more by no layer'}.")
+        if not place:
+            out += gain.standing(words, "layers")
     return out
 
 

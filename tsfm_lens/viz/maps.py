@@ -10,7 +10,7 @@ import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
 
-from tsfm_lens.viz.noise import Finding
+from tsfm_lens.viz.findings import Finding
 from tsfm_lens.viz.select import names
 from tsfm_lens.viz.sheet import PRINTED, Look, sheet, shortened
 from tsfm_lens.viz.theme import DIVERGING, LABEL_TYPE, SEQUENTIAL, VERMILION, plain

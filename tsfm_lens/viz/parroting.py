@@ -12,18 +12,19 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind, single_series
+from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.noise import finding, judged
-from tsfm_lens.viz.panels import fit, means, scene
+from tsfm_lens.viz.panels import fit, medians, scene
 from tsfm_lens.viz.select import array, forecast_series, model_of, names, series_position, series_rows, shown
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, number, percent, plain
-from tsfm_lens.viz.words import count_of, head_at, listed, num, over_series, signed, verb
+from tsfm_lens.viz.words import head_at, listed, num, over_series, signed
 
 __all__ = ["head_parroting_map", "lag_attention_map", "parroting_forecast", "season_amplitudes"]
 
 _DASHES = "5px,2px"
+_MAX_NAMES = 3  # heads in a sentence
 _MAX_SERIES = 6  # series with a figure of their own
 
 PARROTING = measurement("parroting")
@@ -174,17 +175,15 @@ HEAD_PARROTING = measurement("head_parroting")
 def read_heads(ds: xr.Dataset) -> list[str]:
     """Count the heads that look at the copied lag, and those that the copy needs."""
     mass, change = (judged(ds, name, "layer", "head") for name in ("mass", "copy_error_change"))
-    essential = change.stands & (change.estimate > 0)
-    n_attending, n_essential, whole = int(mass.stands.sum()), int(essential.sum()), mass.estimate.size
-    out = [
-        f"{count_of(n_attending, whole, 'heads')} {verb(n_attending, 'give')} the copied lag more of "
-        f"{verb(n_attending, 'their', 'its')} attention than an even spread would, beyond the noise.",
-        f"{count_of(n_essential, whole, 'heads')} {verb(n_essential, 'are', 'is')} needed for the copy: without "
-        f"{verb(n_essential, 'each of them', 'it')} the forecast is further from it, beyond the noise.",
-    ]
-    first = change.leader(essential)
-    if first is not None:
-        out.append(f"The copy needs {head_at(ds, first)} most.")
+    labels = [head_at(ds, flat) for flat in range(mass.size.size)]
+    out = []
+    for effect, words, write in (
+        (mass, "Most attention to the copied lag", percent),
+        (change, "Without these heads the forecast is furthest from the copy, in standard deviations", num),
+    ):
+        most = [f"{labels[flat]} ({effect.told(flat, write)})" for flat in effect.named(_MAX_NAMES, effect.size > 0)]
+        out.append(f"{words}: {listed(most) if most else 'none of 0.01 or more'}.")
+    out += change.standing(labels, "heads", change.size > 0)
     if "vacuous" in ds and ds["vacuous"].values.any():
         out.append("For some series the tokens of the forecast cover so many steps that the share tells nothing.")
     return out
@@ -194,9 +193,9 @@ def read_heads(ds: xr.Dataset) -> list[str]:
 def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
     """Draw where each head looks, and how the forecast without it departs from copying."""
     at = series_rows(ds, series)
-    # what stands out does so over all series
+    # what is significant is so over all series
     noise = {name: finding(ds, name, "layer", "head") if series is None else None for name in ("mass", *_CHANGES)}
-    values = {name: means(array(ds, name, "layer", "head", "series")[..., at]) for name in noise if name in ds}
+    values = {name: medians(array(ds, name, "layer", "head", "series")[..., at]) for name in noise if name in ds}
     maps = [HeadMap(values["mass"], "attention at the lag", "share of attention", low=0.0, noise=noise["mass"])]
     for name, (title, word) in _CHANGES.items():
         # nothing is known of a parrot where no context is long enough for one

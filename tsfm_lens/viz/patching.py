@@ -14,10 +14,10 @@ from plotly.colors import sample_colorscale
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, check, frame, measurement
+from tsfm_lens.viz.findings import WORTH_A_WORD, Finding, finding, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import GRADIENTS
-from tsfm_lens.viz.noise import Finding, finding, judged
 from tsfm_lens.viz.panels import Scene, fit, fitted_range, mark_start, scene
 from tsfm_lens.viz.places import Places, places_in
 from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, series_rows, shown, unit_of
@@ -57,13 +57,14 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     )
     most = [f"{patch_cell(ds, flat)} ({recovered.told(flat, percent)})" for flat in recovered.named(_MAX_NAMES)]
     if not most:
-        return [apart, "No single patch stands out of the noise on the way from one to the other."]
+        return [apart, f"No single patch moves the forecast by {percent(WORTH_A_WORD)} of the way or more."]
     share = array(ds, "recovered", "component", "position", series=series)
-    half, away = int((share >= _HALF).sum()), int((recovered.stands & (share < -0.1)).sum())
+    half, away = int((share >= _HALF).sum()), int((share < -0.1).sum())
     back = f" {away} {'leads' if away == 1 else 'lead'} away from it by more than a tenth." if away else ""
     return [
         f"{apart} Most of the way from the {base} to the {source} one comes along with {listed(most)}.",
         f"{half} of {share.size} patches {'carries' if half == 1 else 'carry'} half of it or more alone.{back}",
+        *recovered.standing([patch_cell(ds, flat) for flat in range(recovered.size.size)], "patches"),
     ]
 
 
@@ -71,9 +72,9 @@ def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     """State how far the best patched forecast still is from the run it comes from."""
     base, source = way(ds)
     recovered = judged(ds, "recovered", "component", "position")
-    best = next(iter(recovered.named(1, recovered.estimate > 0)), None)
+    best = next(iter(recovered.named(1, recovered.size > 0)), None)
     if best is None:
-        return [f"No patch brings the forecast nearer to the {source} one by more than the noise."]
+        return [f"No patch brings the forecast nearer to the {source} one by {percent(WORTH_A_WORD)} or more."]
     component, position = divmod(best, ds.sizes["position"])
     patched = array(ds, "forecast", "step", component=component, position=position, series=series)
     target, start = (array(ds, f"{name}_forecast", "step", series=series) for name in (source, base))
@@ -142,8 +143,8 @@ def _noise(ds: xr.Dataset, value: str, places: Places, unit: str) -> Finding | N
     if noise is None and (alone := finding(ds, value, "component", unit=unit)) is not None:
         # a place is judged as a whole
         noise = alone.at(np.repeat(np.arange(ds.sizes["component"])[:, None], ds.sizes["position"], axis=1))
-    # the intervals are those of several series, and one is drawn
-    return None if noise is None else noise.at(places.order).without_interval
+    # the range is that of several series, and one is drawn
+    return None if noise is None else noise.at(places.order).without_range
 
 
 @PATCHING.figure()
@@ -312,10 +313,12 @@ def read_attribution_patching(ds: xr.Dataset) -> list[str]:
     """State whether the estimate can stand in for patching."""
     estimate, exact = (array(ds, name, "component", "position", "series") for name in ("first_order", "recovered"))
     error = np.abs(estimate - exact)
-    both = [judged(ds, name, "component", "position").leader() for name in ("first_order", "recovered")]
+    both = [
+        next(iter(judged(ds, name, "component", "position").named(1)), None) for name in ("first_order", "recovered")
+    ]
     first, other = (patch_cell(ds, place or 0) for place in both)
     if None in both:
-        same = "No single place leads in both, so that they cannot be compared by it."
+        same = f"One of them reaches {percent(WORTH_A_WORD)} nowhere."
     else:
         apart = f"The estimate finds most at {first}, patching at {other}."
         same = f"Both find most at {first}." if both[0] == both[1] else apart
@@ -333,7 +336,7 @@ def read_estimate(ds: xr.Dataset, series: int) -> list[str]:
     places = judged(ds, "first_order", "component", "position").named(_MAX_NAMES)
     name = names(ds, "series")[series]
     if not places:
-        return [f"No estimate for {name} stands out of the noise."]
+        return [f"No estimate for {name} reaches {percent(WORTH_A_WORD)}."]
     most = [f"{patch_cell(ds, flat)} ({signed(estimate.flat[flat])})" for flat in places]
     return [f"The largest estimates for {name}, as shares of the way, are at {listed(most)}."]
 

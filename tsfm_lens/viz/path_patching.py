@@ -8,15 +8,15 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import frame, measurement
+from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import GRADIENTS
-from tsfm_lens.viz.noise import finding, judged
-from tsfm_lens.viz.panels import means
+from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.patching import way
 from tsfm_lens.viz.places import OUTPUT, places_in, places_named
 from tsfm_lens.viz.select import array, model_of, names, series_position, series_rows, unit_of
 from tsfm_lens.viz.sheet import Look, blank
-from tsfm_lens.viz.theme import PALE, plain
+from tsfm_lens.viz.theme import PALE, percent, plain
 from tsfm_lens.viz.words import capital, listed, over_series, signed
 
 __all__ = ["path_map"]
@@ -38,13 +38,16 @@ def read_paths(ds: xr.Dataset) -> list[str]:
     out = []
     for columns, words in ((direct, "straight to the output"), (~direct, "through another component")):
         parts = []
-        for flat in paths.named(_MAX_NAMES, np.broadcast_to(columns, paths.estimate.shape)):
+        for flat in paths.named(_MAX_NAMES, np.broadcast_to(columns, paths.size.shape)):
             sender, receiver = divmod(flat, len(receivers))
             end = "" if direct[receiver] else f" to {receivers[receiver]}"
-            parts.append(f"{senders[sender]}{end} ({signed(paths.estimate.flat[flat])})")
+            parts.append(f"{senders[sender]}{end} ({signed(paths.size.flat[flat])})")
         if parts:
             out.append(f"{capital(words)}, the strongest paths are those of {listed(parts)}, as shares of the way.")
-    return out or ["No path changes the forecast by more than the noise."]
+    if not out:
+        return [f"No path changes the forecast by {percent(WORTH_A_WORD)} of the way or more."]
+    labels = [f"{sender} to {receiver}" for sender in senders for receiver in receivers]
+    return [*out, *paths.standing(labels, "paths")]
 
 
 @PATHS.figure(table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True), sentences=read_paths)
@@ -97,7 +100,7 @@ def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> 
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])
-    return means(values)
+    return medians(values)
 
 
 def _limit(z: np.ndarray) -> tuple[float, str]:

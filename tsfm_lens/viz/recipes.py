@@ -12,8 +12,8 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import measurement
+from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.grid import width_for
-from tsfm_lens.viz.noise import judged
 from tsfm_lens.viz.panels import Scene, Timeline, fit, scene
 from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, positions
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
@@ -46,10 +46,9 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
         parts = [f"{percent(float(ds['heads_share'].values[place]))} of the heads"]
         if int(ds["n_mlps"].values[place]):
             parts.append(f"{int(ds['n_mlps'].values[place])} MLPs")
-        how = "is" if distance.stands[place] else "does not stand out of the noise:"
-        effect = f"the Spearman distance from the complete model's forecast {how} {distance.told(place)}"
+        effect = f"the Spearman distance from the complete model's forecast is {distance.told(place)}"
         out.append(f"{capital(recipe)}: {listed(parts)} ablated; {effect}.")
-    return out
+    return [*out, *distance.standing(names(ds, "recipe"), "recipes")]
 
 
 @RECIPES.figure(table=_recipe_table, sentences=read_recipes)

@@ -7,13 +7,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import measurement
+from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.needs import TRAINING_RECORD
-from tsfm_lens.viz.noise import finding, judged
 from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent
-from tsfm_lens.viz.words import count_of, head_at, verb
+from tsfm_lens.viz.words import count_of, head_at, listed, verb
 
 __all__ = ["repeated_motif_map", "training_history"]
 
@@ -30,12 +30,12 @@ REPEATED_MOTIF = measurement("repeated_motif")
 def read_motif(ds: xr.Dataset) -> list[str]:
     """Count the heads that look at the motif's last instance more than at the same steps of a series without one."""
     advantage = judged(ds, "advantage", "layer", "head", target=0)
-    heads = advantage.stands & (advantage.estimate > 0)
-    first = advantage.leader(heads)
-    most = f", most of all {head_at(ds, first)} ({advantage.told(first, percent)})" if first is not None else ""
+    labels = [head_at(ds, flat) for flat in range(advantage.size.size)]
+    most = [f"{labels[flat]} ({advantage.told(flat, percent)})" for flat in advantage.named(3, advantage.size > 0)]
+    told = f"most is given by {listed(most)}" if most else "no head gives a share of 1 % or more"
     return [
-        f"{int(heads.sum())} of {heads.size} heads give more of their attention there than in the control, which "
-        f"has no motif that comes again{most}."
+        f"Attention to the motif's last instance, beyond that in a control without a motif that comes again: {told}.",
+        *advantage.standing(labels, "heads", advantage.size > 0),
     ]
 
 
@@ -91,7 +91,7 @@ def read_history(ds: xr.Dataset) -> list[str]:
         if half:
             out.append(f"Half of that is reached between steps {int(steps[half - 1]):,} and {int(steps[half]):,}.")
     name = "prefix_matching" if "prefix_matching" in ds else "advantage"
-    heads = array(ds, f"{name}_stands_out", "training_step", "layer", "head") > 0
+    heads = array(ds, f"{name}_significant", "training_step", "layer", "head") > 0
     heads &= array(ds, name, "training_step", "layer", "head") > 0
     counts = heads.reshape(len(steps), -1).sum(axis=1)
     against = "than an even spread would" if name == "prefix_matching" else "than in the control"
@@ -99,7 +99,7 @@ def read_history(ds: xr.Dataset) -> list[str]:
     some = f"; some head has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
     out.append(
         f"{count_of(int(counts[-1]), heads[0].size, 'heads')} {verb(int(counts[-1]), 'give')} more attention to what "
-        f"followed the last match {against}, beyond the noise{some}."
+        f"followed the last match {against}, significantly over motifs{some}."
     )
     return out
 
@@ -139,13 +139,13 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         ticks = {start: "0", **ticks}
     canvas.x(type="log", tickvals=list(ticks), ticktext=list(ticks.values()), showticklabels=False)
     canvas.panel(*canvas.places[-1]).x("optimiser step (logarithmic)", showticklabels=True)
-    spread = ", bands: 95 % intervals over motifs" if any(f"{name}_low" in ds for name, _, _ in heads) else ""
+    spread = ", bands: range over motifs" if any(f"{name}_low" in ds for name, _, _ in heads) else ""
     remarks = [f"{len(steps)} checkpoints on the same repeated motifs", f"a line per head{spread}"]
     return canvas.dress(f"Heads of {model_of(ds)} over its training", *remarks)
 
 
 def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: str) -> None:
-    """Draw a line per head in its layer's colour, and its interval behind it."""
+    """Draw a line per head in its layer's colour, and its range over motifs behind it."""
     for layer, label in enumerate(names(ds, "layer")):
         colour, layer_words = CATEGORICAL[layer % len(CATEGORICAL)], layer_name(label)
         for head, head_label in enumerate(names(ds, "head")):

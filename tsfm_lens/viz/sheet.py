@@ -14,7 +14,7 @@ import numpy as np
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from tsfm_lens.viz.noise import NOT_ABOVE, Finding
+from tsfm_lens.viz.findings import NOT_SIGNIFICANT, Finding
 from tsfm_lens.viz.theme import GREY, INK, LABEL_TYPE, PALE, TITLE_TYPE, dress, mixed, plain, true_minus
 
 Look = dict[str, Any]
@@ -132,7 +132,7 @@ class Sheet:
 
     def _noise_words(self) -> str:
         """Return words of a subtitle on the noise that is drawn, "" if none is known."""
-        signs = f"{' or '.join(self.signs)}: {NOT_ABOVE}" if self.signs else ""
+        signs = f"{' or '.join(self.signs)}: {NOT_SIGNIFICANT}" if self.signs else ""
         floor = f"noise floor {next(iter(self.floors))}{', grey' * self.has_band}" if len(self.floors) == 1 else ""
         return f"{signs} ({floor})" if signs and floor else signs or floor
 
@@ -244,7 +244,7 @@ class Panel:
         across: bool = False,
         **more: Any,
     ) -> None:
-        """Draw points, with whiskers (``across``: along the horizontal axis) and hollow where the noise says so."""
+        """Draw points, with whiskers (``across``: along the horizontal axis) and hollow where not significant."""
         form: Look = {} if symbol is None else {"symbol": symbol}
         outline: Look = {"line": {"color": edge, "width": 0.5}} if edge else {}
         marker: Look = {"color": colour, "size": size, **form, **outline, **more.pop("marker", {})}
@@ -266,7 +266,7 @@ class Panel:
         noise: Finding | None = None,
         **more: Any,
     ) -> None:
-        """Draw bars upwards, or to the right (``across``), with whiskers and hatched where the noise says so."""
+        """Draw bars upwards, or to the right (``across``), with whiskers and hatched where not significant."""
         where = {"x": lengths, "y": places, "orientation": "h"} if across else {"x": places, "y": lengths}
         marker: Look = {"color": colour}
         if noise is not None:
@@ -310,11 +310,11 @@ class Panel:
             self._veil(pale, np.where(pale, signs, "").tolist(), 14 if texts is None else 10, where)
 
     def _veil(self, pale: np.ndarray, signs: list[list[str]], size: float, where: Look) -> None:
-        """Draw white over cells that do not stand out, and a sign in each that needs no colour."""
+        """Draw white over cells that are not significant, and a sign in each that needs no colour."""
         white = "rgba(255,255,255,0.6)"
         look: Look = {"colorscale": [[0, white], [1, white]], "zmin": 0, "zmax": 1, "showscale": False}
         text: Look = {"text": signs, "texttemplate": "%{text}", "textfont": {"size": size, "color": GREY}}
-        options: Look = {"name": NOT_ABOVE, "hoverinfo": "skip", "xgap": 1, "ygap": 1, **look, **text, **where}
+        options: Look = {"name": NOT_SIGNIFICANT, "hoverinfo": "skip", "xgap": 1, "ygap": 1, **look, **text, **where}
         self.sheet.fig.add_trace(go.Heatmap(z=np.where(pale, 0.0, np.nan), **options), **self.at)
 
     def level(self, y: float, *, colour: str = GREY, width: float = 1, dash: str | None = None, **more: Any) -> None:
@@ -366,7 +366,8 @@ class Panel:
         """Draw a grey band over what the noise alone reaches (``across``: along the horizontal axis), where known."""
         if noise is None or not noise.floor > 0:
             return
-        if noise.stands.any() and noise.floor > np.abs(noise.estimate[noise.stands]).max():
+        above = noise.acts > 0
+        if above.any() and noise.floor > np.abs(noise.size[above]).max():
             return
         self.sheet.noisy(noise)
         self.stripe(-noise.floor * signed, noise.floor, mixed(PALE, 0.7), across=across)

@@ -9,6 +9,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import frame, measurement
+from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
@@ -84,23 +85,14 @@ def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
     """State whether the rank of single series rises, where that stands out of the spread over series."""
     place = level_position(ds, epsilon)
     level, words = f"{float(ds['epsilon'].values[place]):g}", layers(ds, "stream")
-    estimate, low, high = (
-        array(ds, f"rank_rise_{part}", "stream", epsilon=place) for part in ("estimate", "low", "high")
-    )
-    stands = np.flatnonzero(array(ds, "rank_rise_stands_out", "stream", epsilon=place) > 0)
-    if not len(stands):
-        return [f"At ε = {level} the rank of single series neither rises nor falls beyond what differs between series."]
-    last = int(stands[-1])
-    ends = f", {signed(low[last])} to {signed(high[last])}" if high[last] > low[last] else ""
-    return [
-        f"At ε = {level} the rank of single series differs from that of their embedding after {len(stands)} of "
-        f"{len(words) - 1} layers; the last of these is {words[last]}, with "
-        f"{signed(estimate[last])} directions{ends}."
-    ]
+    rise = judged(ds, "rank_rise", "stream", epsilon=place)
+    most = [f"{words[i]} ({rise.told(i, signed)} directions)" for i in rise.named(1)]
+    what = f"differs most from that of their embedding after {most[0]}" if most else "stays that of their embedding"
+    return [f"At ε = {level} the rank of single series {what}.", *rise.standing(words, "streams")]
 
 
 @FLOW_OF_RANKS.figure(
-    table=("epsilon_rank", "rank_share", "told", *(f"rank_rise_{part}" for part in ("estimate", "low", "high"))),
+    table=("epsilon_rank", "rank_share", "told", *(f"rank_rise_{part}" for part in ("size", "low", "high"))),
     sentences=lambda ds: read_flow_map(ds) + read_rank_rise(ds),
 )
 def rank_flow_map(ds: xr.Dataset) -> go.Figure:

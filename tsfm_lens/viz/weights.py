@@ -252,7 +252,7 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
     if not np.isfinite(closer).any():
         return ["There is only one head, or no rows but zeros, so nothing can be closer."]
     words, part = layers(ds), str(ds.attrs["part"])
-    stands = np.flatnonzero(array(ds, "closer_stands_out", "layer") > 0)
+    stands = np.flatnonzero(array(ds, "closer_significant", "layer") > 0)
     if not len(stands):
         return [
             f"In no layer are the rows of {part} of one head closer to each other than shuffled ones are by chance."
@@ -265,7 +265,7 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
 
 
 @ROW_ANGLES.figure(
-    table=("within", "between", "closer", "closer_floor", "closer_stands_out"), sentences=read_row_angles
+    table=("within", "between", "closer", "closer_floor", "closer_significant"), sentences=read_row_angles
 )
 def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw angles between the rows of an attention matrix, a panel per layer: heads that read alike are dark blocks.

@@ -13,87 +13,46 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, check, measurement
+from tsfm_lens.viz.findings import WORTH_A_WORD, Finding, finding, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.noise import WORTH_A_WORD, Finding, finding
-from tsfm_lens.viz.panels import fit, means, scene
+from tsfm_lens.viz.panels import fit, medians, scene
 from tsfm_lens.viz.places import Places, coordinate, places_in
 from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, positions, statistic_of, unit_of
 from tsfm_lens.viz.sheet import Look, Sheet, sheet
 from tsfm_lens.viz.tables import steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
-from tsfm_lens.viz.words import count_of, measured, num, over_series, signed, verb
+from tsfm_lens.viz.words import listed, measured, num, over_series
 
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
+_MAX_NAMES = 3  # components in a sentence
 _MAX_SERIES = 2  # series with a figure of their own
 
 ABLATION = measurement("ablation")
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
-    """Describe the head and the MLP that matter most, if one leads, and how few heads carry the effect."""
-    kinds = ds["kind"].values.astype(str)
-    relative = metric.endswith("change")
-    estimate = array(ds, f"{metric}_estimate", "component")
-    heads = np.flatnonzero((ds["head"].values >= 0) & np.isfinite(estimate))
-    mlps = np.flatnonzero((kinds == "mlp") & np.isfinite(estimate))
-    groups = ((heads, "head"), (mlps, "MLP"))
-    out = [_leading(ds, metric, group, noun) for group, noun in groups if len(group)]
-    out_of = array(ds, f"{metric}_stands_out", "component")[heads].astype(bool)
-    if len(heads):
-        count = int(out_of.sum())
-        large = int((out_of & (_share_of_range(ds)[heads] >= WORTH_A_WORD)).sum())
-        suffix = (
-            f"; {'all' if large == count else large or 'none'} of them move the forecast by {percent(WORTH_A_WORD)} of "
-            "the range of its series or more"
-        )
+    """Describe the heads and MLPs that matter most, on how many series, and for what that holds."""
+    effect, labels, measure = judged(ds, metric, "component"), names(ds, "component"), MEASURES[metric]
+    heads, mlps = ds["head"].values >= 0, ds["kind"].values.astype(str) == "mlp"
+    write = percent if measure.relative else num
+    out = []
+    for group, noun in ((heads, "head"), (mlps, "MLP")):
+        if not (group & np.isfinite(effect.size)).any():
+            continue
+        most = effect.named(_MAX_NAMES, group)
+        told = [f"{labels[i]} ({effect.told(i, write)})" for i in most]
         out.append(
-            f"{count_of(count, len(heads), 'heads')} {verb(count, 'stand')} out of the noise{suffix * bool(count)}."
+            f"Largest {measure.word} without one {noun}: {listed(told)}."
+            if told
+            else f"Without any single {noun} the {measure.word} is below {percent(WORTH_A_WORD)}."
         )
-    if len(heads) > 4 and not relative and out_of.any():
-        order = np.sort(estimate[heads])[::-1]
-        few = int(np.searchsorted(np.cumsum(order), 0.5 * order.sum())) + 1
-        out.append(f"{few} of {len(heads)} heads {verb(few, 'make')} up half of the sum of all heads' effects.")
-    out.append("Components are removed one at a time: those that can stand in for each other look unimportant.")
-    return out
-
-
-def _share_of_range(ds: xr.Dataset) -> np.ndarray:
-    """Compute how far the forecast moves without each component, over the range of its series, (component,)."""
-    values = np.concatenate(
-        [array(ds, "context", "series", "time"), array(ds, "baseline_forecast", "series", "step")], 1
-    )
-    wide = np.nanmax(values, axis=1) - np.nanmin(values, axis=1)
-    shift = array(ds, "mean_shift", "component", "series")
-    return np.divide(shift, wide, out=np.zeros_like(shift), where=wide > 0).mean(axis=1)
-
-
-def _leading(ds: xr.Dataset, metric: str, group: np.ndarray, noun: str) -> str:
-    """Name the member of a group that leads it; say that none does otherwise."""
-    relative = metric.endswith("change")
-    word = {"spearman_distance": "Spearman distance", "mae_change": "MAE", "mase_change": "MASE"}.get(metric, metric)
-    parts = {part: array(ds, f"{metric}_{part}", "component") for part in ("estimate", "low", "high", "leads")}
-    scale, unit = (100.0, " %") if relative else (1.0, "")
-    n = ds.sizes["series"]
-    top = group[parts["leads"][group].astype(bool)]
-    over, mean = (f" over {n} series", " on average") if n > 1 else ("", "")
-    if not len(top):
-        largest = scale * float(np.nanmax(np.abs(parts["estimate"][group])))
-        if not largest:
-            stays = f"the {word} stays as it is" if relative else f"the forecast keeps its shape, at a {word} of 0"
-            return f"Without any single {noun} {stays}."
-        amount = f"up to {num(largest)}{unit}{mean}{over}"
-        what = f"changes of the {word}," if relative else f"effects, a {word} of"
-        return f"No {noun} leads: the largest {what} {amount}, cannot be told apart."
-    at = int(top[0])
-    value, low, high = (scale * float(parts[part][at]) for part in ("estimate", "low", "high"))
-    # a rank correlation sees the order of the steps, and not how far they move
-    does = "changes the order of the steps" if metric == "spearman_distance" else "moves the forecast"
-    moves = f"{'raises' if value > 0 else 'lowers'} the {word}" if relative else does
-    amount = signed(value) if relative else f"{word} {num(value)}"
-    span = f" on average, {num(low)} to {num(high)}{unit}{over}" if num(low) != num(high) else ""
-    return f"The {noun} whose removal {moves} most is {names(ds, 'component')[at]} ({amount}{unit}{span})."
+        if noun == "head" and most and (words := effect.lead(most[0])):
+            out.append(f"{labels[most[0]]}: {words}.")
+    if heads.any():
+        out += effect.standing(labels, "heads", heads)
+    return [*out, "Components are removed one at a time: those that can stand in for each other look unimportant."]
 
 
 def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
@@ -115,7 +74,7 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
     table = pd.DataFrame({"component": names(ds, "component")})
     for coord in ("stack", "kind", "layer_index", "head"):
         table[coord] = ds[coord].values
-    table["mean"] = means(effect)
+    table["median"] = medians(effect)
     for i, name in enumerate(names(ds, "series")):
         table[f"{metric}: {name}"] = effect[:, i]
     return table
@@ -134,24 +93,15 @@ def ablated_forecast_table(ds: xr.Dataset, series: int, components: list[str]) -
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
     """Return the heads and MLPs with the largest Spearman distance on one series, strongest first."""
-    return _rank_components(ds, series, count)[0]
-
-
-def _rank_components(ds: xr.Dataset, series: int, count: int) -> tuple[list[str], str]:
-    """Rank components as :func:`strongest` does, and say for a subtitle which are drawn."""
     effect = array(ds, "spearman_distance", "component", series=series)
     kinds = coordinate(ds, "kind")
     fine = [i for i in range(len(kinds)) if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])]
-    fine.sort(key=lambda i: -effect[i])
-    noise = finding(ds, "spearman_distance", "component")
-    standing = fine if noise is None else [i for i in fine if noise.stands[i]]
-    words = "" if noise is None else "those that stand out of the noise" if standing else "none stands out of the noise"
-    return [names(ds, "component")[i] for i in (standing or fine)[:count]], words
+    return [names(ds, "component")[i] for i in sorted(fine, key=lambda i: -effect[i])[:count]]
 
 
 @ABLATION.figure()
 def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go.Figure:
-    """Draw what zeroing each head, MLP and layer does, layer × component, as the mean over series.
+    """Draw what zeroing each head, MLP and layer does, layer × component, as the median over series.
 
     Args:
         metric: "spearman_distance", or "mase_change" and "mae_change" (relative).
@@ -162,12 +112,12 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     measure = MEASURES[metric]
     heads = coordinate(ds, "head").astype(int) >= 0
     effect = array(ds, metric, "component", "series")
-    middle = means(effect)
+    middle = medians(effect)
     noise = finding(ds, metric, "component")
     canvas = _draw(ds, middle, effect, measure, noise)
     canvas.colours(_scale(middle[heads] if heads.any() else middle, measure))
     title = f"Ablation of every component of {model_of(ds)}: {measure.word}"
-    what = f"{measure.words}, {over_series(ds, range(effect.shape[1]))}"
+    what = f"{measure.words}, {over_series(ds, range(effect.shape[1]), 'median')}"
     return canvas.dress(title, what, "zeroed one at a time", "colours up to the largest head" * bool(heads.any()))
 
 
@@ -178,13 +128,12 @@ def ablation_forecasts(
     """Draw the forecast with and without a component, one panel each.
 
     Args:
-        components: names to draw; if None the six heads and MLPs of the largest Spearman distance, of those that stand
-            out of the noise if any does.
+        components: names to draw; if None the six heads and MLPs of the largest Spearman distance.
     """
-    view, words = scene(ds, series, context_steps, least=24), ""
+    view = scene(ds, series, context_steps, least=24)
     if components is None:
         check(ds, "ablation", "spearman_distance")
-        components, words = _rank_components(ds, view.place, 6)
+        components = strongest(ds, view.place)
     if not components:
         raise InputError("components is empty: name at least one, such as decoder.0.mlp.")
     rows = positions(ds, "component", list(components))
@@ -205,7 +154,7 @@ def ablation_forecasts(
     title_axes(grid, view.time.short_title, view.title)
     title = f"Forecasts of {view.id} by {model_of(ds)} without single components"
     what = f"{view.statistic} forecasts; distance: 1 − rank correlation of the ablated with the unablated one"
-    return grid.dress(title, what, words, cut, view.time.remark)
+    return grid.dress(title, what, cut, view.time.remark)
 
 
 @dataclass(frozen=True)
@@ -310,7 +259,7 @@ def _describe(
     order = np.argsort(-np.abs(np.nan_to_num(effect[i])))
     lines = [f"{plain(ids[s])}: {measure.tell(effect[i, s])}" for s in order[:_MAP_SERIES]]
     more = [f"and {len(ids) - _MAP_SERIES} more"] if len(ids) > _MAP_SERIES else []
-    return "<br>".join([f"{head} (mean)", *tail, *lines, *more])
+    return "<br>".join([f"{head} (median)", *tail, *lines, *more])
 
 
 def _scale(heads: np.ndarray, measure: Measure) -> dict[str, Any]:

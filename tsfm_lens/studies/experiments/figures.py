@@ -13,8 +13,8 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, frame
 from tsfm_lens.studies.declared import Declarations
+from tsfm_lens.viz.findings import mean_of_seeds
 from tsfm_lens.viz.grid import log_axis
-from tsfm_lens.viz.noise import mean_of_seeds
 from tsfm_lens.viz.select import array, names
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, INK, mixed
@@ -219,7 +219,7 @@ def _dots(
     """Draw every seed, and their mean with its interval, one above the other or along the axis."""
     noise, number = mean_of_seeds(errors), f"%{{{'x' if across else 'y'}:.{digits}g}}"
     pale: Look = {"colour": mixed(colour, 0.45), "size": 4, "symbol": look.get("symbol"), "group": arm}
-    seeds, middle = (errors, np.full(len(errors), place)), (noise.estimate, [place])
+    seeds, middle = (errors, np.full(len(errors), place)), (noise.size, [place])
     x, y = seeds if across else seeds[::-1]
     panel.dots(x, y, "", f"{arm}<br>one seed: {number}", **pale)
     at, height = middle if across else middle[::-1]

@@ -13,13 +13,13 @@ import xarray as xr
 
 from tsfm_lens import probes
 from tsfm_lens.ablation import Variant, point_forecasts
+from tsfm_lens.findings import SMALLEST_SHARE
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.noise import ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention
 from tsfm_lens.probes.attribution import decompositions_of
-from tsfm_lens.probes.findings import SMALLEST_SHARE
 from tsfm_lens.studies.method_scores.marks import Labels, Scores
 from tsfm_lens.studies.method_scores.series import EvaluationCase
 from tsfm_lens.zoo.planted.rules import CovariateTimes
@@ -76,11 +76,17 @@ def differentiable(case: EvaluationCase) -> bool:
     return bool(case.lens.wiring.true_gradients)
 
 
-def by_estimate(data: xr.Dataset, name: str) -> Ranking:
-    """Score components by the size of an effect's estimate over series; claim those that stand out."""
-    at = {"position": 0} if "position" in data[f"{name}_estimate"].dims else {}
-    scores, claims = (data[f"{name}_{part}"].isel(at).values for part in ("estimate", "stands_out"))
+def by_size(data: xr.Dataset, name: str) -> Ranking:
+    """Score components by the size of an effect over series; claim those that a sentence would name."""
+    at = {"position": 0} if "position" in data[f"{name}_size"].dims else {}
+    scores, claims = (each.isel(at).values for each in (data[f"{name}_size"], worth_naming(data, name)))
     return Ranking(tuple(map(str, data["component"].values)), np.abs(scores), claims)
+
+
+def worth_naming(data: xr.Dataset, name: str) -> xr.DataArray:
+    """Mark the members that act, by the smallest size of interest or more."""
+    least = float(data[f"{name}_p"].attrs["smallest"])
+    return (data[f"{name}_acts"] > 0) & (np.abs(data[f"{name}_size"]) >= least)
 
 
 def of_heads(data: xr.Dataset, scores: xr.DataArray, claims: xr.DataArray | None = None, **at: str) -> Ranking:
@@ -119,7 +125,7 @@ def _effects(case: EvaluationCase) -> xr.Dataset:
     return probes.causal_effects(case.clean, components=case.read_out)
 
 
-method("zero ablation")(lambda case: by_estimate(_ablation(case), "mean_shift"))
+method("zero ablation")(lambda case: by_size(_ablation(case), "mean_shift"))
 
 
 @method("zero ablation, of the range")
@@ -133,19 +139,19 @@ def _zero_of_range(case: EvaluationCase) -> Ranking:
 @method("mean ablation")
 def _mean(case: EvaluationCase) -> Ranking:
     options: dict[str, Any] = {"how": "mean", "reference": case.clean.batch}
-    return by_estimate(probes.ablation_effects(case.clean, components=case.components, **options), "mean_shift")
+    return by_size(probes.ablation_effects(case.clean, components=case.components, **options), "mean_shift")
 
 
-method("total effect, read-out stack")(lambda case: by_estimate(_effects(case), "total_share"))
-method("direct effect, read-out stack")(lambda case: by_estimate(_effects(case), "direct_share"))
+method("total effect, read-out stack")(lambda case: by_size(_effects(case), "total_share"))
+method("direct effect, read-out stack")(lambda case: by_size(_effects(case), "direct_share"))
 
 
 def _patch_components(case: EvaluationCase, direction: str, *, gradients: bool) -> Ranking:
     options: dict[str, Any] = {"at": case.components, "positions": "all", "direction": direction}
     if gradients:
         data = probes.attribution_patching(case.clean, case.corrupted, **options, exact=False)
-        return by_estimate(data, "first_order")
-    return by_estimate(probes.activation_patching(case.clean, case.corrupted, **options), "recovered")
+        return by_size(data, "first_order")
+    return by_size(probes.activation_patching(case.clean, case.corrupted, **options), "recovered")
 
 
 for _way in ("denoise", "noise"):
@@ -165,7 +171,7 @@ def _attribution(case: EvaluationCase) -> xr.Dataset:
 
 
 def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:
-    result = by_estimate(_attribution(case).sel(decomposition=decomposition), "attribution_share")
+    result = by_size(_attribution(case).sel(decomposition=decomposition), "attribution_share")
     real = [i for i, name in enumerate(result.names) if name not in ("embed", "bias")]
     assert result.claims is not None
     return Ranking(tuple(result.names[i] for i in real), result.scores[real], result.claims[real])
@@ -255,7 +261,7 @@ def _repeated_motifs(case: EvaluationCase) -> xr.Dataset:
 def _parroting(case: EvaluationCase) -> xr.Dataset:
     row, kind, _ = pick_attention(case.lens, None, None)
     data = probes.head_parroting(case.clean).assign_attrs(stack=row.name, attention=kind)
-    lost = data["copy_error_change_stands_out"] & (data["copy_error_change_estimate"] > 0)
+    lost = worth_naming(data, "copy_error_change") & (data["copy_error_change_size"] > 0)
     return data.assign(copy_lost=lost)
 
 
@@ -266,9 +272,9 @@ def _concentration(case: EvaluationCase) -> xr.Dataset:
 
 method("induction: repeated tokens, prefix", applies=reads_tokens)(by(_repeated_tokens, "prefix_matching"))
 method("induction: repeated tokens, copy", applies=reads_tokens)(by(_repeated_tokens, "copy_score", "induction"))
-method("induction: repeated motifs")(by(_repeated_motifs, "advantage", "advantage_stands_out"))
-method("parroting: attention at the lag")(by(_parroting, "mass_estimate", "mass_stands_out"))
-method("parroting: copy lost without the head")(by(_parroting, "copy_error_change_estimate", "copy_lost"))
+method("induction: repeated motifs")(by(_repeated_motifs, "advantage", "advantage_significant"))
+method("parroting: attention at the lag")(by(_parroting, "mass_size", "mass_significant"))
+method("parroting: copy lost without the head")(by(_parroting, "copy_error_change_size", "copy_lost"))
 method("kernel regression: concentration", applies=has_cross)(by(_concentration, "-missing", attention="cross_attn"))
 
 
@@ -302,13 +308,13 @@ def pair_name(one: str, other: str) -> str:
 
 def _edges(data: xr.Dataset, name: str) -> Ranking:
     """Score the existing edges by the size of their estimate over series."""
-    estimate, stands_out = (
-        data[f"{name}_{part}"].transpose("sender", "receiver").values for part in ("estimate", "stands_out")
+    size, claims = (
+        each.transpose("sender", "receiver").values for each in (data[f"{name}_size"], worth_naming(data, name))
     )
-    rows, columns = np.nonzero(np.isfinite(estimate))
+    rows, columns = np.nonzero(np.isfinite(size))
     senders, receivers = (list(map(str, data[dim].values)) for dim in ("sender", "receiver"))
     names = tuple(edge_name(senders[row], receivers[column]) for row, column in zip(rows, columns, strict=True))
-    return Ranking(names, np.abs(estimate[rows, columns]), stands_out[rows, columns])
+    return Ranking(names, np.abs(size[rows, columns]), claims[rows, columns])
 
 
 @method("path patching", EDGES)
@@ -326,8 +332,8 @@ def _edge_attribution(case: EvaluationCase) -> Ranking:
 @method("self-repair", REPAIRED)
 def _self_repair(case: EvaluationCase) -> Ranking:
     data = probes.causal_effects(case.clean, components=case.components)
-    repair = data["self_repair_estimate"].values
-    claims = data["self_repair_stands_out"].values & (repair > 0)
+    repair = data["self_repair_size"].values
+    claims = worth_naming(data, "self_repair").values & (repair > 0)
     return Ranking(tuple(map(str, data["component"].values)), repair, claims)
 
 

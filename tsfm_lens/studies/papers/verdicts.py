@@ -98,7 +98,7 @@ def judged(parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str =
         raise InputError("a claim has no part to test: expected at least one")
     tables = [_by_cluster(part.margins, clusters, np.median) for part in parts]
     medians = [_median(table) for table in tables]
-    return _decide(parts, medians, [sign_test(table.mean(0)) for table in tables], over)
+    return _decide(parts, medians, [float(sign_test(table.mean(0))) for table in tables], over)
 
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:

@@ -11,8 +11,8 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.studies.declared import Declarations
+from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.select import array, layer_name, names
 from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, plain
@@ -41,9 +41,11 @@ def read_training(ds: xr.Dataset) -> list[str]:
     assert verdict is not None
     share, time = array(ds, "stored_ratio", "arm"), array(ds, "step_time", "arm")
     for row, arm in enumerate(arms):
-        estimate, low, high = (100 * float(each[row]) for each in (verdict.estimate, verdict.low, verdict.high))
+        estimate, low, high = (100 * float(each[row]) for each in (verdict.size, verdict.low, verdict.high))
         if estimate or low != high:
-            comparison = "more than seeds differ by" if verdict.stands[row] else "no more than seeds differ by"
+            units, needed = int(verdict.facts["units"]), int(verdict.facts["needed"])
+            unsure = f"{units} seeds cannot decide, {needed} could" if units < needed else "not significant over seeds"
+            comparison = "significant over seeds" if verdict.significant[row] else unsure
             out.append(
                 f"{arm!r}, with {num(100 * share[row])} % of the numbers in attention, moves MASE by "
                 f"{signed(estimate)} % ({signed(low)} to {signed(high)}), {comparison}."
@@ -106,8 +108,8 @@ def low_rank_skill(ds: xr.Dataset, *, score: str = "mase") -> go.Figure:
     times, unit = (100.0, "%") if of_errors else (1.0, "nats")
     raw = finding(ds, f"{score}_rise", "arm", unit=unit)
     assert raw is not None
-    rise, low, high = (times * each for each in (raw.estimate, raw.low, raw.high))
-    verdict = replace(raw, estimate=rise, low=low, high=high)
+    rise, low, high = (times * each for each in (raw.size, raw.low, raw.high))
+    verdict = replace(raw, size=rise, low=low, high=high)
     times_of = [array(ds, f"step_time{end}", "arm") for end in ("", "_low", "_high")]
     figure = sheet([300], [0.5, 0.5], column_gap=0.06, shared_yaxes=True)
     left, right = figure

@@ -17,10 +17,10 @@ from tsfm_lens.compress import BlockShape, matrices, quality, ratio_of, sizes
 from tsfm_lens.console import console
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import judge
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
 from tsfm_lens.places import refuse_unwritable, replacing
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.stats import mean_interval
 from tsfm_lens.studies.recipes.corpus import build_corpus, load_corpus
@@ -161,7 +161,7 @@ def _add_rise(data: xr.Dataset, name: str, dense: int) -> xr.Dataset:
     result = judge(
         data.assign({f"{name}_rise": (("arm", "seed"), rise)}), f"{name}_rise", floor=0.0, signed=True, over="seed"
     )
-    return result.drop_vars([f"{name}_rise_leads", f"{name}_rise_floor"])
+    return result.drop_vars([f"{name}_rise_leads", f"{name}_rise_lead_share", f"{name}_rise_floor"])
 
 
 def _sizes(arms: Mapping[str, RecipeRun], lenses: Mapping[str, Lens], dense: Lens) -> dict[str, Any]:

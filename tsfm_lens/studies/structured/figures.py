@@ -13,8 +13,8 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, frame
 from tsfm_lens.studies.declared import Declarations
+from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.grid import panel_grid, title_axes
-from tsfm_lens.viz.noise import finding
 from tsfm_lens.viz.places import Places, places_in
 from tsfm_lens.viz.select import array, model_of, names, position
 from tsfm_lens.viz.theme import BLUE, PALE, VERMILION, number, plain
@@ -71,7 +71,7 @@ def scoring_errors(ds: xr.Dataset, *, null: str = "rotated", budget: float | Non
             middle = random.mean(-1)[places.order]
             hover = "%{text}<br>random weights: %{y:.3g}"
             panel.dots(x, middle, "random weights, mean", hover, colour=VERMILION, size=6, marker=ticks, **labels)
-        noise = None if verdict is None else verdict.without_interval
+        noise = None if verdict is None else verdict.without_range
         hover = "%{text}<br>error %{y:.3g}"
         panel.dots(x, error, "own basis", hover, colour=BLUE, size=5, noise=noise, **labels)
     title_axes(grid, "head", "error / norm of the form")
@@ -113,8 +113,8 @@ def read_scoring_errors(ds: xr.Dataset, budget: int = -1) -> list[str]:
     words = [f"{num(float(np.nanmedian(own)))} by {name}" for name, own in zip(structures, error, strict=True)]
     out = [f"With the numbers of rank {share} d_head the median form is missed by {listed(words)}, of its norm."]
     for place, null in enumerate(names(ds, "null")):
-        stands = array(ds, "gain_stands_out", "structure", "component", null=place, budget=budget) > 0
-        gain = array(ds, "gain_estimate", "structure", "component", null=place, budget=budget)
+        stands = array(ds, "gain_significant", "structure", "component", null=place, budget=budget) > 0
+        gain = array(ds, "gain_size", "structure", "component", null=place, budget=budget)
         any_of, against = int(stands.any(0).sum()), NULL_WORDS[null]
         head = f"{count_of(any_of, len(components), 'heads')} {'is' if any_of < 2 else 'are'} nearer to a structure"
         if not any_of:
@@ -142,7 +142,7 @@ def read_block_shares(ds: xr.Dataset) -> list[str]:
 
 @SCORING_STRUCTURE.panels
 def _scoring_structure(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    table = frame(ds, "gain_estimate", "gain_low", "gain_high", "gain_stands_out")
+    table = frame(ds, "gain_size", "gain_low", "gain_high", "gain_significant")
     yield ReportPanel(scoring_errors(ds), table, [*read_scoring_errors(ds), *read_block_shares(ds)])
     errors = frame(ds, "error", "numbers", "shape")
     yield ReportPanel(scoring_errors(ds, null="shuffled"), errors, [])

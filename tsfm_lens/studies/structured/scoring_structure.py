@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import numpy as np
 import xarray as xr
+from scipy.special import stdtr, stdtrit
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.probes.findings import judge
 from tsfm_lens.probes.given import describe
 from tsfm_lens.probes.weights import checked_levels, stable_rank
 from tsfm_lens.ranks import epsilon_rank
 from tsfm_lens.registry import probe
-from tsfm_lens.stats import FEWEST
+from tsfm_lens.stats import CONFIDENCE, FEWEST, LEVEL, holm
 from tsfm_lens.studies.rank_theory.compression import orthonormal
 from tsfm_lens.studies.rank_theory.structure import (
     StructureSizes,
@@ -109,15 +109,23 @@ def scoring_structure(
     title, source = "Structure of the heads' scoring forms", "Structured attention, section 3 (S2-MLR, S2-BTT)"
     facts = {"fold_norm": int(fold_norm), "levels": levels, "sweeps": sweeps, "draws": draws, "seed": seed}
     data.attrs = describe(lens, "scoring_structure", title, source, **facts)
-    gains = data["null_error"] - data["error"]
-    middle = gains.mean("draw")
-    # the form's own error is as uncertain as one draw, which widens the error of the mean by √(draws + 1)
-    sample = middle + (gains - middle) * np.sqrt(draws + 1)
-    # what rounding of the decompositions can make of no difference
+    # rounding of the decompositions can make so much of no difference
     floor = np.sqrt(float((data["numbers"].max() / 2).item())) * 100 * float(np.finfo(float).eps)
-    data = judge(data.assign(gain=middle), "gain", values=sample, floor=floor, over="draw")
-    data.attrs["test"] = f"{data.attrs['test']}, for a draw more"
-    return data
+    return _with_gain(data, floor)
+
+
+def _with_gain(data: xr.Dataset, floor: float) -> xr.Dataset:
+    """Compare each form's own error with the draws of a null as one draw more: Student's t, Holm over all forms."""
+    gains = (data["null_error"] - data["error"]).transpose(..., "draw")
+    draws, middle = gains.sizes["draw"], gains.mean("draw")
+    error = gains.std("draw", ddof=1) * np.sqrt(1 + 1 / draws)
+    reach = float(stdtrit(draws - 1, 0.5 + CONFIDENCE / 2)) * error
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.where(error > 0, (middle - floor) / error, np.sign(middle - floor) * np.inf)
+    p = holm(stdtr(draws - 1, -t).ravel()).reshape(t.shape)
+    parts = {"size": middle, "low": middle - reach, "high": middle + reach, "significant": middle.copy(data=p <= LEVEL)}
+    data = data.assign({f"gain_{name}": each for name, each in parts.items()})
+    return data.assign(gain=middle, gain_acts=(gains > floor).sum("draw"), gain_floor=((), floor))
 
 
 @dataclass(frozen=True, eq=False)

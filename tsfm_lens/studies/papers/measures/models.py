@@ -290,7 +290,7 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
         }
         for quantity, number in numbers.items():
             table.add(f"{name}: {quantity}", number)
-        blocks.append(exactly(name, bool(angles["closer_stands_out"]), "angle between heads less that within"))
+        blocks.append(exactly(name, bool(angles["closer_significant"]), "angle between heads less that within"))
     table.claims = {
         "more_heads": table.steps(whole, "heads", "share of the full rank"),
         "head_constant": table.steps(single, "heads", "mean rank of a head", within=CONSTANT_WITHIN),

@@ -11,7 +11,7 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
-from tsfm_lens.viz.noise import NOT_ABOVE
+from tsfm_lens.viz.findings import NOT_ABOVE
 from tsfm_lens.viz.zero_ablation import strongest
 from viz.marks import heatmaps, named
 

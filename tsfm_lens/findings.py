@@ -1,0 +1,248 @@
+"""Four statements on an effect: on how many series it acts, its size, whether it is significant, whether learned."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.stats import (
+    CORRECTIONS,
+    LEVEL,
+    SMALLEST,
+    Control,
+    lead_shares,
+    leader,
+    over_windows,
+    sign_test,
+    stands_apart,
+    units_needed,
+)
+
+SMALLEST_SHARE = SMALLEST
+"""Share of a series' range: smaller changes of a forecast are no denominator, unless a caller allows it."""
+OTHER_SERIES, OTHER_TIMES = "other series like these", "other times of this series"
+
+
+def judge(
+    data: xr.Dataset,
+    name: str,
+    *,
+    floor: xr.DataArray | np.ndarray | float,
+    signed: bool = False,
+    scale: xr.DataArray | np.ndarray | float = 1.0,
+    smallest: float = SMALLEST,
+    groups: str | xr.DataArray | Sequence[Hashable] | None = None,
+    values: xr.DataArray | None = None,
+    over: str = "series",
+    control: Control = "holm",
+) -> xr.Dataset:
+    """Add to an effect on how many series it acts, its unit-free size, and which members are significant or lead.
+
+    Members are the effect's entries along all dimensions but series; covariates are left out. Unit of all tests is the
+    series, its windows averaged and equal series counted once; where there is one series, its windows are the units.
+
+    Args:
+        data: result with ``name`` over (…, series).
+        name: of the effect.
+        floor: (series,), one value, or labelled by dimensions of the effect: the same measure on an unchanged model.
+        signed: whether effects below zero count by their size.
+        scale: of each series, or labelled: what the effect is divided by to be free of units.
+        smallest: smallest size of interest, free of units.
+        groups: a coordinate or array over members' dimensions, or a label per member, among which one may lead; None
+            puts all into one group.
+        values: (…, series) the effect by series, where the result has it in some other form.
+        over: the dimension that is a sample, if it is not "series".
+        control: see :data:`tsfm_lens.stats.Control`.
+
+    Returns:
+        The result with, by member: ``NAME_acts``, on how many series (and windows) the effect is above its floor;
+        ``NAME_size``, median of the unit-free effect over units, ``NAME_low`` and ``NAME_high``, its range;
+        ``NAME_p``, exact sign test of a median beyond the floor and ``smallest``; ``NAME_significant``, after one
+        correction for all tests of the result; ``NAME_leads``, larger than every other member of its group by sign
+        tests; ``NAME_lead_share``, how often it is the largest when units are drawn anew. ``NAME_floor`` (series, or as
+        labelled). Attributes of ``NAME_p``: ``target``, what the test speaks of, ``units``, ``entries`` (series and
+        windows), ``family``, the number of tests, and ``needed``, the fewest units that could decide.
+
+    Raises:
+        UnknownNameError: no such control.
+    """
+    if control not in CORRECTIONS:
+        raise unknown_name("control", control, list(CORRECTIONS))
+    effect = data.variables[name] if values is None else values.variable
+    dims = [dim for dim in effect.dims if dim != over]
+    effect = effect.transpose(*dims, over)
+    sizes = dict(effect.sizes)
+    shape = effect.shape[:-1]
+    flat = effect.values.astype(float).reshape(-1, sizes[over])
+    floors = _labelled(floor, over, sizes[over])
+    beneath, scales = (
+        each.set_dims(sizes).transpose(*dims, over).values.reshape(flat.shape)
+        for each in (floors, _labelled(scale, over, sizes[over]))
+    )
+    rows, target = _units(data, over, sizes[over])
+    flat, beneath, scales = (each[:, rows >= 0] for each in (flat, beneath, scales))
+    rows = rows[rows >= 0]
+    acts = (np.abs(flat) > beneath).sum(-1)
+    free, least = (np.divide(each, scales, out=np.zeros_like(flat), where=scales > 0) for each in (flat, beneath))
+    effects, least = _by_unit(free, rows), over_windows(_by_unit(least, rows))
+    by_unit = over_windows(effects)
+    p = sign_test(by_unit, np.fmax(least, smallest), sides=1 + signed)
+    leads, shares = np.zeros(len(flat), dtype=bool), np.zeros(len(flat))
+    labels = _labels(data, groups, {dim: sizes[dim] for dim in dims})
+    for label in np.unique(labels):
+        members = np.flatnonzero(labels == label)
+        own = np.abs(by_unit[members])
+        first = leader(np.where(own > least[members], own, 0.0))
+        if first is not None:
+            leads[members[first]] = True
+        shares[members] = lead_shares(np.abs(effects[members]))
+    with np.errstate(all="ignore"):
+        usual, low, high = (_over_units(of, by_unit) for of in (np.median, np.min, np.max))
+    parts = {"acts": acts, "size": usual, "low": low, "high": high, "p": p, "leads": leads, "lead_share": shares}
+    data = data.assign({f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in parts.items()})
+    units, entries = by_unit.shape[1], flat.shape[1]
+    facts = {
+        "groups": labels,
+        "target": target,
+        "units": units,
+        "entries": entries,
+        "sides": 1 + signed,
+        "control": control,
+    }
+    data[f"{name}_p"].attrs = {**facts, "smallest": smallest}
+    return corrected({"": data.assign({f"{name}_floor": floors})})[""]
+
+
+def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
+    """Correct the p-values of several results together, and hold all members against all of the twins'.
+
+    Returns:
+        The results with ``NAME_significant`` and, where there are twins, ``NAME_learned``, all of them as one family.
+    """
+    results = dict(results)
+    tested = [(key, name) for key, data in results.items() for name in judged_names(data)]
+    p = [np.ravel(results[key][f"{name}_p"].values) for key, name in tested]
+    controls = {str(results[key][f"{name}_p"].attrs["control"]) for key, name in tested}
+    family = int(sum(np.isfinite(each).sum() for each in p))
+    adjusted = CORRECTIONS[controls.pop() if len(controls) == 1 else "holm"](np.concatenate(p)) if p else np.empty(0)
+    for (key, name), each in zip(tested, np.split(adjusted, np.cumsum([len(each) for each in p])[:-1]), strict=True):
+        variable = results[key][f"{name}_p"]
+        facts = {"family": family, "needed": units_needed(family, int(variable.attrs["sides"]))}
+        mark = variable.copy(data=(each <= LEVEL).reshape(variable.shape))
+        results[key] = results[key].assign(
+            {
+                f"{name}_p": variable.assign_attrs(facts),
+                f"{name}_significant": mark.assign_attrs(variable.attrs | facts),
+            }
+        )
+    return _marked_learned(results, [(key, name) for key, name in tested if f"{name}_twins" in results[key]])
+
+
+def judged_names(data: xr.Dataset) -> list[str]:
+    """Return the names of the effects that :func:`judge` has judged in a result."""
+    names = [str(name).removesuffix("_p") for name in data.data_vars if str(name).endswith("_p")]
+    return [name for name in names if f"{name}_acts" in data]
+
+
+def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
+    """Add to a result the sizes that the same members have in untrained twins of its model.
+
+    Returns:
+        The result with ``NAME_twins`` (twin, …), the absolute sizes in each; ``NAME_twin_rank``, the place of the
+        model's own among them, 1 the largest; ``NAME_learned``, see :func:`tsfm_lens.stats.stands_apart`.
+    """
+    others = list(twins)
+    for name in judged_names(data):
+        own = abs(data[f"{name}_size"])
+        sizes = xr.Variable.concat([np.abs(other[f"{name}_size"].variable) for other in others], "twin")
+        rank = 1 + (sizes >= own.variable).sum("twin")
+        data = data.assign({f"{name}_twins": sizes.astype("float32"), f"{name}_twin_rank": rank})
+    return corrected({"": data})[""]
+
+
+def _marked_learned(results: dict[str, xr.Dataset], compared: Sequence[tuple[str, str]]) -> dict[str, xr.Dataset]:
+    """Mark the members of all results that are larger than every member of every twin."""
+    if not compared:
+        return results
+    own = [abs(results[key][f"{name}_size"]) for key, name in compared]
+    twins = [results[key][f"{name}_twins"].values for key, name in compared]
+    count = min(len(each) for each in twins)
+    flat = np.concatenate([np.ravel(each.values) for each in own])
+    # groups of one result are no groups of another
+    groups = np.concatenate(
+        [1000 * at + results[key][f"{name}_p"].attrs["groups"] for at, (key, name) in enumerate(compared)]
+    )
+    apart = stands_apart(flat, np.hstack([each[:count].reshape(count, -1) for each in twins]), groups)
+    for (key, name), size, part in zip(
+        compared, own, np.split(apart, np.cumsum([s.size for s in own])[:-1]), strict=True
+    ):
+        mark = size.copy(data=part.reshape(size.shape)).assign_attrs(twins=count)
+        results[key] = results[key].assign({f"{name}_learned": mark})
+    return results
+
+
+def _labelled(values: Any, over: str, count: int) -> xr.Variable:
+    """Label values by the dimension that is a sample, unless they have labels."""
+    if isinstance(values, xr.DataArray):
+        return xr.Variable(values.dims, values.values.astype(float))
+    return xr.Variable((over,), np.broadcast_to(np.asarray(values, dtype=float), (count,)).copy())
+
+
+def _units(data: xr.Dataset, over: str, count: int) -> tuple[np.ndarray, str]:
+    """Return the number of each entry's unit, -1 for covariates, and what a test over units speaks of."""
+    rows = np.arange(count)
+    if over != "series":
+        return rows, f"other {over}s drawn like these"
+    targets = data["role"].values == "target" if "role" in data.coords else np.ones(count, dtype=bool)
+    labels = data["item"].values if "item" in data.coords else _digests(data, rows)
+    if "item" in data.coords and len(np.unique(labels[targets])) == 1:
+        return np.where(targets, rows, -1), OTHER_TIMES
+    numbers = np.unique(labels, return_inverse=True)[1]
+    return np.where(targets, numbers, -1), OTHER_SERIES
+
+
+def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
+    """Return one label per series, the same for series that are equal."""
+    if "context" not in data or data["context"].dims != ("series", "time"):
+        return rows
+    parts = [data[name].transpose("series", ...).values for name in ("context", "truth") if name in data]
+    return np.array([hash(tuple(part[row].tobytes() for part in parts)) for row in rows])
+
+
+def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Arrange (member, entry) as (member, unit, window), NaN where a unit has fewer windows than another."""
+    units, place = np.unique(rows, return_inverse=True)
+    window = np.array([int((place[:at] == unit).sum()) for at, unit in enumerate(place)])
+    table = np.full((len(values), len(units), int(window.max(initial=0)) + 1), np.nan)
+    table[:, place, window] = values
+    return table
+
+
+def _over_units(of: Any, values: np.ndarray) -> np.ndarray:
+    """Apply a statistic to the finite values of each member, NaN without any."""
+    if np.isfinite(values).all():
+        return np.asarray(of(values, axis=-1))
+    return np.array([of(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in values])
+
+
+def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.ndarray:
+    """Return one label per member, as an index of groups, (member,)."""
+    shape = tuple(sizes.values())
+    if groups is None:
+        return np.zeros(int(np.prod(shape)), dtype=int)
+    if not isinstance(groups, str | xr.DataArray):
+        names = list(dict.fromkeys(groups))
+        return np.array([names.index(each) for each in groups])
+    labels = data.variables[groups] if isinstance(groups, str) else groups.variable
+    indices = np.unique(labels.values.astype(str), return_inverse=True)[1].reshape(labels.shape)
+    return xr.Variable(labels.dims, indices).set_dims(sizes).transpose(*sizes).values.reshape(-1)
+
+
+def refuse_no_share(value: object, what: str) -> None:
+    """Refuse a value that is no number from 0 to 1."""
+    if not isinstance(value, int | float) or not 0 <= value <= 1:
+        raise InputError(f"{what} is {value!r}, expected a share from 0 to 1")

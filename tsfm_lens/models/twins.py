@@ -1,0 +1,71 @@
+"""Untrained twins: copies of a model whose weights are in random order, or drawn anew."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.models.lens import Lens
+
+QUICK = -1
+"""Number of twins that stands for as many as a claim takes, where each takes less than a second."""
+_NEW = 5  # every so many twins have new weights
+
+
+def untrained_twin(lens: Lens, seed: int = 0) -> Lens:
+    """Copy a model with the entries of each matrix and bias in random order; only sizes and gains of norms remain.
+
+    Returns:
+        The twin, on the same device; its ``model_id`` names the order.
+
+    Source:
+        Adebayo et al. 2018, arXiv:1810.03292, model parameter randomisation.
+
+    Example:
+        >>> explain.untrained_twin(lens).model_id
+        'chronos-nano (weights in random order, seed 0)'
+    """
+    twin = copy.deepcopy(lens)
+    twin.model_id = f"{lens.model_id} (weights in random order, seed {seed})"
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, weight in twin.adapter.model.named_parameters():
+            # gains of norms set the size of streams, and hold no direction in them
+            if weight.ndim > 1 or "bias" in name:
+                order = torch.randperm(weight.numel(), generator=generator).to(weight.device)
+                weight.copy_(weight.reshape(-1)[order].reshape(weight.shape))
+    return twin
+
+
+def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
+    """Copy a model with the weights that its own code draws for a new one.
+
+    Matrices that no code of the model draws are normal, of the size that they have. The twin is on the same device.
+    """
+    twin = copy.deepcopy(lens)
+    twin.model_id = f"{lens.model_id} (new weights, seed {seed})"
+    model = twin.adapter.model
+    before = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(seed)
+        for module in model.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+        for module in model.modules():
+            if callable(draw := getattr(module, "_init_weights", None)):
+                module.apply(draw)
+        for name, weight in model.named_parameters():
+            if weight.ndim > 1 and torch.equal(weight, before[name]):
+                weight.normal_(0.0, _spread(weight))
+    return twin
+
+
+def twin_of(lens: Lens, number: int) -> Lens:
+    """Make the twin of a number: every fifth has new weights, the others the model's own in random order."""
+    return reinitialised_twin(lens, number) if number % _NEW == _NEW - 1 else untrained_twin(lens, number)
+
+
+def _spread(weight: Tensor | nn.Parameter) -> float:
+    return float(weight.float().std()) if weight.numel() > 1 else 0.0

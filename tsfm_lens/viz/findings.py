@@ -1,0 +1,219 @@
+"""Judged effects of a result, as figures mark them and sentences tell them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.findings import OTHER_TIMES
+from tsfm_lens.stats import SMALLEST, mean_interval
+from tsfm_lens.viz.select import array
+from tsfm_lens.viz.theme import number, percent
+from tsfm_lens.viz.words import listed, num, verb
+
+NOT_SIGNIFICANT = "not significant"
+WORTH_A_WORD = SMALLEST
+_MAX_NAMES = 3  # members in a sentence
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Effect over its members: unit-free sizes and their range over series, and what is said of each member.
+
+    Attributes:
+        size, low, high: median and range; the size alone where there is one series.
+        acts: number of series (and windows) on which the effect is above its floor.
+        significant: members whose effect holds for others; see ``facts``.
+        floor, lowest: largest and smallest noise floor of any series.
+        leads, lead_share: member larger than every other, and how often each is when series are drawn anew.
+        learned: members larger than in all untrained twins; None where there are no twins.
+        facts: what was tested, and over how many: attributes of ``NAME_p``, see :func:`tsfm_lens.findings.judge`.
+    """
+
+    size: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    acts: np.ndarray
+    significant: np.ndarray
+    floor: float = 0.0
+    lowest: float = 0.0
+    unit: str = ""
+    leads: np.ndarray | None = None
+    lead_share: np.ndarray | None = None
+    learned: np.ndarray | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def floor_words(self) -> str:
+        """Noise floor as a subtitle says it."""
+        several = "up to " * (self.lowest < 0.99 * self.floor)
+        return f"{several}{number(self.floor)} {self.unit}".strip()
+
+    def at(self, which: Any) -> Finding:
+        """Return the members at some places, in their order."""
+        parts = {name: getattr(self, name)[which] for name in ("size", "low", "high", "acts", "significant")}
+        return replace(self, leads=None, lead_share=None, learned=None, **parts)
+
+    @property
+    def pale(self) -> np.ndarray:
+        """Members that are not significant; none where no member is, so that a map still shows its sizes."""
+        return ~self.significant & self.significant.any()
+
+    @property
+    def spread(self) -> bool:
+        """True where any member has a range over series."""
+        return bool((self.high > self.low).any())
+
+    @property
+    def without_range(self) -> Finding:
+        """Finding without range, for marks that stand elsewhere than at the size."""
+        return replace(self, low=self.size, high=self.size)
+
+    def with_another(self, value: float) -> Finding:
+        """Add one more member at the end, of which nothing is known and which is drawn as it is."""
+        parts: dict[str, Any] = {name: np.append(getattr(self, name), value) for name in ("size", "low", "high")}
+        parts |= {name: np.append(getattr(self, name), True) for name in ("acts", "significant")}
+        return replace(self, leads=None, lead_share=None, learned=None, **parts)
+
+    @property
+    def over(self) -> str:
+        """Number of series and windows, in words."""
+        units, entries = int(self.facts.get("units", 1)), int(self.facts.get("entries", 1))
+        noun = self._noun
+        if noun == "series" and entries > units:
+            return f"{units} series × {entries / units:.3g} windows"
+        return f"{units} {noun}"
+
+    @property
+    def _noun(self) -> str:
+        target = str(self.facts.get("target", ""))
+        words = target.split()
+        return "windows" if target == OTHER_TIMES else words[1] if words else "series"
+
+    def hover(self, i: int | tuple[int, ...]) -> str:
+        """Describe one member for a hover box."""
+        words = "significant" if self.significant[i] else NOT_SIGNIFICANT
+        ends = f"median {number(self.size[i])}, {number(self.low[i])} to {number(self.high[i])} over {self.over}"
+        return f"{ends}<br>{words}" if self.high[i] > self.low[i] else words
+
+    def named(self, count: int, among: np.ndarray | None = None, *, significant: bool = False) -> list[int]:
+        """Return flat places of the members to name, the largest first: those above their floor and worth a word."""
+        size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
+        mask = (self.acts > 0) & (np.abs(self.size) >= self._least)
+        mask = mask & (True if among is None else among) & (self.significant if significant else True)
+        return [int(flat) for flat in np.argsort(-size, kind="stable") if mask.flat[flat]][:count]
+
+    @property
+    def _least(self) -> float:
+        return float(self.facts.get("smallest", WORTH_A_WORD))
+
+    def leader(self, among: np.ndarray | None = None) -> int | None:
+        """Return the flat place of the member that is larger than every other, None if none is."""
+        if self.leads is None:
+            return None
+        places = np.flatnonzero(self.leads if among is None else self.leads & among)
+        return int(places[0]) if len(places) else None
+
+    def told(self, flat: int, write: Callable[[float], str] = num) -> str:
+        """Write the size of a member with its range, where there is one."""
+        value, low, high = (write(float(each.flat[flat])) for each in (self.size, self.low, self.high))
+        return value if low == high else f"{value}, {low} to {high} over {self.over}"
+
+    def standing(self, labels: Sequence[str], noun: str, among: np.ndarray | None = None) -> list[str]:
+        """Say on how many series members act, which are significant and for what, and which are learned.
+
+        Args:
+            labels: names of the members, by flat place.
+            noun: for several of them, such as "heads".
+            among: members that are spoken of; all if None.
+        """
+        mask = np.isfinite(self.size) & (True if among is None else among)
+        whole = int(mask.sum())
+        if not whole:
+            return []
+        return [self._acting(mask, whole, noun), self._holding(mask, whole, labels), self._learning(mask, labels)]
+
+    def lead(self, flat: int) -> str:
+        """Say how often a member leads when series are drawn anew, and whether the test tells it from every other."""
+        if self.lead_share is None or int(self.facts.get("units", 1)) < 2:
+            return ""
+        sure = "more than every other" if self.leads is not None and self.leads.flat[flat] else "no sure lead"
+        return f"largest in {100 * self.lead_share.flat[flat]:.0f} % of redrawn {self._noun}, {sure}"
+
+    def _acting(self, mask: np.ndarray, whole: int, noun: str) -> str:
+        entries = int(self.facts.get("entries", 1))
+        always = int(((self.acts == entries) & mask).sum())
+        large = int(((np.abs(self.size) >= self._least) & mask).sum())
+        where = f" on every one of {self.over}" if entries > 1 else ""
+        by = f"; {large or 'none'} of {whole} by {percent(self._least)} or more" if self._least == SMALLEST else ""
+        return f"{always or 'None'} of {whole} {noun} {verb(always, 'act')} above rounding{where}{by}."
+
+    def _holding(self, mask: np.ndarray, whole: int, labels: Sequence[str]) -> str:
+        facts, noun = self.facts, self._noun
+        units, family, needed = (int(facts.get(name, 1)) for name in ("units", "family", "needed"))
+        target = str(facts.get("target", "others"))
+        if units < 2:
+            return "One series decides nothing about others; more series do, or windows=… of this one."
+        count = int((self.significant & mask).sum())
+        how = f"sign tests over {self.over}, {family} tests together"
+        if count:
+            names = [labels[i] for i in self.named(_MAX_NAMES, mask, significant=True)]
+            most = f": {listed(names)}" if names and count <= len(names) else f", most {listed(names)}" if names else ""
+            return f"Significant for {target}: {count} of {whole}{most} ({how})."
+        if units < needed:
+            return f"{units} {noun} cannot decide among {family} tests for {target}; {needed} could."
+        return f"None is significant for {target} ({how})."
+
+    def _learning(self, mask: np.ndarray, labels: Sequence[str]) -> str:
+        if self.learned is None:
+            return "Not compared with untrained twins (twins=24)."
+        twins, count = int(self.facts.get("twins", 0)), int((self.learned & mask).sum())
+        if not count:
+            return f"None is larger than all members of {twins} untrained twins."
+        names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.learned)]
+        return f"Learned, larger than all members of {twins} untrained twins: {listed(names) if names else count}."
+
+
+def mean_of_seeds(values: np.ndarray) -> Finding:
+    """Average (seed,) values, with the 95 % interval by t where there are three or more."""
+    mean, low, high = (each[None] for each in mean_interval(values))
+    return Finding(mean, low, high, np.array([1]), np.array([True]))
+
+
+def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) -> Finding | None:
+    """Read a judged effect over ``dims``, at positions along others; None where the result says nothing of it."""
+    variables = [f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")]
+    if any(variable not in ds or set(ds[variable].dims) - set(at) != set(dims) for variable in variables):
+        return None
+    size, low, high, acts, significant = (array(ds, variable, *dims, **at) for variable in variables)
+    more: dict[str, Any] = {
+        part: array(ds, f"{name}_{part}", *dims, **at)
+        for part in ("leads", "lead_share", "learned")
+        if f"{name}_{part}" in ds
+    }
+    more |= {part: values > 0 for part, values in more.items() if part != "lead_share"}
+    floors = np.zeros(1)
+    if f"{name}_floor" in ds:
+        floors = np.asarray(ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float).ravel()
+        floors = floors[np.isfinite(floors)] if np.isfinite(floors).any() else np.zeros(1)
+    facts = dict(ds[f"{name}_p"].attrs) if f"{name}_p" in ds else {}
+    if f"{name}_learned" in ds:
+        facts["twins"] = ds[f"{name}_learned"].attrs.get("twins", 0)
+    ends = float(floors.max()), float(floors.min())
+    return Finding(size, low, high, acts, significant > 0, *ends, unit, facts=facts, **more)
+
+
+def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:
+    """Read a judged effect, which a sentence speaks of; refuse a result that does not judge it."""
+    effect = finding(ds, name, *dims, **at)
+    if effect is None:
+        raise InputError(
+            f"the {ds.attrs.get('kind')!r} result does not say how large {name} is over series; compute it anew, or "
+            "add it with tsfm_lens.findings.judge"
+        )
+    return effect
