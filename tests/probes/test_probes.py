@@ -103,7 +103,7 @@ def test_gain_known_answers() -> None:
 
 def test_token_attributions_sum_to_the_models_own_logits(token_lens: Lens) -> None:
     run = token_lens.run(BATCH, H)
-    result = attribute(run)
+    result = attribute(run, decompositions="all")
     assert float(result.completeness_error.max()) < 1e-5
     with torch.no_grad():
         logits = token_lens.forward(run.encoded)
@@ -134,11 +134,10 @@ def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: L
 
 
 def test_patch_attributions(patch_lens: Lens) -> None:
-    result = attribute(patch_lens.run(BATCH, H))
+    result = attribute(patch_lens.run(BATCH, H), decompositions="all")
     error = result.completeness_error.max("series")
-    assert float(error.sel(decomposition="lens_difference")) < 1e-5
-    assert float(error.sel(decomposition="integrated")) < 0.01
-    assert float(error.sel(decomposition="linearised")) > float(error.sel(decomposition="integrated"))
+    assert float(error.sel(decomposition=["lens_difference", "integrated"]).max()) < 1e-5
+    assert float(error.sel(decomposition="linearised")) > 1e-3
     run = patch_lens.run(BATCH, H)
     stream = torch.zeros(2, 1, patch_lens.d_model)
     with torch.no_grad():
@@ -152,7 +151,7 @@ def test_a_linear_head_makes_all_methods_agree(patch_lens: Lens) -> None:
     lens = load(architectures()["chronos-bolt"].tiny())
     with torch.no_grad():
         lens.adapter.model.output_patch_embedding.output_layer.weight.zero_()
-    result = attribute(lens.run(BATCH, H), nodes=2)
+    result = attribute(lens.run(BATCH, H), decompositions="all")
     linearised = result.attribution.sel(decomposition="linearised").values
     assert_close(linearised, result.attribution.sel(decomposition="integrated").values, depth=100, dtype=np.float32)
     assert float(result.completeness_error.max()) < 1e-5
@@ -222,12 +221,13 @@ def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(name: str
     lens = load(name)
     context = bundled("co2", "sunspots").tail(90)
     found = stream_shares(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None))
-    whole = attribute(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None), nodes=1)
+    whole = attribute(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None))
     decomposition = found.attrs["decomposition"]
     parts = whole["attribution"].sel(decomposition=decomposition)
     if "quantile" in parts.dims:
         parts = parts.sel({"quantile": 0.5})
     branch = [c for c in parts["component"].values if str(c).startswith("decoder.1.cross_attn.")]
+    parts = parts.isel(step=slice(found.attrs["horizon"] - found.attrs["steps"], None))
     expected = np.abs(parts.sel(component=branch).sum("component")).mean("step")
     assert_close(found["size"].sel(writer="decoder.1.cross_attn"), expected, depth=16, dtype=np.float32)
     heads = np.abs(parts.sel(component=branch)).mean("step").transpose("component", "series")

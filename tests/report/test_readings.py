@@ -69,14 +69,15 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (
         *(read_attribution, "attribution", ("expected_value", 0)),
         (
-            "decoder.0.mlp (+3), decoder.1.cross_attn.0 (−1)",
+            "decoder.0.mlp (3; signed mean +3, that sign at 100 %",
+            "decoder.1.cross_attn.0 (1; signed mean −1, that sign at 80 % of steps)",
             "completeness error is 25 %: so much of the whole is unexp",
         ),
     ),
     (read_attribution, "attribution", ("logit", 0), ("up to rounding they add up",)),
     (
         *(read_attribution_over_series, "attribution", ("expected_value",)),
-        ("cross_attn.0 contributes most of all heads, as a share of the sizes of all contributions (−25 %).",),
+        ("cross_attn.0 contributes most of all heads", "contributions (25 %); its mean has one sign on 100 % of the"),
     ),
     (
         *(read_attribution_steps, "attribution", ("expected_value", 0)),
@@ -182,7 +183,7 @@ def test_a_share_of_the_noise_is_not_called_one_of_the_forecast(results):
     assert mae.startswith("MAE: layer 0 lowers the error most, by 20 %, 22.5 % to 17.5 % over 3 series; layer 1 raises")
     none = read_gain(judge(steady, "gain", floor=50.0, signed=True, groups="metric"))
     assert none[0] == "MAE: no layer changes the error by more than the noise."
-    drowned = judge(results["attribution"], "attribution_share", floor=9.0, signed=True, groups="decomposition")
+    drowned = judge(results["attribution"], "size_share", floor=9.0, groups="decomposition")
     assert "no head and no MLP contributes more than" in read_attribution_over_series(drowned, "logit")[0]
     drowned = judge(results["patching"], "recovered", floor=2.0, signed=True)
     assert read_patching(drowned, 0)[1].startswith("No single patch stands out")
