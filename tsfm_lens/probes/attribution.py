@@ -238,37 +238,43 @@ def _integrate(run: Run, writes: Tensor, last: Tensor, whole: Tensor, tolerance:
     lens = run.lens
     start, stop = (lens.adapter.final_norm(stream, last) for stream in (torch.zeros_like(last), last))
     size = whole.abs().flatten(1).amax(1).clamp(min=torch.finfo(whole.dtype).tiny)
-    # two halves of the stream show what the whole one, complete in any case, would not
+    # nothing is emitted for some covariates
+    rows, at_once = size.isfinite(), max(1, _NUMBERS // _width(lens, last))
+    # two halves of the stream show what the whole one, complete in any case, does not
     halves = torch.stack([writes[::2].sum(0), writes[1::2].sum(0)])
 
     def read(normed: Tensor) -> Tensor:
         return lens.adapter.head(normed, run.encoded)[..., : run.horizon]
 
-    def error(gap: Tensor) -> float:
-        return float((gap.abs().flatten(1).amax(1) / size).nan_to_num(math.inf).max())
+    def by_secants(nodes: int) -> Callable[[Tensor], Tensor]:
+        secants = Secants(read, start, stop, nodes)
+        layers.append(secants.layers)
+        return lambda parts: secants.push(lens.adapter.final_norm(parts, last) - start, at_once)
 
-    def push(secants: Secants, parts: Tensor) -> Tensor:
-        normed = lens.adapter.final_norm(parts, last)
-        return secants.push(normed, max(1, _NUMBERS // _width(lens, last)))
+    def by_gauss(nodes: int) -> Callable[[Tensor], Tensor]:
+        return lambda parts: _quadrature(run, last, parts, nodes)
 
-    secants = Secants(read, start, stop, 1)
-    coarse, rounding = push(secants, halves), own_rounding(run) / size.cpu().double().numpy()
-    # only of a head that is affine but for elementwise functions do halves add up
-    if error(coarse.sum(0) - whole) <= 10 * (relative_rounding(lens) + float(rounding.max())):
-        nodes, apart = 1, 0.0
-        while secants.layers > 1 and nodes < _MOST_NODES:
-            fine = Secants(read, start, stop, 2 * nodes)
-            finer = push(fine, halves)
-            apart = error(finer[0] - coarse[0])
-            if apart <= tolerance:
-                break
-            secants, coarse, nodes = fine, finer, 2 * nodes
-        return push(secants, writes), nodes, apart
-    nodes, apart = 2, math.inf
-    while apart > tolerance and nodes < _MOST_NODES:
-        nodes *= 2
-        apart = error(_quadrature(run, last, last[None], nodes)[0] - whole)
-    return _quadrature(run, last, writes, nodes), nodes, apart
+    def error(push: Callable[[Tensor], Tensor]) -> float:
+        gap = (push(halves).sum(0) - whole).abs().flatten(1).amax(1) / size
+        return float(gap[rows].nan_to_num(math.inf).max())
+
+    levels = own_rounding(run) / size.cpu().double().numpy()
+    rounding = 10 * (relative_rounding(lens) + float(np.nanmax(levels)))
+    layers: list[int] = []
+    rule, nodes, push, apart = by_gauss, 1, by_gauss(1), math.inf
+    if lens.emits == "quantile":
+        push = by_secants(1)
+        apart = error(push)
+        # only of a head that is affine but for elementwise functions do halves add up
+        rule = by_secants if apart <= rounding else by_gauss
+    if rule is by_gauss or layers[0] > 1:
+        apart = math.inf
+    bound = max(tolerance, rounding) if rule is by_secants else tolerance
+    while apart > bound and nodes < _MOST_NODES:
+        nodes *= 4 if nodes == 1 else 2
+        push = rule(nodes)
+        apart = error(push)
+    return push(writes), nodes, apart
 
 
 def _quadrature(run: Run, last: Tensor, writes: Tensor, nodes: int) -> Tensor:

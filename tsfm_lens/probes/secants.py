@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
@@ -17,29 +18,37 @@ _ENLARGED = 2**8
 
 
 class Secants(TorchFunctionMode):
-    """Elementwise functions of a readout, replaced by their secants between points of a path.
+    """Elementwise functions of a readout, replaced by straight lines with their mean slopes along a path.
 
-    Along a straight path, the mean derivative of an elementwise function is its secant's slope. So the mean derivative
-    of a readout with one hidden layer is exact with one stretch of path; of one with more layers, the product of their
-    mean derivatives on every stretch has an error that falls with the square of the number of stretches.
+    Along a straight path, the mean derivative of an elementwise function is the slope of its secant. So the mean
+    derivative of a readout with one hidden layer is exact with one node. With more layers it is the integral of a
+    product, by Gauss's rule: at each node every unit has its slope averaged by the node's Lagrange polynomial, over
+    secants of short cells, so that kinks lose nothing.
 
     Args:
         readout: streams (point, …) -> what is read out (point, …); affine but for elementwise functions.
         start, stop: ends of the path.
-        stretches: number of equal stretches.
+        nodes: of Gauss's rule.
 
     Source:
-        Sundararajan et al. 2017 for the path; Shrikumar et al. 2017, section 3.5.1, for slopes passed on by layers.
+        Sundararajan et al. 2017 for the path integral.
     """
 
-    def __init__(self, readout: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor, stretches: int) -> None:
+    def __init__(self, readout: Callable[[Tensor], Tensor], start: Tensor, stop: Tensor, nodes: int) -> None:
         super().__init__()
-        self.readout, self.start, self.stretches = readout, start, stretches
-        # of every call: start, value there and slope by stretch; None where the input is the same all along
-        self.lines: list[tuple[Tensor, Tensor, Tensor] | None] = []
-        self._calls: Iterator[tuple[Tensor, Tensor, Tensor] | None] | None = None
-        self._stretch = 0
-        points = torch.linspace(0, 1, stretches + 1, dtype=start.dtype, device=start.device)
+        self.readout, self.start = readout, start
+        # of every call: offsets and slopes of straight lines (node, unit); None where nothing moves
+        self.lines: list[tuple[Tensor, Tensor] | None] = []
+        self._calls: Iterator[tuple[Tensor, Tensor] | None] | None = None
+        self._node, self._cells = 0, 1 if nodes == 1 else 4 * nodes
+        places, self.weights = np.polynomial.legendre.leggauss(nodes)
+        integrals = np.polynomial.legendre.legint(np.eye(nodes), axis=0)
+        over_cells = np.diff(np.polynomial.legendre.legval(np.linspace(-1, 1, self._cells + 1), integrals))
+        degrees = np.arange(nodes) + 0.5
+        # (node, cell): Lagrange polynomials by their Legendre series
+        shares = np.polynomial.legendre.legvander(places, nodes - 1) * degrees @ over_cells
+        self._shares = torch.as_tensor(shares)
+        points = torch.linspace(0, 1, self._cells + 1, dtype=start.dtype, device=start.device)
         with self:
             readout(torch.lerp(start, stop, points.reshape(-1, *[1] * start.ndim)))
 
@@ -50,12 +59,12 @@ class Secants(TorchFunctionMode):
 
     def push(self, parts: Tensor, at_once: int) -> Tensor:
         """Apply the mean derivative to parts of the stream (part, …), so many at once."""
-        whole: Any = 0.0
-        for stretch in range(self.stretches):
-            self._stretch = stretch
-            empty, *moved = map(self._read, (self.start[None], *(self.start + _ENLARGED * parts).split(at_once)))
-            whole = whole + (torch.cat(moved) - empty) / (_ENLARGED * self.stretches)
-        return whole
+        moved, results = torch.add(self.start, parts, alpha=_ENLARGED).split(at_once), []
+        for node, weight in enumerate(self.weights):
+            self._node = node
+            empty = self._read(self.start[None])
+            results.append([(self._read(part) - empty) * (weight / 2 / _ENLARGED) for part in moved])
+        return torch.cat([torch.stack(of_nodes).sum(0) for of_nodes in zip(*results, strict=True)])
 
     def _read(self, streams: Tensor) -> Tensor:
         self._calls = iter(self.lines)
@@ -68,26 +77,26 @@ class Secants(TorchFunctionMode):
             return function(*args, **kwargs)
         x, *others = args
         if self._calls is None:
-            # before a function that works in place
-            self.lines.append(self._line(x.detach().clone(), lambda at: function(at, *others, **kwargs)))
+            self.lines.append(self._line(x, lambda at: function(at.clone(), *others, **kwargs)))
             return function(*args, **kwargs)
         line = next(self._calls)
         if line is None:
             return function(*args, **kwargs)
-        start, value, slope = (each[self._stretch].to(x) for each in line)
-        return (value + slope * (x.reshape(-1, len(slope)) - start)).reshape(x.shape)
+        offset, slope = (each[self._node] for each in line)
+        return torch.addcmul(offset, slope, x.reshape(-1, len(slope))).reshape(x.shape)
 
-    def _line(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Return starts, values and slopes (stretch, unit) of a call whose inputs lie point by point."""
-        if len(x.reshape(-1)) % (self.stretches + 1):
+    def _line(self, x: Tensor, function: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor] | None:
+        """Return the lines of a call whose inputs lie point by point."""
+        if x.numel() % (self._cells + 1):
             return None
         # secants of neighbours keep no digits in the precision of the model
-        at = x.reshape(self.stretches + 1, -1).cpu().double()
-        run, values = at.diff(dim=0), function(at.clone())
+        at = x.detach().reshape(self._cells + 1, -1).cpu().double()
+        run, values = at.diff(dim=0), function(at)
         flat = run == 0
         if bool(flat.all()):
             return None
         slope = values.diff(dim=0) / run.masked_fill(flat, 1.0)
         still = at[:-1][flat]
         slope[flat] = torch.func.jvp(function, (still,), (torch.ones_like(still),))[1]
-        return at[:-1], values[:-1], slope
+        slope = self._shares @ slope
+        return (values[0] - slope * at[0]).to(x), slope.to(x)
