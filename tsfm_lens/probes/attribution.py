@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,8 +99,8 @@ def attribute(
     return _add_statistics(decomposed(run, decompositions, tolerance), run)
 
 
+# attribution (component, …), total (…), nodes, error of the path
 Parts = tuple[Tensor, Tensor, int, float]
-"""Attribution (component, …), total (…), nodes, error of the path."""
 
 
 def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tolerance: float = TOLERANCE) -> xr.Dataset:
@@ -190,13 +191,11 @@ def _of_tokens(run: Run, writes: Tensor, last: Tensor, names: list[str], _tolera
     def frozen(stream: Tensor) -> Tensor:
         return centred(lens.readout(stream, run.encoded, like=last))
 
-    found: dict[str, Parts] = {}
-    if "logit" in names:
-        # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
-        empty = frozen(torch.zeros_like(last))
-        found["logit"] = _of_each(frozen, writes, lens) - empty, centred(output) - empty, 0, 0.0
-    if names == list(found):
-        return found
+    # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
+    empty = frozen(torch.zeros_like(last))
+    logit = _of_each(frozen, writes, lens) - empty, centred(output) - empty, 0, 0.0
+    if names == ["logit"]:
+        return {"logit": logit}
     first, values = lens.first_value_token, lens.bin_values(run.encoded)[:, None].to(last)
 
     def read(logits: Tensor) -> Tensor:
@@ -209,9 +208,8 @@ def _of_tokens(run: Run, writes: Tensor, last: Tensor, names: list[str], _tolera
         return read(lens.readout(stream, run.encoded))
 
     steps, whole = _telescope(readouts, writes, lens), read(output) - readouts(torch.zeros_like(last))
-    for i, name in enumerate(DECOMPOSITIONS["token"][1:]):
-        found[name] = steps[..., i], whole[..., i], 0, 0.0
-    return {name: found[name] for name in names}
+    others = {name: (steps[..., i], whole[..., i], 0, 0.0) for i, name in enumerate(DECOMPOSITIONS["token"][1:])}
+    return {name: {"logit": logit, **others}[name] for name in names}
 
 
 def _of_quantiles(run: Run, writes: Tensor, last: Tensor, names: list[str], tolerance: float) -> dict[str, Parts]:
@@ -229,68 +227,45 @@ def _of_quantiles(run: Run, writes: Tensor, last: Tensor, names: list[str], tole
         "linearised": lambda: (_push_forward(frozen, last, writes), 1, 0.0),
         "lens_difference": lambda: (_telescope(native, writes, lens), 0, 0.0),
     }
-    found = {name: ways[name]() for name in names}
-    return {name: (parts, whole, *path) for name, (parts, *path) in found.items()}
+    return {name: (parts, whole, *path) for name in names for parts, *path in [ways[name]()]}
 
 
 def _integrate(run: Run, writes: Tensor, last: Tensor, whole: Tensor, tolerance: float) -> tuple[Tensor, int, float]:
     """Apply the mean derivative along the path to every write; also return the points that it took, and the error."""
-    lens = run.lens
-    start, stop = (lens.adapter.final_norm(stream, last) for stream in (torch.zeros_like(last), last))
+    lens, norm = run.lens, partial(run.lens.adapter.final_norm, like=last)
+    start, at_once = norm(torch.zeros_like(last)), max(1, _NUMBERS // _width(lens, last))
     size = whole.abs().flatten(1).amax(1).clamp(min=torch.finfo(whole.dtype).tiny)
-    # nothing is emitted for some covariates
-    rows, at_once = size.isfinite(), max(1, _NUMBERS // _width(lens, last))
     # two halves of the stream show what the whole one, complete in any case, does not
     halves = torch.stack([writes[::2].sum(0), writes[1::2].sum(0)])
 
     def read(normed: Tensor) -> Tensor:
         return lens.adapter.head(normed, run.encoded)[..., : run.horizon]
 
-    def by_secants(nodes: int) -> Callable[[Tensor], Tensor]:
-        secants = Secants(read, start, stop, nodes)
-        layers.append(secants.layers)
-        return lambda parts: secants.push(lens.adapter.final_norm(parts, last) - start, at_once)
+    def push(parts: Tensor) -> Tensor:
+        if secants is not None:
+            return secants.push(norm(parts) - start, at_once)
+        at, weights = (each / 2 for each in np.polynomial.legendre.leggauss(nodes))
+        slopes = [_push_forward(lambda x: read(norm(x)), (share + 0.5) * last, parts) for share in at]
+        return torch.tensordot(torch.as_tensor(weights).to(last), torch.stack(slopes), dims=1)
 
-    def by_gauss(nodes: int) -> Callable[[Tensor], Tensor]:
-        return lambda parts: _quadrature(run, last, parts, nodes)
-
-    def error(push: Callable[[Tensor], Tensor]) -> float:
+    def error() -> float:
         gap = (push(halves).sum(0) - whole).abs().flatten(1).amax(1) / size
-        return float(gap[rows].nan_to_num(math.inf).max())
+        # nothing is emitted for some covariates
+        return float(gap[size.isfinite()].nan_to_num(math.inf).max())
 
-    levels = own_rounding(run) / size.cpu().double().numpy()
-    rounding = 10 * (relative_rounding(lens) + float(np.nanmax(levels)))
-    layers: list[int] = []
-    rule, nodes, push, apart = by_gauss, 1, by_gauss(1), math.inf
-    if lens.emits == "quantile":
-        push = by_secants(1)
-        apart = error(push)
-        # only of a head that is affine but for elementwise functions do halves add up
-        rule = by_secants if apart <= rounding else by_gauss
-    if rule is by_gauss or layers[0] > 1:
-        apart = math.inf
-    bound = max(tolerance, rounding) if rule is by_secants else tolerance
-    while apart > bound and nodes < _MOST_NODES:
+    rounding = 10 * (relative_rounding(lens) + float(np.nanmax(own_rounding(run) / size.cpu().double().numpy())))
+    secants, nodes = Secants(read, start, norm(last), 1) if lens.emits == "quantile" else None, 1
+    apart = error()
+    if secants is None or apart > rounding:
+        # halves do not add up: the head is not affine but for elementwise functions
+        secants, rounding = None, 0.0
+    while apart > max(tolerance, rounding) or (nodes == 1 and (secants is None or secants.layers > 1)):
+        if nodes >= _MOST_NODES:
+            break
         nodes *= 4 if nodes == 1 else 2
-        push = rule(nodes)
-        apart = error(push)
+        secants = secants and Secants(read, start, norm(last), nodes)
+        apart = error()
     return push(writes), nodes, apart
-
-
-def _quadrature(run: Run, last: Tensor, writes: Tensor, nodes: int) -> Tensor:
-    """Average the derivative of the frozen readout over Gauss's points of the path, applied to every write."""
-    places, weights = (torch.as_tensor(each).to(last) / 2 for each in np.polynomial.legendre.leggauss(nodes))
-    total: Tensor | float = 0.0
-    size = max(1, _NUMBERS // writes.numel())
-    for place, weight in zip((places + 0.5).split(size), weights.split(size), strict=True):
-
-        def read(streams: Tensor, weight: Tensor = weight) -> Tensor:
-            output = run.lens.readout(streams, run.encoded, like=last)[..., : run.horizon]
-            return torch.tensordot(weight, output, dims=1)
-
-        total = total + _push_forward(read, last * place.reshape(-1, *[1] * last.ndim), writes)
-    assert isinstance(total, Tensor)
-    return total
 
 
 def _push_forward(function: Callable[[Tensor], Tensor], at: Tensor, writes: Tensor) -> Tensor:

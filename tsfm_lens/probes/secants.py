@@ -51,25 +51,20 @@ class Secants(TorchFunctionMode):
         points = torch.linspace(0, 1, self._cells + 1, dtype=start.dtype, device=start.device)
         with self:
             readout(torch.lerp(start, stop, points.reshape(-1, *[1] * start.ndim)))
-
-    @property
-    def layers(self) -> int:
-        """Number of elementwise functions that the path passes through."""
-        return sum(line is not None for line in self.lines)
+        # elementwise functions that the path passes through
+        self.layers = sum(line is not None for line in self.lines)
 
     def push(self, parts: Tensor, at_once: int) -> Tensor:
         """Apply the mean derivative to parts of the stream (part, …), so many at once."""
         moved, results = torch.add(self.start, parts, alpha=_ENLARGED).split(at_once), []
-        for node, weight in enumerate(self.weights):
-            self._node = node
-            empty = self._read(self.start[None])
-            results.append([(self._read(part) - empty) * (weight / 2 / _ENLARGED) for part in moved])
+        for self._node, weight in enumerate(self.weights / 2 / _ENLARGED):  # noqa: B020
+            outputs = []
+            for streams in (self.start[None], *moved):
+                self._calls = iter(self.lines)
+                with self:
+                    outputs.append(self.readout(streams))
+            results.append([(output - outputs[0]) * weight for output in outputs[1:]])
         return torch.cat([torch.stack(of_nodes).sum(0) for of_nodes in zip(*results, strict=True)])
-
-    def _read(self, streams: Tensor) -> Tensor:
-        self._calls = iter(self.lines)
-        with self:
-            return self.readout(streams)
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

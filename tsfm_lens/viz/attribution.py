@@ -99,7 +99,7 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe which component varies most over the steps, and which one leads how often."""
     shares = _shares_of(ds, decomposition, series)
-    steps = names(ds, "step")[shares.first :]
+    steps = names(ds, "step")[-shares.later.shape[1] :]
     varying = int(np.ptp(shares.later, axis=1).argmax())
     row = shares.later[varying]
     lead = np.abs(shares.later).argmax(axis=0)
@@ -217,10 +217,7 @@ def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
 
 
 class _Shares(NamedTuple):
-    """Attribution of one decomposition to one series: names (component,), values (component, step), words, noise.
-
-    ``first`` is the first step that means count.
-    """
+    """Attribution of one decomposition to one series; ``values``, ``later`` (component, step), the latter for means."""
 
     components: list[str]
     values: np.ndarray
@@ -229,27 +226,10 @@ class _Shares(NamedTuple):
     unit: str
     note: str
     noise: Finding | None
-    first: int
-
-    @property
-    def later(self) -> np.ndarray:
-        """Values at the steps that means count."""
-        return self.values[:, self.first :]
-
-    @property
-    def mean(self) -> np.ndarray:
-        """Signed means over steps."""
-        return self.later.mean(axis=1)
-
-    @property
-    def size(self) -> np.ndarray:
-        """Mean sizes over steps."""
-        return np.abs(self.later).mean(axis=1)
-
-    @property
-    def steps(self) -> str:
-        """Steps of the means in words."""
-        return f"{self.later.shape[1]} forecast steps" + " (all but the first)" * self.first
+    later: np.ndarray
+    mean: np.ndarray
+    size: np.ndarray
+    steps: str
 
 
 def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, quantile: float | None = None) -> _Shares:
@@ -287,7 +267,10 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
         components = [components[i] for i in np.flatnonzero(fine)]
     series = names(ds, "series")[at]
     words, first = _METHOD_WORDS.get(label, label), int(ds.attrs.get("first_step", 0))
-    return _Shares(components, values, series, words, unit, "; ".join(note), noise, first)
+    later = values[:, first:]
+    means = later, later.mean(axis=1), np.abs(later).mean(axis=1)
+    steps = f"{later.shape[1]} forecast steps" + " (all but the first)" * first
+    return _Shares(components, values, series, words, unit, "; ".join(note), noise, *means, steps)
 
 
 @ATTRIBUTION.panels
