@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
@@ -227,7 +228,8 @@ def _of_quantiles(run: Run, writes: Tensor, last: Tensor, names: list[str], tole
         "linearised": lambda: (_push_forward(frozen, last, writes), 1, 0.0),
         "lens_difference": lambda: (_telescope(native, writes, lens), 0, 0.0),
     }
-    return {name: (parts, whole, *path) for name in names for parts, *path in [ways[name]()]}
+    found = {name: ways[name]() for name in names}
+    return {name: (parts, whole, nodes, apart) for name, (parts, nodes, apart) in found.items()}
 
 
 def _integrate(run: Run, writes: Tensor, last: Tensor, whole: Tensor, tolerance: float) -> tuple[Tensor, int, float]:
@@ -243,7 +245,7 @@ def _integrate(run: Run, writes: Tensor, last: Tensor, whole: Tensor, tolerance:
 
     def push(parts: Tensor) -> Tensor:
         if secants is not None:
-            return secants.push(norm(parts) - start, at_once)
+            return secants.apply(norm(parts) - start, at_once)
         at, weights = (each / 2 for each in np.polynomial.legendre.leggauss(nodes))
         slopes = [_push_forward(lambda x: read(norm(x)), (share + 0.5) * last, parts) for share in at]
         return torch.tensordot(torch.as_tensor(weights).to(last), torch.stack(slopes), dims=1)
@@ -407,7 +409,7 @@ def writes_and_stream(run: Run) -> tuple[list[Component | str], Tensor, Tensor]:
             names.append("bias")
             parts.append(bias.expand_as(parts[0]))
         writes, last = torch.stack(parts), acts[end]
-        apart = excess(writes.sum(0), sum(part.abs() for part in parts), last, relative_rounding(lens))
+        apart = excess(writes.sum(0), functools.reduce(torch.add, map(torch.abs, parts)), last, relative_rounding(lens))
         if apart is not None:
             points = [name for name in lens.registry.points if name.startswith(f"{stack.prefix}.")]
             sums = run.in_one_pass().record([name for name in points if name.endswith(_SUMMED)])

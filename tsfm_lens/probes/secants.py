@@ -54,7 +54,7 @@ class Secants(TorchFunctionMode):
         # elementwise functions that the path passes through
         self.layers = sum(line is not None for line in self.lines)
 
-    def push(self, parts: Tensor, at_once: int) -> Tensor:
+    def apply(self, parts: Tensor, at_once: int) -> Tensor:
         """Apply the mean derivative to parts of the stream (part, …), so many at once."""
         moved, results = torch.add(self.start, parts, alpha=_ENLARGED).split(at_once), []
         for self._node, weight in enumerate(self.weights / 2 / _ENLARGED):  # noqa: B020
