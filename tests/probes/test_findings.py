@@ -223,17 +223,21 @@ def test_attributions_and_gains_say_on_how_many_series_they_act(name: str) -> No
     run = lens.run(batch, 12, holdout=True, num_samples=8 if name == "chronos-nano" else None)
     first = run.first_step
     assert first == (name == "chronos-nano")
-    parts = attribute(run, nodes=2)
+    parts = attribute(run, decompositions="all")
     steps = parts["attribution"].sel(quantile=0.5) if "quantile" in parts.dims else parts["attribution"]
-    steps = steps.isel(step=slice(first, None)).mean("step")
-    np.testing.assert_allclose(parts["mean_attribution"], steps)
+    steps = steps.isel(step=slice(first, None))
+    size, mean = abs(steps).mean("step"), steps.mean("step")
     # series of other units count alike
-    share = steps / abs(steps).sum("component")
-    for part in ("median", "min", "max"):
+    share = size / size.sum("component")
+    same = (np.sign(steps) == np.sign(mean)).mean("step")
+    named = {"mean_absolute": size, "mean_attribution": mean, "size_share": share, "sign_agreement": same}
+    for name, expected in (named | {"attribution_share": mean / size.sum("component")}).items():
+        np.testing.assert_allclose(parts[name], expected.transpose(*parts[name].dims), err_msg=name)
+    up = (mean > 0).mean("series")
+    np.testing.assert_allclose(parts["series_agreement"], np.maximum(up, (mean < 0).mean("series")))
+    for part, name in (("median", "size"), ("min", "low"), ("max", "high")):
         expected = getattr(share, part)("series").transpose("decomposition", "component")
-        np.testing.assert_allclose(
-            parts[f"attribution_share_{ {'median': 'size', 'min': 'low', 'max': 'high'}[part] }"], expected
-        )
+        np.testing.assert_allclose(parts[f"size_share_{name}"], expected)
     gain = layer_gain(logit_lens(run))
     assert gain["gain_leads"].dims == ("metric", "layer")
     assert not gain["gain_acts"].isel(layer=0).any()

@@ -73,14 +73,15 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (
         *(read_attribution, "attribution", ("expected_value", 0)),
         (
-            "decoder.0.mlp (+3), decoder.1.cross_attn.0 (−1)",
+            "decoder.0.mlp (3; signed mean +3, that sign at 100 %",
+            "decoder.1.cross_attn.0 (1; signed mean −1, that sign at 80 % of steps)",
             "completeness error is 25 %: so much of the whole is unexp",
         ),
     ),
     (read_attribution, "attribution", ("logit", 0), ("up to rounding they add up",)),
     (
         *(read_attribution_over_series, "attribution", ("expected_value",)),
-        ("cross_attn.0 contributes most of all heads, as a share of the sizes of all contributions (−25 %).",),
+        ("cross_attn.0 contributes most of all heads", "contributions (25 %); its mean has one sign on 100 % of the"),
     ),
     (
         *(read_attribution_steps, "attribution", ("expected_value", 0)),
@@ -188,8 +189,8 @@ def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
     )
     none = read_gain(judge(steady, "gain", floor=50.0, signed=True, smallest=1.0, groups="metric"))
     assert none[0] == "MAE is changed by 1 % or more by no layer."
-    drowned = judge(results["attribution"], "attribution_share", floor=9.0, signed=True, groups="decomposition")
-    assert "no head and no MLP contributes more than" in read_attribution_over_series(drowned, "logit")[0]
+    drowned = judge(results["attribution"], "size_share", floor=9.0, groups="decomposition")
+    assert not any("largest" in words for words in read_attribution_over_series(drowned, "logit"))
     drowned = judge(results["patching"], "recovered", floor=2.0, signed=True)
     assert read_patching(drowned, 0)[1].startswith("No single patch moves")
     assert read_patched_forecasts(drowned, 0)[0].startswith("No patch brings")

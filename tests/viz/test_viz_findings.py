@@ -114,16 +114,16 @@ def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: x
 
 
 def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(attribution: xr.Dataset) -> None:
-    mean = abs(attribution["mean_attribution"]).isel(series=0).transpose("decomposition", "component").values
+    mean = attribution["mean_absolute"].isel(series=0).transpose("decomposition", "component").values
     share = mean / mean.sum(axis=1, keepdims=True)
     # half of the components are above the floor of the first decomposition, a tenth above that of the second
     floor = np.array([np.quantile(row, level) for row, level in zip(share, (0.5, 0.9), strict=True)])
-    ds = attribution.assign(attribution_share_floor=("decomposition", floor))
+    ds = attribution.assign(size_share_floor=("decomposition", floor))
     stands = share > floor[:, None]
     assert stands.any()
     assert not stands.all()
     for which, good in enumerate(stands):
-        (bars,) = viz.attribution_bars(ds, decomposition=ds["decomposition"].values[which], top=5).data
+        (bars,) = viz.attribution_bars(ds, decomposition=ds["decomposition"].values[which], top=5).data[:1]
         known = dict(zip(ds["component"].values, good, strict=True))
         assert list(bars.marker.pattern.shape) == ["" if known.get(name, True) else "/" for name in bars.y]
         assert len(bars.y) == 6

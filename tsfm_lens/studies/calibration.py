@@ -113,9 +113,7 @@ def significant_members(page: dict[str, xr.Dataset]) -> set[tuple[str, str, int]
 def shifted_claims(lens: Lens, batch: SeriesBatch, horizon: int, shifts: Sequence[int] = (1, 2, 3, 4, 5)) -> float:
     """Compute the share of significant members that are not so when all windows begin a few steps earlier."""
     plain = significant_members(page_of(_run(batch, horizon, lens)))
-    lost = [
-        len(plain - significant_members(page_of(_run(earlier(batch, steps), horizon, lens)))) for steps in shifts
-    ]
+    lost = [len(plain - significant_members(page_of(_run(earlier(batch, steps), horizon, lens)))) for steps in shifts]
     return float(np.mean(lost)) / len(plain) if plain else float("nan")
 
 
@@ -144,8 +142,7 @@ def _simulated(trials: int) -> Iterator[str]:
     yield markdown([heads, *lines])
     yield f"False leaders among members that are alike, in % (worst of 6, 9 and 20 series, {trials} pages each):"
     worst = [
-        [name]
-        + [f"{100 * max(false_leaders(draw, k, n, trials=trials) for n in (6, 9, 20)):.1f}" for k in _SIZES]
+        [name] + [f"{100 * max(false_leaders(draw, k, n, trials=trials) for n in (6, 9, 20)):.1f}" for k in _SIZES]
         for name, draw in DRAWS.items()
     ]
     yield markdown([["effects", *(f"{k} members" for k in _SIZES)], *worst])
