@@ -81,7 +81,9 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_attribution, "attribution", ("logit", 0), ("up to rounding they add up",)),
     (
         *(read_attribution_over_series, "attribution", ("expected_value",)),
-        ("cross_attn.0 contributes most of all heads", "contributions (25 %); its mean has one sign on 100 % of the"),
+        (
+            "Largest heads over all series, as shares of the sum of all sizes: decoder.1.cross_attn.0 (25 %; one sign on",
+        ),
     ),
     (
         *(read_attribution_steps, "attribution", ("expected_value", 0)),

@@ -116,10 +116,11 @@ def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: x
 def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(attribution: xr.Dataset) -> None:
     mean = attribution["mean_absolute"].isel(series=0).transpose("decomposition", "component").values
     share = mean / mean.sum(axis=1, keepdims=True)
-    # half of the components are above the floor of the first decomposition, a tenth above that of the second
+    # half of the components are significant in the first decomposition, a tenth in the second
     floor = np.array([np.quantile(row, level) for row, level in zip(share, (0.5, 0.9), strict=True)])
-    ds = attribution.assign(size_share_floor=("decomposition", floor))
     stands = share > floor[:, None]
+    axes = ("decomposition", "component")
+    ds = attribution.assign(size_share_floor=("decomposition", floor), size_share_significant=(axes, stands))
     assert stands.any()
     assert not stands.all()
     for which, good in enumerate(stands):

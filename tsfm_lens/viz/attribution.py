@@ -12,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
-from tsfm_lens.viz.findings import Finding, judged
+from tsfm_lens.viz.findings import Finding, finding, judged
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
@@ -90,7 +90,7 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
             for i in share.named(3, among)
         ]
         if most:
-            out.append(f"Over all series the largest {word} are {listed(most)}, as shares of the sum of all sizes.")
+            out.append(f"Largest {word} over all series, as shares of the sum of all sizes: {listed(most)}.")
     return [*out, *share.standing(labels, "components")]
 
 
@@ -243,7 +243,9 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
     if "size_share_floor" in cut:
         mean, size = (array(cut, name, "component") for name in ("mean_attribution", "mean_absolute"))
         floor = float(cut["size_share_floor"]) * float(size.sum())
-        noise = Finding(mean, mean, mean, (size > floor).astype(int), np.ones(len(mean), bool), floor, floor, unit)
+        told = finding(ds, "size_share", "component", decomposition=which)
+        sure = np.ones(len(mean), dtype=bool) if told is None else told.significant
+        noise = Finding(mean, mean, mean, (size > floor).astype(int), sure, floor, floor, unit)
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
