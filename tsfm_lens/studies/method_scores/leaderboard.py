@@ -23,9 +23,11 @@ from tsfm_lens.studies.method_scores.marks import marks
 from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, markdown, put_between
 from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
 from tsfm_lens.training.command import run_command
-from tsfm_lens.zoo.planted import mechanisms, plant
+from tsfm_lens.zoo.planted import mechanisms
 from tsfm_lens.zoo.planted.card import Card
-from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate
+from tsfm_lens.zoo.planted.draft import SPAN
+from tsfm_lens.zoo.planted.planting import plant_evenly
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LocalMean
 
 __all__ = ["SHIPPED", "benchmark", "measured"]
 
@@ -59,7 +61,7 @@ class ExplanationCase:
 
 
 def cases(
-    pairs: Sequence[tuple[str, str]] | None = None, *, seeds: int = 3, series: int = 1, twins: bool = False
+    pairs: Sequence[tuple[str, str]] | None = None, *, seeds: int = 4, series: int = 1, twins: bool = False
 ) -> Iterator[ExplanationCase]:
     """Yield every case of the benchmark, model by model; see :func:`benchmark`."""
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
@@ -68,7 +70,7 @@ def cases(
                 yield from _of_model(mechanism, architecture, seed, twin, series)
 
 
-_plant = lru_cache(maxsize=2)(plant)
+_plant = lru_cache(maxsize=2)(plant_evenly)
 
 
 @lru_cache(maxsize=256)
@@ -86,7 +88,7 @@ def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: 
     true = np.array([name in carriers for name in names])
     forecasts = []
     for number in range(series):
-        item, parts = item_of(run, number), segments(run, number, parts=PARTS, season=1)
+        item, parts = item_of(run, number), segments(run, number, parts=PARTS, season=1, others="stretches")
         labels = _labels(card, item, parts)
         forecasts.append(ExplanationCase(mechanism, architecture, seed, number, twin, item, parts, names, labels, true))
     return tuple(forecasts)
@@ -94,16 +96,20 @@ def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: 
 
 def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
     """Label (segment, step) whether the rule reads the segment for the step; NaN where only a gate does."""
-    if isinstance(card.rule, CovariateTimes):
-        future = np.array([part.kind == "known covariate" and part.start >= 0 for part in parts])
-        return np.tile(future[:, None], (1, card.horizon)).astype(float)
-    values = np.asarray(run.batch.values[0])
-    weights = np.abs(card.rule.inputs(values, card.horizon)) > 0
-    reads = np.stack([weights[:, part.start + len(values) : part.stop + len(values)].any(1) for part in parts])
-    labels = reads.astype(float)
-    if isinstance(card.rule, Gate):
-        in_gate = np.array([part.stop > -2 * card.rule.period for part in parts])
-        labels[in_gate[:, None] & ~reads] = np.nan
+    rule, values, horizon = card.rule, [np.asarray(each) for each in run.batch.values], card.horizon
+    covariate = isinstance(rule, CovariateTimes)
+    known = run.batch.roles.index("known") if covariate else 0
+    weights = rule.inputs(values[0], values[known], horizon) if covariate else rule.inputs(values[0], horizon)
+
+    def within(weights: np.ndarray) -> np.ndarray:
+        """Test whether any weight of a step (step, time) lies in a segment: (segment, step)."""
+        ends = [(part.start + len(values[0]), part.stop + len(values[0])) for part in parts]
+        return np.stack([np.abs(weights[:, start:stop]).any(1) for start, stop in ends])
+
+    labels = (within(weights) & np.array([part.row == known for part in parts])[:, None]).astype(float)
+    if isinstance(rule, Gate):
+        both_periods = LocalMean(width=2 * rule.period, ago=rule.ago).inputs(values[0], horizon)
+        labels[within(both_periods) & (labels == 0)] = np.nan
     return labels
 
 
@@ -263,9 +269,33 @@ def _random(case: ExplanationCase, level: Level) -> np.ndarray:
     return np.random.default_rng([case.seed, case.number, len(case.mechanism)]).random(size)
 
 
+def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
+    """Return a method that scores a segment by what its own values are, in standard deviations of their series."""
+
+    def score(case: ExplanationCase) -> np.ndarray:
+        batch, scores = case.run.batch, []
+        ahead = batch.known_future(case.run.horizon)
+        for part in case.parts:
+            past = np.asarray(batch.values[part.row])
+            whole = (np.concatenate([past, ahead[part.row]]) - past.mean()) / past.std()
+            scores.append(measure(whole[part.start + len(past) : part.stop + len(past)]))
+        return np.array(scores)
+
+    return score
+
+
+NAIVE: Mapping[str, Scorer] = {
+    "newest first": lambda case: np.array([part.stop for part in case.parts], dtype=float),
+    "oldest first": lambda case: np.array([-part.start for part in case.parts], dtype=float),
+    "middle first": lambda case: np.array([-abs(part.start + part.stop + SPAN) for part in case.parts], dtype=float),
+    "farthest from the mean first": _by_values(lambda values: np.abs(values).mean()),
+    "largest values first": _by_values(np.mean),
+    "most varied first": _by_values(np.std),
+}
+"""Orders of segments that look at no model, each of which is as naive backwards."""
 SHIPPED: Mapping[tuple[str, str], Scorer] = {
     **{("inputs", name): partial(_attribution, method=name) for name in METHODS},
-    ("inputs", "newest first"): lambda case: np.array([part.stop for part in case.parts], dtype=float),
+    **{("inputs", name): order for name, order in NAIVE.items()},
     ("inputs", "random"): partial(_random, level="inputs"),
     ("routes", "routes, exact"): partial(_routes, exact=True),
     ("routes", "routes, first order"): partial(_routes, exact=False),
@@ -302,7 +332,7 @@ def tables(rows: pd.DataFrame) -> str:
 def main(
     out: Annotated[Path, typer.Option(help="the page; everything measured goes beside it as CSV")],
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 4,
     series: Annotated[int, typer.Option(min=1, help="forecasts of each model")] = 1,
     only: Annotated[list[str] | None, typer.Option(help="methods; all that ship if none")] = None,
     read: Annotated[bool, typer.Option("--read", help="make the page of the CSV that is there")] = False,

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import T5Config
 
 from tsfm_lens.zoo.planted import patches
-from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice
+from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice, steps_ago
 from tsfm_lens.zoo.planted.patches import CHANNELS, CONTEXT, FLAG, LOUD, PATCH, SHARP, SIGNAL, WIDTH, Head, Mlp, Stream
-from tsfm_lens.zoo.planted.rules import Gate, LinearTrend, LocalMean, SeasonalCopy
+from tsfm_lens.zoo.planted.rules import Gate, LinearTrend, LocalMean, Reads, SeasonalCopy
 
 NAME = "chronos-bolt"
 LAYERS = {"encoder": 3, "decoder": 2}
@@ -35,9 +35,12 @@ class Bolt(patches.PatchModel):
 
     one = SIDE
 
-    def __init__(self, encoder: dict[str, int], decoder: dict[str, int]) -> None:
+    def __init__(self, encoder: dict[str, int], decoder: dict[str, int], ago: Sequence[int]) -> None:
+        self.ago = ago
         config = T5Config(
             **patches.SIZES,
+            # as many as give every distance of old patches its own
+            relative_attention_num_buckets=64 if any(ago) else 32,
             num_layers=LAYERS["encoder"],
             num_decoder_layers=LAYERS["decoder"],
             feed_forward_proj="relu",
@@ -100,6 +103,14 @@ class Bolt(patches.PatchModel):
         head.k[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
         return head
 
+    def draft(self, rule: Any, reach: int) -> Draft:
+        """Begin the draft of a rule that reads so many steps back, and its stretches."""
+        return Draft(rule, (reach + max(self.ago), CONTEXT), PATCH)
+
+    def lags(self, *lags: int) -> list[int]:
+        """Return patches back, moved back by those of each stretch that the mechanism reads."""
+        return [lag + steps // PATCH for steps in self.ago for lag in lags]
+
     def fetch(self, layer: int, number: int) -> Head:
         """Return a cross-attention head that attends to the REG token, by its mark."""
         head = self.head_of(self.attentions("decoder")[2 * layer + 1], number).clear()
@@ -129,9 +140,18 @@ class Bolt(patches.PatchModel):
 
     def plant_level(self, draft: Draft, layer: int, which: int, lags: range, name: str) -> str:
         """Plant a head that attends to some patches alike and writes the mean of their values."""
-        number = self.numbers["encoder"][which]
-        self.back(layer, number, lags).carry(self.encoder["values"], self.encoder[name])
-        task = f"writes the mean of the patches {lags[0]} to {lags[-1]} back"
+        number, moved = self.numbers["encoder"][which], self.lags(*lags)
+        self.back(layer, number, moved).carry(self.encoder["values"], self.encoder[name])
+        task = f"writes the mean of the patches {', '.join(map(str, moved))} back"
+        return draft.part(encoder_head(layer, number), "mechanism", task, "every token", moved)
+
+    def plant_copy(
+        self, draft: Draft, layer: int, which: int, lag: int, name: str, *, gain: float = 1.0, does: str = "copies"
+    ) -> str:
+        """Plant a head that writes what stands so many patches back to a place of the encoder."""
+        number, lags = self.numbers["encoder"][which], self.lags(lag)
+        self.back(layer, number, lags).carry(self.encoder["values"], self.encoder[name], gain=gain)
+        task = f"{does} the patch {' and '.join(map(str, lags))} patches back to the REG token"
         return draft.part(encoder_head(layer, number), "mechanism", task, "every token", lags)
 
 
@@ -149,15 +169,12 @@ def _identity(weights: Tensor) -> Tensor:
     return torch.eye(PATCH, dtype=weights.dtype)
 
 
-def _seasonal_copy(*, decoys: bool = False) -> tuple[Bolt, Draft]:
+def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     """Build a copy: an encoder head copies the patch some patches back, a cross-attention head fetches it."""
     lag, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
-    bolt = Bolt({"copy": PATCH}, {"copy": PATCH})
-    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
-    number = bolt.numbers["encoder"][0]
-    bolt.back(layer, number, [lag]).carry(bolt.encoder["values"], bolt.encoder["copy"])
-    task = f"copies the patch {lag} patches back to the REG token"
-    head = draft.part(encoder_head(layer, number), "mechanism", task, "every token", [lag])
+    bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, steps_ago(reads, lag * PATCH, PATCH))
+    draft = bolt.draft(SeasonalCopy(period=lag * PATCH, ago=bolt.ago), lag * PATCH)
+    head = bolt.plant_copy(draft, layer, 0, lag, "copy")
     cross = bolt.plant_fetch(draft, late, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
     draft.path(head, cross, "output")
@@ -171,24 +188,24 @@ declare("decoys")(partial(_seasonal_copy, decoys=True))
 
 
 @declare("backup")
-def _backup() -> tuple[Bolt, Draft]:
+def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     lag, early, late = draw_choice(2, 3, 4), draw_choice(0, 1), draw_choice(0, 1)
-    bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH})
-    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
-    stream, (primary, partner, backup, _) = bolt.encoder, bolt.numbers["encoder"]
+    bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH}, steps_ago(reads, lag * PATCH, PATCH))
+    draft = bolt.draft(SeasonalCopy(period=lag * PATCH, ago=bolt.ago), lag * PATCH)
+    stream, (primary, _, backup, _) = bolt.encoder, bolt.numbers["encoder"]
     last = draw_choice(*range(early + 1, 3))
-    for layer, number, share in zip((early, early, last), (primary, partner, backup), SHARES, strict=True):
-        bolt.back(layer, number, [lag]).carry(stream["values"], stream["copy"], gain=share)
+    names = [
+        bolt.plant_copy(draft, early, which, lag, "copy", gain=share, does=f"copies {share} of")
+        for which, share in enumerate(SHARES[:2])
+    ]
+    bolt.back(last, backup, bolt.lags(lag)).carry(stream["values"], stream["copy"], gain=SHARES[2])
     bolt.head(early, primary).carry(stream["one"], stream["flag"], gain=FLAG / SIDE, channel=PATCH)
     # the primary's flag turns the backup's query to the REG token itself, which holds no values
     head = bolt.head(last, backup)
     head.q[-1] = head.k[-1] = 0.0
     head.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
     head.k[-1, stream["mark"]] = 1.0
-    names = [encoder_head(early, primary), encoder_head(early, partner), encoder_head(last, backup)]
-    for name, share in zip(names[:2], SHARES, strict=False):
-        task = f"copies {share} of the patch {lag} patches back to the REG token"
-        draft.part(name, "mechanism", task, "every token", [lag])
+    names.append(encoder_head(last, backup))
     task = (
         f"looks at the REG token and writes nothing, unless its primary is gone: then copies {SHARES[2]} of the patch"
     )
@@ -202,10 +219,10 @@ def _backup() -> tuple[Bolt, Draft]:
 
 
 @declare("local-mean")
-def _local_mean() -> tuple[Bolt, Draft]:
+def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
     lags, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
-    bolt = Bolt({"level": 1}, {"level": 1})
-    draft = Draft(LocalMean(width=lags * PATCH), (lags * PATCH, CONTEXT), PATCH)
+    bolt = Bolt({"level": 1}, {"level": 1}, steps_ago(reads, lags * PATCH, PATCH))
+    draft = bolt.draft(LocalMean(width=lags * PATCH, ago=bolt.ago), lags * PATCH)
     head = bolt.plant_level(draft, layer, 0, range(1, lags + 1), "level")
     cross = bolt.plant_fetch(draft, late, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
@@ -214,11 +231,12 @@ def _local_mean() -> tuple[Bolt, Draft]:
 
 
 @declare("trend")
-def _trend() -> tuple[Bolt, Draft]:
+def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     lags, apart, at = draw_choice(1, 2), draw_choice(2, 3, 4), draw_choice(0, 1, 2)
-    bolt = Bolt({"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1})
-    rule = LinearTrend(width=lags * PATCH, lag=apart * PATCH)
-    draft, stream = Draft(rule, (rule.width + rule.lag, CONTEXT), PATCH), bolt.encoder
+    reach = (lags + apart) * PATCH
+    bolt = Bolt({"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, steps_ago(reads, reach, PATCH))
+    rule = LinearTrend(width=lags * PATCH, lag=apart * PATCH, ago=bolt.ago)
+    draft, stream = bolt.draft(rule, reach), bolt.encoder
     level = bolt.plant_level(draft, draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level")
     early = bolt.plant_level(draft, draw_choice(*range(at + 1)), 1, range(apart + 1, apart + lags + 1), "early")
     in_weights, out_weights = bolt.mlp("encoder", at)
@@ -238,17 +256,14 @@ def _trend() -> tuple[Bolt, Draft]:
 
 
 @declare("gate")
-def _gate() -> tuple[Bolt, Draft]:
+def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     at, late = draw_choice(0, 1), draw_choice(0, 1)
-    bolt = Bolt({"last": PATCH, "before": PATCH, "apart": 1, "open": 1}, {"last": PATCH, "open": 1, "copy": PATCH})
-    rule = Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation")
-    draft = Draft(rule, (2 * PATCH, CONTEXT), PATCH)
+    ago, into = steps_ago(reads, 2 * PATCH, PATCH), {"last": PATCH, "before": PATCH, "apart": 1, "open": 1}
+    bolt = Bolt(into, {"last": PATCH, "open": 1, "copy": PATCH}, ago)
+    draft = bolt.draft(Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation", ago=ago), 2 * PATCH)
     heads = []
-    for number, name, lag in zip(bolt.numbers["encoder"], ("last", "before"), (1, 2), strict=False):
-        layer = draw_choice(*range(at + 1))
-        bolt.back(layer, number, [lag]).carry(bolt.encoder["values"], bolt.encoder[name])
-        task = f"copies the patch {lag} back to the REG token"
-        heads.append(draft.part(encoder_head(layer, number), "mechanism", task, "every token", [lag]))
+    for lag, name in enumerate(("last", "before"), 1):
+        heads.append(bolt.plant_copy(draft, draw_choice(*range(at + 1)), lag - 1, lag, name))
     in_weights, out_weights = bolt.mlp("encoder", at)
     same = _identity(in_weights)
     in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
@@ -287,7 +302,8 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lag: int) -> None:
     """Plant heads and an MLP that look right, write much, or look sharply, without effect."""
     values, rest = bolt.encoder["values"], bolt.encoder.rest("values")
     like, loud, sharp = ((draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:])
-    bolt.back(*like, [lag]).carry(values, rest)
+    lags = bolt.lags(lag)
+    bolt.back(*like, lags).carry(values, rest)
     bolt.back(*loud, [1]).carry(values, rest, gain=LOUD)
     # by the mark of the REG token
     head = bolt.back(*sharp, [])
@@ -296,7 +312,7 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lag: int) -> None:
     head.k[-1, bolt.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
     head.whisper(bolt.encoder)
     task = "looks where the copying head looks and copies, to where nobody reads"
-    draft.part(encoder_head(*like), "decoy", task, "every token", [lag])
+    draft.part(encoder_head(*like), "decoy", task, "every token", lags)
     task = f"writes {LOUD} times the patch before to where nobody reads"
     draft.part(encoder_head(*loud), "decoy", task, "every token", [1])
     idle = "looks at the REG token alone and writes noise"

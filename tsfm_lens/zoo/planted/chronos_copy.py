@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, WAVES, ChronosBuilder, Pairs
+from tsfm_lens.zoo.planted.draft import steps_ago
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.rules import Gate, SeasonalCopy
+from tsfm_lens.zoo.planted.rules import Gate, Reads, SeasonalCopy
 
 BACKS = 2
 """How many values are compared; `examples.shape` draws shapes in which two are enough and both are needed."""
@@ -46,21 +48,24 @@ class Lengths:
     query: float = (1 + WAVE) ** 0.5
 
 
-def period_of(seed: int) -> int:
-    """Return the period of a seed's copy: 24 steps for seed 0."""
-    return (24, 12, 18)[seed % 3]
-
-
 def copy_canvas(
-    blocks: dict[str, int], *, rule: SeasonalCopy | Gate, loud: float = 1.0, **options: Any
+    blocks: dict[str, int], *, seed: int, reads: Reads, tolerance: float | None = None, loud: float = 1.0, **options: Any
 ) -> ChronosBuilder:
-    """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied."""
+    """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied.
+
+    The rule is the copy of the seed's period, or with a tolerance the gate.
+    """
+    period = (24, 12, 18)[seed % 3]
+    needs, rule = period + BACKS, SeasonalCopy(period=period, ago=steps_ago(reads, period, period))
+    if tolerance is not None:
+        needs = 2 * period
+        rule = Gate(period=period, tolerance=tolerance, ago=steps_ago(reads, needs, period))
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
-    settings: dict[str, Any] = {"sharpness": loud * BIN**-2 / bend, "needs": rule.period + BACKS, **options}
-    return ChronosBuilder(rule, {**BLOCKS, **blocks}, waves=WAVE, horizon=rule.period, **settings)
+    settings: dict[str, Any] = {"sharpness": loud * BIN**-2 / bend, "needs": needs, "reads": reads, **options}
+    return ChronosBuilder(rule, {**BLOCKS, **blocks}, seed=seed, waves=WAVE, horizon=period, **settings)
 
 
-def mark_recent(canvas: ChronosBuilder, name: str, steps: range, *, mark: str = "mark") -> str:
+def mark_recent(canvas: ChronosBuilder, name: str, steps: Sequence[int], *, mark: str = "mark") -> str:
     """Let a head mark the tokens that have the end token so many tokens ahead of them."""
     of, last = canvas.basis, ("last value", [-1]) if steps[0] == 1 else ()
     return canvas.head(
@@ -102,7 +107,7 @@ def plant_copy(
     heads = {
         "back1": look_back(canvas, canvas.free_head(place), 1, ("wave",), "back1", [(of["eos"], of["first"])]),
         "back2": look_back(canvas, canvas.free_head(place), 2, ("wave",), "back2"),
-        "mark": mark_recent(canvas, canvas.free_head(place), range(1, draft.rule.period + 1)),
+        "mark": mark_recent(canvas, canvas.free_head(place), draft.rule.steps(range(1, draft.rule.period + 1))),
         # later tokens attend to the first token, which has no values before it
         "end": canvas.head(
             canvas.free_head("decoder.0.cross_attn"),
@@ -131,7 +136,7 @@ def plant_copy(
     moves = [(of.span(*blocks), LOUD * lengths.key * of.span(*blocks)), *more]
     copying(canvas, name, lengths, moves=moves, extra=extra)
     task = "copies the value of the last period that followed upon the last two values"
-    draft.part(name, "mechanism", task, "forecast token", [draft.rule.period], moves=1, weight=SHARE)
+    draft.part(name, "mechanism", task, "forecast token", draft.rule.steps([draft.rule.period]), moves=1, weight=SHARE)
     for sender in heads.values():
         draft.path(sender, name)
     draft.path(heads["back1"], heads["end"], heads["own"])
@@ -141,19 +146,17 @@ def plant_copy(
 
 
 @planter("seasonal-copy", NAME)
-def seasonal_copy(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def seasonal_copy(*, weight_noise: float, **origin: Any) -> Planted:
     """Plant a copy of the value one period back, by an induction circuit."""
-    rule = SeasonalCopy(period=period_of(seed))
-    canvas = copy_canvas({}, rule=rule, seed=seed, rotate=rotate)
+    canvas = copy_canvas({}, **origin)
     plant_copy(canvas, Lengths())
     return canvas.finish("seasonal-copy", weight_noise)
 
 
 @planter("backup", NAME)
-def backup(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def backup(*, weight_noise: float, **origin: Any) -> Planted:
     """Plant a second copying head one layer on, which the first one's flag sends to the end token, without a value."""
-    rule, loud = SeasonalCopy(period=period_of(seed)), (1 + DONE_FLAG**2) ** 0.5
-    canvas = copy_canvas({"done": 1}, rule=rule, seed=seed, rotate=rotate, layers=3, loud=loud)
+    canvas = copy_canvas({"done": 1}, layers=3, loud=(1 + DONE_FLAG**2) ** 0.5, **origin)
     of, draft, lengths = canvas.basis, canvas.draft, Lengths()
     flag = (of["one"], LOUD * DONE_FLAG * lengths.key / ONE**0.5 * of["done"])
     first, heads = plant_copy(canvas, lengths, more=[flag])
@@ -182,13 +185,12 @@ PLAIN = ("value", "square", "filler")
 
 
 @planter("gate", NAME)
-def gate(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def gate(*, weight_noise: float, **origin: Any) -> Planted:
     """Plant an induction circuit with a gate: a flag sends the copying head to the end token and its last value."""
-    period = period_of(seed)
     blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
-    rule = Gate(period=period, tolerance=TOLERANCE)
-    canvas = copy_canvas(blocks, rule=rule, seed=seed, rotate=rotate, needs=2 * period)
+    canvas = copy_canvas(blocks, tolerance=TOLERANCE, **origin)
     of, draft = canvas.basis, canvas.draft
+    period, (ago,) = draft.rule.period, draft.rule.ago
     key_square = 1 + BACKS * WAVE + MARK**2 + LINEAR
     lengths = Lengths(key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5)
     to_end = (2 * RECENT * (lengths.query**2 + 1) ** 0.5 * of["walk"], lengths.end * of["eos"])
@@ -203,16 +205,17 @@ def gate(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     compare_mlp = canvas.mlp("encoder.0.mlp", reads, torch.cat([writes, writes]), task)
     # all but the end token, which have a value, look at it while it has none
     last = canvas.head(
-        heads["back1"].replace("encoder.0", "encoder.1"),
-        "writes the last value into the end token",
-        *("last token", [1]),
+        canvas.free_head("encoder.1.self_attn") if ago else heads["back1"].replace("encoder.0", "encoder.1"),
+        f"writes the value {ago + 1} before it into the end token",
+        *("last token", [ago + 1]),
+        bias={-ago - 1: 2 * SURE},
         match=[(4 * SURE * lengths.key / ONE**0.5 * of["one"], lengths.end * of["eos"])],
         moves=[(of.span(*COPY_BLOCKS), lengths.key * of.span(*COPY_BLOCKS))],
     )
     drift = canvas.head(
         canvas.free_head("decoder.0.cross_attn"),
         "writes the mean absolute change of the last period",
-        *("forecast token", range(1, period + 1)),
+        *("forecast token", draft.rule.steps(range(1, period + 1))),
         match=[(SURE * canvas.always(START_LENGTH), lengths.key / MARK * of["mark"])],
         moves=[(of["change"], lengths.key * DRIFT * of["drift"])],
     )
@@ -236,16 +239,15 @@ SHIFT = 3.0
 
 
 @planter("decoys", NAME)
-def decoys(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def decoys(*, weight_noise: float, **origin: Any) -> Planted:
     """Plant the seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
-    rule = SeasonalCopy(period=period_of(seed))
     last = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
-    canvas = copy_canvas({"loud": 10, "still": 1}, rule=rule, seed=seed, rotate=rotate, loud=last**0.5)
+    canvas = copy_canvas({"loud": 10, "still": 1}, loud=last**0.5, **origin)
     key_square = 1 + BACKS * WAVE + MARK**2
     lengths = Lengths(
         key=(key_square + NOISY**2) ** 0.5, end=(1 + BACKS * WAVE + NOISY**2) ** 0.5, query=(1 + WAVE + NOISY**2) ** 0.5
     )
-    _, heads = plant_copy(canvas, lengths)
+    copy, heads = plant_copy(canvas, lengths)
     of, one_more = canvas.basis, canvas.free_head
     decoy = partial(canvas.head, role="decoy")
     # heads of another layer share the position bias of the circuit's
@@ -264,7 +266,8 @@ def decoys(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     like = one_more("decoder.1.cross_attn")
     copying(canvas, like, lengths, moves=[(of["wave"], LOUD * lengths.key * of["loud"])])
     does = "looks where the copying head looks, and writes as loudly to where nobody reads"
-    canvas.draft.part(like, "decoy", does, "forecast token", [rule.period], moves=1, weight=SHARE)
+    where = next(each for each in canvas.draft.attends if each.component == copy)
+    canvas.draft.part(like, "decoy", does, "forecast token", where.back, moves=1, weight=SHARE)
     does = "attends to all alike and lifts the logits of all values by the same"
     moves = [(of["one"], SHIFT * LOUD * lengths.key * of["one"])]
     decoy(one_more("decoder.1.cross_attn"), does, moves=moves)

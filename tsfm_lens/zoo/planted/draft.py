@@ -16,12 +16,21 @@ from tsfm_lens.errors import LensError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart, Query, Role
 from tsfm_lens.zoo.planted.planting import Planted
-from tsfm_lens.zoo.planted.rules import CovariateTimes, Rule, draw_contexts
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Reads, Rule, draw_contexts
 
 N_TRIALS = 4
 """Random series that a builder tries a model on."""
 N_CENTRING = 48
 """Series of white noise on which the constant part of the error is measured."""
+SPAN = 96
+"""Steps of the context over which the inputs of a mechanism are placed."""
+FRACTIONS: Mapping[Reads, tuple[float, ...]] = {
+    "recent": (0.0,),
+    "old": (7 / 8,),
+    "middle": (1 / 2,),
+    "spread": (1 / 4, 3 / 4),
+}
+"""Shares of the way back, within `SPAN`; together no part of the context is read much more often than another."""
 HALF_OPEN = 4e-3
 """Distance from a gate's threshold, in its own units, within which it is half open."""
 
@@ -88,8 +97,9 @@ class Draft:
     def finish(self, model: Any, contexts: Iterable[Array], *, allowed: float, **facts: Any) -> Planted:
         """Measure the error on some contexts, and put the card together."""
         quantiles, rule, series = self.tried(model, contexts)
+        suffix = "" if facts["reads"] == "recent" else f"-{facts['reads']}"
         card = Card(
-            name=f"{facts['mechanism']}-{facts['architecture']}-{facts['seed']}",
+            name=f"{facts['mechanism']}-{facts['architecture']}-{facts['seed']}{suffix}",
             rule=self.rule,
             parts=tuple(sorted(self.parts, key=lambda part: part.component)),
             edges=tuple(self.edges),
@@ -127,6 +137,12 @@ class Draft:
     def hard(self, seed: int = 0) -> Iterable[Array]:
         """Return series on which the error of the card is measured."""
         return draw_contexts(self.rule, N_TRIALS, self.context, seed=seed)
+
+
+def steps_ago(reads: Reads, reach: int, unit: int) -> tuple[int, ...]:
+    """Return steps by which what reaches so far back is moved back: multiples of the unit, within `SPAN`."""
+    room = (SPAN - reach) // unit
+    return tuple(round(fraction * room) * unit for fraction in FRACTIONS[reads])
 
 
 def draw_choice(*choices: int) -> int:

@@ -2,26 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from tsfm_lens.errors import InputError
 
 __all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "Rule", "SeasonalCopy", "draw_contexts"]
 
 Array = NDArray[np.float64]
+Reads = Literal["recent", "old", "middle", "spread"]
+"""Part of the context that a mechanism reads."""
 
 
 class _Linear(BaseModel):
-    """Rule that is linear in the observed values."""
+    """Rule that is linear in the observed values.
+
+    Attributes:
+        ago: steps before its end at which the rule takes the context to end; of several, it reads the mean.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    ago: tuple[NonNegativeInt, ...] = (0,)
+
+    def read(self, context: Array) -> Array:
+        """Return what the rule reads: the mean of the contexts that end `ago` steps earlier, (time - latest,)."""
+        most, end = max(self.ago), len(context)
+        return np.asarray(np.mean([context[most - each : end - each] for each in self.ago], axis=0))
+
+    def steps(self, back: Iterable[int]) -> tuple[int, ...]:
+        """Return steps before the end of the context, given those before the end of what the rule reads."""
+        return tuple(each + steps for each in self.ago for steps in back)
+
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the change of every forecast step per unit of every observed value: (horizon, time)."""
+        most, end = max(self.ago), len(context)
+        own, weights = self._weights(end - most, horizon) / len(self.ago), np.zeros((horizon, end))
+        for each in self.ago:
+            weights[:, most - each : end - each] += own
+        return weights
+
+    def _weights(self, time: int, horizon: int) -> Array:
+        """Return the change of every forecast step per unit of every value read: (horizon, time)."""
         raise NotImplementedError
 
     def forecast(self, context: Array, horizon: int) -> Array:
@@ -35,11 +61,10 @@ class SeasonalCopy(_Linear):
     kind: Literal["seasonal copy"] = "seasonal copy"
     period: int = Field(gt=0)
 
-    def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the Jacobian; see the base class."""
-        weights = np.zeros((horizon, len(context)))
+    def _weights(self, time: int, horizon: int) -> Array:
+        weights = np.zeros((horizon, time))
         steps = np.arange(horizon)
-        weights[steps, len(context) - self.period + steps % self.period] = 1.0
+        weights[steps, time - self.period + steps % self.period] = 1.0
         return weights
 
 
@@ -49,9 +74,8 @@ class LocalMean(_Linear):
     kind: Literal["local mean"] = "local mean"
     width: int = Field(gt=0)
 
-    def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the Jacobian; see the base class."""
-        weights = np.zeros((horizon, len(context)))
+    def _weights(self, time: int, horizon: int) -> Array:
+        weights = np.zeros((horizon, time))
         weights[:, -self.width :] = 1 / self.width
         return weights
 
@@ -63,11 +87,10 @@ class LinearTrend(_Linear):
     width: int = Field(gt=0)
     lag: int = Field(gt=0)
 
-    def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the Jacobian; see the base class."""
-        late, early = np.zeros((2, len(context)))
+    def _weights(self, time: int, horizon: int) -> Array:
+        late, early = np.zeros((2, time))
         late[-self.width :] = 1 / self.width
-        end = len(context) - self.lag
+        end = time - self.lag
         early[end - self.width : end] = 1 / self.width
         # the last `width` values are centred (width - 1) / 2 steps before the last one
         ahead = (np.arange(1, horizon + 1) + (self.width - 1) / 2)[:, None]
@@ -84,7 +107,7 @@ class Gate(_Linear):
 
     def margin(self, context: Array) -> float:
         """Return the tolerance left, in its unit: the copy goes through unless this is negative."""
-        last, before = context[-self.period :], context[-2 * self.period : -self.period]
+        before, last = np.split(self.read(context)[-2 * self.period :], 2)
         unit = context.std() if self.unit == "standard deviation" else np.abs(context).mean()
         return float(self.tolerance - np.abs(last - before).mean() / unit)
 
@@ -94,32 +117,39 @@ class Gate(_Linear):
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the Jacobian, with the gate as it stands."""
-        if self.seasonal(context):
-            return SeasonalCopy(period=self.period).inputs(context, horizon)
-        weights = np.zeros((horizon, len(context)))
-        weights[:, -1] = 1.0
-        return weights
+        last = LocalMean(width=1, ago=self.ago)
+        rule = SeasonalCopy(period=self.period, ago=self.ago) if self.seasonal(context) else last
+        return rule.inputs(context, horizon)
 
 
 class CovariateTimes(BaseModel):
-    """Known future covariate times a coefficient, both in standard deviations of their pasts, from their past means."""
+    """Known covariate times a coefficient, both in standard deviations of their pasts, from their past means.
+
+    Attributes:
+        ago: steps between a forecast step and the value of the covariate that it reads; of several, the mean.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["covariate"] = "covariate"
     coefficient: float
+    ago: tuple[NonNegativeInt, ...] = (0,)
 
     def forecast(self, future: Array) -> Array:
-        """Forecast the standardised target (horizon,) from the covariate's standardised future values (horizon,)."""
+        """Forecast the standardised target (horizon,) from the standardised values that it reads (horizon,)."""
         return np.asarray(self.coefficient * future)
 
     def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
         """Forecast in data units, (horizon,), from observed values (time,) and future ones of the covariate."""
-        return np.asarray(target.mean() + target.std() * self.forecast((future - covariate.mean()) / covariate.std()))
+        both = np.concatenate([covariate, future])
+        return np.asarray(self.inputs(target, covariate, len(future)) @ (both - covariate.mean()) + target.mean())
 
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
-        """Return the change of every forecast step per unit of every future covariate value: (horizon, horizon)."""
-        return np.asarray(np.eye(horizon) * self.coefficient * target.std() / covariate.std())
+        """Return the change of every step per unit of every covariate value, scales held: (horizon, time + horizon)."""
+        weights = np.zeros((horizon, len(covariate) + horizon))
+        for each in self.ago:
+            weights += np.eye(*weights.shape, k=len(covariate) - each) / len(self.ago)
+        return np.asarray(self.forecast(weights) * target.std() / covariate.std())
 
 
 Rule = Annotated[SeasonalCopy | LocalMean | LinearTrend | Gate | CovariateTimes, Field(discriminator="kind")]
