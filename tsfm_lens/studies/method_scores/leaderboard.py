@@ -23,10 +23,9 @@ from tsfm_lens.studies.method_scores.marks import marks
 from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, markdown, put_between
 from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
 from tsfm_lens.training.command import run_command
-from tsfm_lens.zoo.planted import mechanisms
+from tsfm_lens.zoo.planted import mechanisms, plant
 from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.draft import SPAN
-from tsfm_lens.zoo.planted.planting import plant_evenly
 from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LocalMean
 
 __all__ = ["SHIPPED", "benchmark", "measured"]
@@ -70,7 +69,7 @@ def cases(
                 yield from _of_model(mechanism, architecture, seed, twin, series)
 
 
-_plant = lru_cache(maxsize=2)(plant_evenly)
+_plant = lru_cache(maxsize=2)(partial(plant, reads=None))
 
 
 @lru_cache(maxsize=256)

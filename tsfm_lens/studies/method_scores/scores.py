@@ -38,9 +38,10 @@ from tsfm_lens.studies.method_scores.page import PLANTED, UNTRAINED, ScoreTables
 from tsfm_lens.studies.method_scores.series import EvaluationCase, evaluation_case, untrained
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted.card import Card
-from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant_evenly
+from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 
+EVENLY = partial(plant, reads=None)
 TOLERATED = 0.1
 """Largest tolerated error of a forecast, in mean absolute values of the context."""
 
@@ -217,7 +218,7 @@ def campaign(
     seeds: int = 4,
     series: int = 12,
     methods: Iterable[str] | None = None,
-    planter: Callable[..., Planted] = plant_evenly,
+    planter: Callable[..., Planted] = EVENLY,
     log: Callable[[str], None] = lambda line: None,
 ) -> ScoreTables:
     """Score methods on every mechanism, planted anew with every seed and under every condition."""

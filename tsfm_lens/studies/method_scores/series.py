@@ -22,6 +22,7 @@ from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, Local
 
 Array = NDArray[np.float64]
 
+
 @dataclass(frozen=True, eq=False)
 class EvaluationCase:
     """Model, its card, and a contrast of two runs."""
@@ -66,7 +67,7 @@ def evaluation_case(lens: Lens, card: Card, *, series: int = 12, noise: float = 
 def _with_covariates(
     lens: Lens, card: Card, rule: CovariateTimes, series: int, noise: float, seed: int
 ) -> EvaluationCase:
-    """Draw targets that a known covariate moves, beside an idle past one, and twins with what is read of it reversed."""
+    """Draw targets that a known covariate moves, beside an idle past one; of twins, what is read is reversed."""
     from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
     others, noises, horizon = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2]), card.horizon

@@ -35,12 +35,12 @@ class Bolt(patches.PatchModel):
 
     one = SIDE
 
-    def __init__(self, encoder: dict[str, int], decoder: dict[str, int], ago: Sequence[int]) -> None:
-        self.ago = ago
+    def __init__(self, encoder: dict[str, int], decoder: dict[str, int], rule: Any, reach: int) -> None:
+        self.draft = Draft(rule, (reach + max(rule.ago), CONTEXT), PATCH)
         config = T5Config(
             **patches.SIZES,
             # as many as give every distance of old patches its own
-            relative_attention_num_buckets=64 if any(ago) else 32,
+            relative_attention_num_buckets=64 if any(rule.ago) else 32,
             num_layers=LAYERS["encoder"],
             num_decoder_layers=LAYERS["decoder"],
             feed_forward_proj="relu",
@@ -103,13 +103,9 @@ class Bolt(patches.PatchModel):
         head.k[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
         return head
 
-    def draft(self, rule: Any, reach: int) -> Draft:
-        """Begin the draft of a rule that reads so many steps back, and its stretches."""
-        return Draft(rule, (reach + max(self.ago), CONTEXT), PATCH)
-
     def lags(self, *lags: int) -> list[int]:
-        """Return patches back, moved back by those of each stretch that the mechanism reads."""
-        return [lag + steps // PATCH for steps in self.ago for lag in lags]
+        """Return patches back, in each stretch that the rule reads, of so many patches back from its end."""
+        return [lag + steps // PATCH for steps in self.draft.rule.ago for lag in lags]
 
     def fetch(self, layer: int, number: int) -> Head:
         """Return a cross-attention head that attends to the REG token, by its mark."""
@@ -128,7 +124,7 @@ class Bolt(patches.PatchModel):
                     # of several lags, its own content prefers one
                     draft.part(head, "decoy", task, "every token" if len(lags) == 1 else None, lags)
 
-    def plant_fetch(self, draft: Draft, layer: int, **places: str) -> str:
+    def plant_fetch(self, layer: int, **places: str) -> str:
         """Plant a cross-attention head that carries places of the REG token to places of the decoder."""
         number, channel = self.numbers["decoder"][0], 0
         head = self.fetch(layer, number)
@@ -136,23 +132,14 @@ class Bolt(patches.PatchModel):
             head.carry(self.encoder[source], self.decoder[target], channel=channel)
             channel += self.encoder.size(source)
         task = f"fetches {' and '.join(places)} from the REG token"
-        return draft.part(cross_head(layer, number), "mechanism", task, "forecast token", [0])
+        return self.draft.part(cross_head(layer, number), "mechanism", task, "forecast token", [0])
 
-    def plant_level(self, draft: Draft, layer: int, which: int, lags: range, name: str) -> str:
-        """Plant a head that attends to some patches alike and writes the mean of their values."""
+    def plant_back(self, layer: int, which: int, lags: Sequence[int], name: str, does: str, gain: float = 1.0) -> str:
+        """Plant a head that attends to some patches alike and writes their mean, or that of all their values."""
         number, moved = self.numbers["encoder"][which], self.lags(*lags)
-        self.back(layer, number, moved).carry(self.encoder["values"], self.encoder[name])
-        task = f"writes the mean of the patches {', '.join(map(str, moved))} back"
-        return draft.part(encoder_head(layer, number), "mechanism", task, "every token", moved)
-
-    def plant_copy(
-        self, draft: Draft, layer: int, which: int, lag: int, name: str, *, gain: float = 1.0, does: str = "copies"
-    ) -> str:
-        """Plant a head that writes what stands so many patches back to a place of the encoder."""
-        number, lags = self.numbers["encoder"][which], self.lags(lag)
-        self.back(layer, number, lags).carry(self.encoder["values"], self.encoder[name], gain=gain)
-        task = f"{does} the patch {' and '.join(map(str, lags))} patches back to the REG token"
-        return draft.part(encoder_head(layer, number), "mechanism", task, "every token", lags)
+        self.back(layer, number, moved).carry(self.encoder["values"], self.encoder[name], gain=gain)
+        task = f"{does} the patch {', '.join(map(str, moved))} back to the REG token"
+        return self.draft.part(encoder_head(layer, number), "mechanism", task, "every token", moved)
 
 
 def encoder_head(layer: int, number: int) -> str:
@@ -172,15 +159,15 @@ def _identity(weights: Tensor) -> Tensor:
 def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     """Build a copy: an encoder head copies the patch some patches back, a cross-attention head fetches it."""
     lag, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
-    bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, steps_ago(reads, lag * PATCH, PATCH))
-    draft = bolt.draft(SeasonalCopy(period=lag * PATCH, ago=bolt.ago), lag * PATCH)
-    head = bolt.plant_copy(draft, layer, 0, lag, "copy")
-    cross = bolt.plant_fetch(draft, late, copy="copy")
+    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
+    bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, rule, rule.period)
+    head = bolt.plant_back(layer, 0, [lag], "copy", "copies")
+    cross = bolt.plant_fetch(late, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
-    draft.path(head, cross, "output")
+    bolt.draft.path(head, cross, "output")
     if decoys:
-        _plant_decoys(bolt, draft, lag)
-    return bolt, draft
+        _plant_decoys(bolt, bolt.draft, lag)
+    return bolt, bolt.draft
 
 
 declare("seasonal-copy")(_seasonal_copy)
@@ -190,14 +177,11 @@ declare("decoys")(partial(_seasonal_copy, decoys=True))
 @declare("backup")
 def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     lag, early, late = draw_choice(2, 3, 4), draw_choice(0, 1), draw_choice(0, 1)
-    bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH}, steps_ago(reads, lag * PATCH, PATCH))
-    draft = bolt.draft(SeasonalCopy(period=lag * PATCH, ago=bolt.ago), lag * PATCH)
-    stream, (primary, _, backup, _) = bolt.encoder, bolt.numbers["encoder"]
+    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
+    bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH}, rule, rule.period)
+    draft, stream, (primary, _, backup, _) = bolt.draft, bolt.encoder, bolt.numbers["encoder"]
     last = draw_choice(*range(early + 1, 3))
-    names = [
-        bolt.plant_copy(draft, early, which, lag, "copy", gain=share, does=f"copies {share} of")
-        for which, share in enumerate(SHARES[:2])
-    ]
+    names = [bolt.plant_back(early, i, [lag], "copy", f"copies {SHARES[i]} of", SHARES[i]) for i in (0, 1)]
     bolt.back(last, backup, bolt.lags(lag)).carry(stream["values"], stream["copy"], gain=SHARES[2])
     bolt.head(early, primary).carry(stream["one"], stream["flag"], gain=FLAG / SIDE, channel=PATCH)
     # the primary's flag turns the backup's query to the REG token itself, which holds no values
@@ -210,7 +194,7 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
         f"looks at the REG token and writes nothing, unless its primary is gone: then copies {SHARES[2]} of the patch"
     )
     draft.part(names[2], "backup", task, "last token", [0], stands_in_for=names[0])
-    cross = bolt.plant_fetch(draft, late, copy="copy")
+    cross = bolt.plant_fetch(late, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
     draft.path(names[0], names[2], cross, "output")
     for name in names[:2]:
@@ -221,24 +205,24 @@ def _backup(reads: Reads) -> tuple[Bolt, Draft]:
 @declare("local-mean")
 def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
     lags, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
-    bolt = Bolt({"level": 1}, {"level": 1}, steps_ago(reads, lags * PATCH, PATCH))
-    draft = bolt.draft(LocalMean(width=lags * PATCH, ago=bolt.ago), lags * PATCH)
-    head = bolt.plant_level(draft, layer, 0, range(1, lags + 1), "level")
-    cross = bolt.plant_fetch(draft, late, level="level")
+    reach = lags * PATCH
+    bolt = Bolt({"level": 1}, {"level": 1}, LocalMean(width=reach, ago=steps_ago(reads, reach, PATCH)), reach)
+    head = bolt.plant_back(layer, 0, range(1, lags + 1), "level", "averages")
+    cross = bolt.plant_fetch(late, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
-    draft.path(head, cross, "output")
-    return bolt, draft
+    bolt.draft.path(head, cross, "output")
+    return bolt, bolt.draft
 
 
 @declare("trend")
 def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     lags, apart, at = draw_choice(1, 2), draw_choice(2, 3, 4), draw_choice(0, 1, 2)
     reach = (lags + apart) * PATCH
-    bolt = Bolt({"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, steps_ago(reads, reach, PATCH))
-    rule = LinearTrend(width=lags * PATCH, lag=apart * PATCH, ago=bolt.ago)
-    draft, stream = bolt.draft(rule, reach), bolt.encoder
-    level = bolt.plant_level(draft, draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level")
-    early = bolt.plant_level(draft, draw_choice(*range(at + 1)), 1, range(apart + 1, apart + lags + 1), "early")
+    rule = LinearTrend(width=lags * PATCH, lag=apart * PATCH, ago=steps_ago(reads, reach, PATCH))
+    bolt = Bolt({"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, reach)
+    draft, stream = bolt.draft, bolt.encoder
+    level = bolt.plant_back(draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level", "averages")
+    early = bolt.plant_back(draw_choice(*range(at + 1)), 1, range(apart + 1, apart + lags + 1), "early", "averages")
     in_weights, out_weights = bolt.mlp("encoder", at)
     # relu(x) - relu(-x) is x
     for unit, sign in enumerate((1.0, -1.0)):
@@ -246,7 +230,7 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
         in_weights[unit, stream["early"]] = -sign
         out_weights[stream["slope"], unit] = sign
     mlp = draft.part(f"encoder.{at}.mlp", "mechanism", "subtracts the early level from the late one")
-    cross = bolt.plant_fetch(draft, draw_choice(0, 1), level="level", slope="slope")
+    cross = bolt.plant_fetch(draw_choice(0, 1), level="level", slope="slope")
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
     bolt.read_out(level=torch.ones(PATCH, 1), slope=ahead[:, None] / rule.lag)
     draft.path(level, cross, "output")
@@ -259,11 +243,10 @@ def _trend(reads: Reads) -> tuple[Bolt, Draft]:
 def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     at, late = draw_choice(0, 1), draw_choice(0, 1)
     ago, into = steps_ago(reads, 2 * PATCH, PATCH), {"last": PATCH, "before": PATCH, "apart": 1, "open": 1}
-    bolt = Bolt(into, {"last": PATCH, "open": 1, "copy": PATCH}, ago)
-    draft = bolt.draft(Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation", ago=ago), 2 * PATCH)
-    heads = []
-    for lag, name in enumerate(("last", "before"), 1):
-        heads.append(bolt.plant_copy(draft, draw_choice(*range(at + 1)), lag - 1, lag, name))
+    rule = Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation", ago=ago)
+    bolt = Bolt(into, {"last": PATCH, "open": 1, "copy": PATCH}, rule, 2 * PATCH)
+    draft, names = bolt.draft, ("last", "before")
+    heads = [bolt.plant_back(draw_choice(*range(at + 1)), i, [i + 1], name, "copies") for i, name in enumerate(names)]
     in_weights, out_weights = bolt.mlp("encoder", at)
     same = _identity(in_weights)
     in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
@@ -278,7 +261,7 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
         in_weights[unit, bolt.encoder["apart"]] = -gain
         out_weights[bolt.encoder["open"], unit] = sign * gain
     decide_mlp = draft.part(f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season")
-    cross = bolt.plant_fetch(draft, late, last="last", open="open")
+    cross = bolt.plant_fetch(late, last="last", open="open")
     layer, places = draw_choice(*range(late, 2)), bolt.decoder
     in_weights, out_weights = bolt.mlp("decoder", layer)
     # all units are shut below -LARGEST, and open above it; what opens them is subtracted again by the last one

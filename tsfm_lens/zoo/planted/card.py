@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.places import replacing
-from tsfm_lens.zoo.planted.rules import Reads, Rule
+from tsfm_lens.zoo.planted.rules import Rule
 
 __all__ = ["CARD", "Attends", "Card", "PlantedPart", "read_card", "write_card"]
 
@@ -69,7 +69,6 @@ class Card(BaseModel):
 
     Attributes:
         seed: of everything drawn: the basis of the stream, noise of the weights, decoys.
-        reads: which part of the context: the end, as mechanisms do, or what is older.
         rotated: whether the residual basis was turned at random, so that nothing lies on an axis.
         weight_noise: standard deviation of the noise that was added to every weight, relative to the weight's own.
         rule: the computation, in closed form.
@@ -86,7 +85,6 @@ class Card(BaseModel):
     mechanism: str
     architecture: str
     seed: int
-    reads: Reads = "recent"
     rotated: bool
     weight_noise: float = Field(ge=0)
     rule: Rule

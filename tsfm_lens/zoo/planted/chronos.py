@@ -15,7 +15,6 @@ from tsfm_lens.models import load
 from tsfm_lens.zoo.planted.card import Role
 from tsfm_lens.zoo.planted.draft import Basis, Draft, add_weight_noise, orthogonal
 from tsfm_lens.zoo.planted.planting import Planted
-from tsfm_lens.zoo.planted.rules import Reads
 
 NAME = "chronos"
 WIDTH, HEADS, CHANNELS, D_FF, VOCABULARY, CONTEXT, LIMIT, BUCKETS = 64, 4, 24, 32, 1024, 128, 5.0, 128
@@ -37,6 +36,7 @@ WHISPER = 0.01
 """What a head or an MLP without a task writes, to where nobody reads, in lengths of an embedding."""
 ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
 
+Steps = Sequence[int]
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """Directions (n, width) that are read, and as many that they are compared with or written to."""
 
@@ -46,8 +46,8 @@ class ChronosBuilder:
 
     Args:
         blocks: directions of the stream by name, besides those of the embeddings.
-        seed, rotate: of the basis, and of which of a layer's heads get tasks; reads: as the rule's `ago` says.
-        needs: observed values that the mechanism needs at the end of what it reads; horizon: steps of one pass.
+        seed, rotate: of the basis, and of which of a layer's heads get tasks.
+        needs: observed values that the mechanism needs; horizon: steps of one pass.
         waves: share of a value's squared embedding that is waves; sharpness: factor on the logits.
         layers: of encoder and of decoder, by whose number the library sizes the decoder's cache.
     """
@@ -58,7 +58,6 @@ class ChronosBuilder:
         blocks: Mapping[str, int],
         *,
         seed: int,
-        reads: Reads,
         rotate: bool,
         needs: int,
         horizon: int,
@@ -69,11 +68,11 @@ class ChronosBuilder:
         sizes = {**ALWAYS, **({"wave": 2 * len(WAVES)} if waves else {}), **blocks}
         self.basis = Basis.draw(WIDTH, sizes, seed=seed, rotate=rotate)
         self.draft = Draft(rule, (needs + max(rule.ago), CONTEXT), horizon)
-        # as many heads and distances as the mechanism needs, where it reads what is older
+        # what is older needs one more head, and more distances
         self.heads, buckets = (HEADS + 1, 4 * BUCKETS) if any(rule.ago) else (HEADS, BUCKETS)
         self.native = _blank(layers, horizon, self.heads, buckets)
         self.linear = 1.0 - ONE - waves
-        self._origin = {"seed": seed, "reads": reads, "rotated": rotate}
+        self._origin = {"seed": seed, "rotated": rotate}
         self._choices, self._turns = (np.random.default_rng([seed, stream]) for stream in (0, 1))
         self._free: dict[str, list[int]] = {}
         self._busy: set[str] = set()

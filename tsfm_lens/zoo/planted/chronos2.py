@@ -161,22 +161,20 @@ class _WithCovariate(Draft):
 def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     ago = steps_ago(reads, 0, PATCH)
     # only without the inverse hyperbolic sine of the published model a multiple is one of standardised values
-    chronos = Chronos2(arcsinh=False, **({"earlier": PATCH} if any(ago) else {}))
+    chronos = Chronos2(arcsinh=False, **({"earlier values": PATCH} if any(ago) else {}))
     coefficient = draw_choice(*COEFFICIENTS) / 2
     layer, number, stream = draw_choice(*range(LAYERS)), chronos.numbers[""][0], chronos.stream
     chronos.read_out(found=torch.eye(PATCH))
-    source = stream["earlier" if any(ago) else "values"]
-    chronos.look_at_known(layer, number).carry(source, stream["found"], gain=coefficient)
-    rule = CovariateTimes(coefficient=coefficient, ago=ago)
-    draft = _WithCovariate(rule, (max(PATCH, *ago), CONTEXT), HORIZON)
-    which = "earlier values" if any(ago) else "values"
-    task = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its {which}"
+    source = "earlier values" if any(ago) else "values"
+    chronos.look_at_known(layer, number).carry(stream[source], stream["found"], gain=coefficient)
+    draft = _WithCovariate(CovariateTimes(coefficient=coefficient, ago=ago), (max(PATCH, *ago), CONTEXT), HORIZON)
+    task = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its {source}"
     name, look = f"{layer}.group_attn.{number}", {"series": "known covariate"}
     draft.path(draft.part(name, "mechanism", task, "forecast token", [0], **look), "output")
     for own, steps in zip(chronos.numbers[""], filter(None, ago), strict=False):
         # the REG token stands between what is to come and the context
         place, tokens = (draw_choice(*range(layer + 1)), own), steps // PATCH + 1
-        chronos.back(*place, tokens).carry(stream["values"], stream["earlier"], gain=1 / len(ago))
+        chronos.back(*place, tokens).carry(stream["values"], stream[source], gain=1 / len(ago))
         task = f"writes 1/{len(ago)} of the patch {tokens} tokens back to where the other head reads"
         draft.path(draft.part(chronos.named(*place), "mechanism", task, "every token", [tokens]), name)
     return chronos, draft

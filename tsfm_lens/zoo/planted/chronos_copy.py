@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, WAVES, ChronosBuilder, Pairs
+from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, WAVES, ChronosBuilder, Pairs, Steps
 from tsfm_lens.zoo.planted.draft import steps_ago
 from tsfm_lens.zoo.planted.planting import Planted, planter
 from tsfm_lens.zoo.planted.rules import Gate, Reads, SeasonalCopy
@@ -48,24 +47,22 @@ class Lengths:
     query: float = (1 + WAVE) ** 0.5
 
 
-def copy_canvas(
-    blocks: dict[str, int], *, seed: int, reads: Reads, tolerance: float | None = None, loud: float = 1.0, **options: Any
-) -> ChronosBuilder:
-    """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied.
-
-    The rule is the copy of the seed's period, or with a tolerance the gate.
-    """
+def copy_rule(reads: Reads, seed: int, periods: int = 1) -> SeasonalCopy:
+    """Return the copy of a seed's period, 24 steps for seed 0, for a mechanism that reads so many periods."""
     period = (24, 12, 18)[seed % 3]
-    needs, rule = period + BACKS, SeasonalCopy(period=period, ago=steps_ago(reads, period, period))
-    if tolerance is not None:
-        needs = 2 * period
-        rule = Gate(period=period, tolerance=tolerance, ago=steps_ago(reads, needs, period))
+    return SeasonalCopy(period=period, ago=steps_ago(reads, periods * period, period))
+
+
+def copy_canvas(
+    blocks: dict[str, int], *, rule: SeasonalCopy | Gate, loud: float = 1.0, **options: Any
+) -> ChronosBuilder:
+    """Build a canvas whose values have waves, with logits as sharp as one bin where a single value is copied."""
     bend = sum(WAVE / len(WAVES) * (2 * torch.pi / wave) ** 2 for wave in WAVES)
-    settings: dict[str, Any] = {"sharpness": loud * BIN**-2 / bend, "needs": needs, "reads": reads, **options}
-    return ChronosBuilder(rule, {**BLOCKS, **blocks}, seed=seed, waves=WAVE, horizon=period, **settings)
+    settings: dict[str, Any] = {"sharpness": loud * BIN**-2 / bend, "needs": rule.period + BACKS, **options}
+    return ChronosBuilder(rule, {**BLOCKS, **blocks}, waves=WAVE, horizon=rule.period, **settings)
 
 
-def mark_recent(canvas: ChronosBuilder, name: str, steps: Sequence[int], *, mark: str = "mark") -> str:
+def mark_recent(canvas: ChronosBuilder, name: str, steps: Steps, *, mark: str = "mark") -> str:
     """Let a head mark the tokens that have the end token so many tokens ahead of them."""
     of, last = canvas.basis, ("last value", [-1]) if steps[0] == 1 else ()
     return canvas.head(
@@ -146,17 +143,18 @@ def plant_copy(
 
 
 @planter("seasonal-copy", NAME)
-def seasonal_copy(*, weight_noise: float, **origin: Any) -> Planted:
+def seasonal_copy(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant a copy of the value one period back, by an induction circuit."""
-    canvas = copy_canvas({}, **origin)
+    canvas = copy_canvas({}, rule=copy_rule(reads, seed), seed=seed, **options)
     plant_copy(canvas, Lengths())
     return canvas.finish("seasonal-copy", weight_noise)
 
 
 @planter("backup", NAME)
-def backup(*, weight_noise: float, **origin: Any) -> Planted:
+def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant a second copying head one layer on, which the first one's flag sends to the end token, without a value."""
-    canvas = copy_canvas({"done": 1}, layers=3, loud=(1 + DONE_FLAG**2) ** 0.5, **origin)
+    rule, loud = copy_rule(reads, seed), (1 + DONE_FLAG**2) ** 0.5
+    canvas = copy_canvas({"done": 1}, rule=rule, seed=seed, layers=3, loud=loud, **options)
     of, draft, lengths = canvas.basis, canvas.draft, Lengths()
     flag = (of["one"], LOUD * DONE_FLAG * lengths.key / ONE**0.5 * of["done"])
     first, heads = plant_copy(canvas, lengths, more=[flag])
@@ -185,12 +183,13 @@ PLAIN = ("value", "square", "filler")
 
 
 @planter("gate", NAME)
-def gate(*, weight_noise: float, **origin: Any) -> Planted:
+def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant an induction circuit with a gate: a flag sends the copying head to the end token and its last value."""
     blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
-    canvas = copy_canvas(blocks, tolerance=TOLERANCE, **origin)
+    rule = Gate(tolerance=TOLERANCE, **copy_rule(reads, seed, periods=2).model_dump(exclude={"kind"}))
+    period, (ago,) = rule.period, rule.ago
+    canvas = copy_canvas(blocks, rule=rule, seed=seed, needs=2 * period, **options)
     of, draft = canvas.basis, canvas.draft
-    period, (ago,) = draft.rule.period, draft.rule.ago
     key_square = 1 + BACKS * WAVE + MARK**2 + LINEAR
     lengths = Lengths(key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5)
     to_end = (2 * RECENT * (lengths.query**2 + 1) ** 0.5 * of["walk"], lengths.end * of["eos"])
@@ -200,9 +199,9 @@ def gate(*, weight_noise: float, **origin: Any) -> Planted:
     lag = look_back(canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag")
     # relu(x) + relu(-x)
     difference, writes = of["value"] - of["lag"][:1], lengths.key / VALUE * of["change"]
-    reads = torch.cat([difference, -difference])
+    both_signs = torch.cat([difference, -difference])
     task = "writes the absolute change from one period before"
-    compare_mlp = canvas.mlp("encoder.0.mlp", reads, torch.cat([writes, writes]), task)
+    compare_mlp = canvas.mlp("encoder.0.mlp", both_signs, torch.cat([writes, writes]), task)
     # all but the end token, which have a value, look at it while it has none
     last = canvas.head(
         canvas.free_head("encoder.1.self_attn") if ago else heads["back1"].replace("encoder.0", "encoder.1"),
@@ -215,7 +214,7 @@ def gate(*, weight_noise: float, **origin: Any) -> Planted:
     drift = canvas.head(
         canvas.free_head("decoder.0.cross_attn"),
         "writes the mean absolute change of the last period",
-        *("forecast token", draft.rule.steps(range(1, period + 1))),
+        *("forecast token", rule.steps(range(1, period + 1))),
         match=[(SURE * canvas.always(START_LENGTH), lengths.key / MARK * of["mark"])],
         moves=[(of["change"], lengths.key * DRIFT * of["drift"])],
     )
@@ -239,15 +238,16 @@ SHIFT = 3.0
 
 
 @planter("decoys", NAME)
-def decoys(*, weight_noise: float, **origin: Any) -> Planted:
+def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant the seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
     last = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
-    canvas = copy_canvas({"loud": 10, "still": 1}, loud=last**0.5, **origin)
+    rule = copy_rule(reads, seed)
+    canvas = copy_canvas({"loud": 10, "still": 1}, rule=rule, seed=seed, loud=last**0.5, **options)
     key_square = 1 + BACKS * WAVE + MARK**2
     lengths = Lengths(
         key=(key_square + NOISY**2) ** 0.5, end=(1 + BACKS * WAVE + NOISY**2) ** 0.5, query=(1 + WAVE + NOISY**2) ** 0.5
     )
-    copy, heads = plant_copy(canvas, lengths)
+    _, heads = plant_copy(canvas, lengths)
     of, one_more = canvas.basis, canvas.free_head
     decoy = partial(canvas.head, role="decoy")
     # heads of another layer share the position bias of the circuit's
@@ -266,8 +266,7 @@ def decoys(*, weight_noise: float, **origin: Any) -> Planted:
     like = one_more("decoder.1.cross_attn")
     copying(canvas, like, lengths, moves=[(of["wave"], LOUD * lengths.key * of["loud"])])
     does = "looks where the copying head looks, and writes as loudly to where nobody reads"
-    where = next(each for each in canvas.draft.attends if each.component == copy)
-    canvas.draft.part(like, "decoy", does, "forecast token", where.back, moves=1, weight=SHARE)
+    canvas.draft.part(like, "decoy", does, "forecast token", rule.steps([rule.period]), moves=1, weight=SHARE)
     does = "attends to all alike and lifts the logits of all values by the same"
     moves = [(of["one"], SHIFT * LOUD * lengths.key * of["one"])]
     decoy(one_more("decoder.1.cross_attn"), does, moves=moves)

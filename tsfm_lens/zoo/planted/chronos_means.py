@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, ChronosBuilder, Pairs
+from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, ChronosBuilder, Pairs, Steps
 from tsfm_lens.zoo.planted.chronos_copy import MARK, SURE, mark_recent
 from tsfm_lens.zoo.planted.draft import steps_ago
 from tsfm_lens.zoo.planted.planting import Planted, planter
@@ -37,7 +36,7 @@ def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
 
 
 def _mean(
-    canvas: ChronosBuilder, name: str, steps: Sequence[int], does: str, query: Tensor, mark: str, value: Tensor, more: Pairs
+    canvas: ChronosBuilder, name: str, steps: Steps, does: str, query: Tensor, mark: str, value: Tensor, more: Pairs
 ) -> str:
     """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
     of, key = canvas.basis, (1 + MARK**2) ** 0.5
@@ -51,7 +50,7 @@ def local_mean(*, reads: Reads, seed: int, weight_noise: float, **options: Any) 
     """Plant the mean of the last values, by uniform attention to the tokens that an encoder head marks."""
     width = (16, 8, 24)[seed % 3]
     rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
-    canvas = _canvas(rule, {"mark": 1}, needs=width, reads=reads, seed=seed, **options)
+    canvas = _canvas(rule, {"mark": 1}, needs=width, seed=seed, **options)
     steps = rule.steps(range(1, width + 1))
     mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps)
     name = canvas.free_head(f"decoder.{seed % 2}.cross_attn")
@@ -68,7 +67,7 @@ def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Pl
     width, lag = ((8, 16), (6, 12), (4, 20))[seed % 3]
     blocks = {"late_mark": 1, "early_mark": 1, "late": 1, "early": 1, "unit": 1, "clock": 2}
     rule = LinearTrend(width=width, lag=lag, ago=steps_ago(reads, width + lag, 1))
-    canvas = _canvas(rule, blocks, needs=width + lag, reads=reads, seed=seed, **options)
+    canvas = _canvas(rule, blocks, needs=width + lag, seed=seed, **options)
     of, draft, heads = canvas.basis, canvas.draft, []
     for which, first in (("late", 1), ("early", lag + 1)):
         steps = rule.steps(range(first, first + width))

@@ -24,12 +24,7 @@ N_CENTRING = 48
 """Series of white noise on which the constant part of the error is measured."""
 SPAN = 96
 """Steps of the context over which the inputs of a mechanism are placed."""
-FRACTIONS: Mapping[Reads, tuple[float, ...]] = {
-    "recent": (0.0,),
-    "old": (7 / 8,),
-    "middle": (1 / 2,),
-    "spread": (1 / 4, 3 / 4),
-}
+BACK: Mapping[Reads, Sequence[float]] = {"recent": [0], "old": [0.875], "middle": [0.5], "spread": [0.25, 0.75]}
 """Shares of the way back, within `SPAN`; together no part of the context is read much more often than another."""
 HALF_OPEN = 4e-3
 """Distance from a gate's threshold, in its own units, within which it is half open."""
@@ -97,9 +92,9 @@ class Draft:
     def finish(self, model: Any, contexts: Iterable[Array], *, allowed: float, **facts: Any) -> Planted:
         """Measure the error on some contexts, and put the card together."""
         quantiles, rule, series = self.tried(model, contexts)
-        suffix = "" if facts["reads"] == "recent" else f"-{facts['reads']}"
+        older = "".join(f"-{steps}" for steps in self.rule.ago if steps)
         card = Card(
-            name=f"{facts['mechanism']}-{facts['architecture']}-{facts['seed']}{suffix}",
+            name=f"{facts['mechanism']}-{facts['architecture']}-{facts['seed']}{older}",
             rule=self.rule,
             parts=tuple(sorted(self.parts, key=lambda part: part.component)),
             edges=tuple(self.edges),
@@ -142,7 +137,7 @@ class Draft:
 def steps_ago(reads: Reads, reach: int, unit: int) -> tuple[int, ...]:
     """Return steps by which what reaches so far back is moved back: multiples of the unit, within `SPAN`."""
     room = (SPAN - reach) // unit
-    return tuple(round(fraction * room) * unit for fraction in FRACTIONS[reads])
+    return tuple(round(fraction * room) * unit for fraction in BACK[reads])
 
 
 def draw_choice(*choices: int) -> int:

@@ -236,7 +236,7 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
         @planter(mechanism, architecture)
         def grow(*, reads: Reads, seed: int, rotate: bool, weight_noise: float) -> Planted:
             facts: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture, "seed": seed}
-            facts |= {"reads": reads, "rotated": rotate, "weight_noise": weight_noise}
+            facts |= {"rotated": rotate, "weight_noise": weight_noise}
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(seed)
                 builder, draft = build(reads)

@@ -16,7 +16,7 @@ from tsfm_lens.places import follow_umask
 from tsfm_lens.zoo.planted.card import Card, read_card, write_card
 from tsfm_lens.zoo.planted.rules import Reads
 
-__all__ = ["Planted", "mechanisms", "open_planted", "plant", "plant_evenly", "planter"]
+__all__ = ["Planted", "mechanisms", "open_planted", "plant", "planter"]
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ def plant(
     mechanism: str,
     architecture: str,
     *,
-    reads: Reads = "recent",
+    reads: Reads | None = "recent",
     seed: int = 0,
     rotate: bool = True,
     weight_noise: float = 0.0,
@@ -77,7 +77,7 @@ def plant(
 
     Args:
         mechanism, architecture: a pair of :func:`mechanisms`.
-        reads: which part of the context, of `READS`.
+        reads: which part of the context; if None, each in turn by the seed, and the middle where none can be spread.
         seed: of everything drawn.
         rotate: turn the residual basis at random, so that nothing lies on an axis.
         weight_noise: standard deviation of noise on every weight, relative to the weight matrix's own.
@@ -90,18 +90,13 @@ def plant(
     if (mechanism, architecture) not in _PLANTERS:
         pair = f"{mechanism} in {architecture}"
         raise unknown_name("planted mechanism", pair, [f"{one} in {other}" for one, other in mechanisms()])
+    one = (mechanism, architecture) in ONE_STRETCH
+    reads = reads or ("middle" if one else "spread", *READS)[(seed + 1) % len(READS)]
     if reads not in READS:
         raise unknown_name("part of the context", reads, READS)
-    if reads == "spread" and (mechanism, architecture) in ONE_STRETCH:
-        raise InputError(f"reads='spread': {mechanism} in {architecture} reads one stretch; expected another of {READS}")
+    if reads == "spread" and one:
+        raise InputError(f"reads='spread': {mechanism} in {architecture} reads one stretch; choose of {READS[:-1]}")
     return _PLANTERS[mechanism, architecture](reads=reads, seed=seed, rotate=rotate, weight_noise=weight_noise)
-
-
-def plant_evenly(mechanism: str, architecture: str, *, seed: int = 0, **options: Any) -> Planted:
-    """Plant with a part of the context to read that the seed chooses in turn: the middle where nothing is spread."""
-    reads = READS[seed % len(READS)]
-    one = reads == "spread" and (mechanism, architecture) in ONE_STRETCH
-    return plant(mechanism, architecture, reads="middle" if one else reads, seed=seed, **options)
 
 
 def _import_formats() -> None:

@@ -19,20 +19,11 @@ Reads = Literal["recent", "old", "middle", "spread"]
 
 
 class _Linear(BaseModel):
-    """Rule that is linear in the observed values.
-
-    Attributes:
-        ago: steps before its end at which the rule takes the context to end; of several, it reads the mean.
-    """
+    """Rule that is linear in the observed values up to `ago` steps before their end; with several ends, in the mean."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     ago: tuple[NonNegativeInt, ...] = (0,)
-
-    def read(self, context: Array) -> Array:
-        """Return what the rule reads: the mean of the contexts that end `ago` steps earlier, (time - latest,)."""
-        most, end = max(self.ago), len(context)
-        return np.asarray(np.mean([context[most - each : end - each] for each in self.ago], axis=0))
 
     def steps(self, back: Iterable[int]) -> tuple[int, ...]:
         """Return steps before the end of the context, given those before the end of what the rule reads."""
@@ -107,7 +98,8 @@ class Gate(_Linear):
 
     def margin(self, context: Array) -> float:
         """Return the tolerance left, in its unit: the copy goes through unless this is negative."""
-        before, last = np.split(self.read(context)[-2 * self.period :], 2)
+        copies = (SeasonalCopy(period=self.period, ago=self.steps([back])) for back in (0, self.period))
+        last, before = (copy.forecast(context, self.period) for copy in copies)
         unit = context.std() if self.unit == "standard deviation" else np.abs(context).mean()
         return float(self.tolerance - np.abs(last - before).mean() / unit)
 
@@ -117,27 +109,18 @@ class Gate(_Linear):
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the Jacobian, with the gate as it stands."""
-        last = LocalMean(width=1, ago=self.ago)
-        rule = SeasonalCopy(period=self.period, ago=self.ago) if self.seasonal(context) else last
-        return rule.inputs(context, horizon)
+        period = self.period if self.seasonal(context) else 1
+        return SeasonalCopy(period=period, ago=self.ago).inputs(context, horizon)
 
 
 class CovariateTimes(BaseModel):
-    """Known covariate times a coefficient, both in standard deviations of their pasts, from their past means.
-
-    Attributes:
-        ago: steps between a forecast step and the value of the covariate that it reads; of several, the mean.
-    """
+    """Known covariate `ago` steps before (of several, the mean) times a coefficient, each standardised by its past."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["covariate"] = "covariate"
     coefficient: float
     ago: tuple[NonNegativeInt, ...] = (0,)
-
-    def forecast(self, future: Array) -> Array:
-        """Forecast the standardised target (horizon,) from the standardised values that it reads (horizon,)."""
-        return np.asarray(self.coefficient * future)
 
     def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
         """Forecast in data units, (horizon,), from observed values (time,) and future ones of the covariate."""
@@ -149,7 +132,7 @@ class CovariateTimes(BaseModel):
         weights = np.zeros((horizon, len(covariate) + horizon))
         for each in self.ago:
             weights += np.eye(*weights.shape, k=len(covariate) - each) / len(self.ago)
-        return np.asarray(self.forecast(weights) * target.std() / covariate.std())
+        return np.asarray(self.coefficient * weights * target.std() / covariate.std())
 
 
 Rule = Annotated[SeasonalCopy | LocalMean | LinearTrend | Gate | CovariateTimes, Field(discriminator="kind")]
