@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -118,7 +118,11 @@ Scorer = Callable[[ExplanationCase], Any]
 for routes."""
 
 START, STOP = "<!-- from the explanations -->\n", "<!-- end of the explanations -->"
-_LEVELS = {"inputs": "Which inputs explain a forecast", "routes": "Through which heads and MLPs the input acts"}
+_TITLES = {
+    "inputs": "Which inputs explain a forecast",
+    "naive": "Orders of the inputs that look at no model",
+    "routes": "Through which heads and MLPs the input acts",
+}
 
 
 def benchmark(
@@ -163,7 +167,7 @@ def measured(
         >>> len(rows)
         2
     """
-    if level not in _LEVELS:
+    if level not in get_args(Level):
         raise InputError(f"level={level!r} is not known, choose 'inputs' or 'routes'")
     if isinstance(method, str) and (level, method) not in SHIPPED:
         raise unknown_name("method", method, [each for of, each in SHIPPED if of == level])
@@ -310,9 +314,10 @@ SHIPPED: Mapping[tuple[str, str], Scorer] = {
 def tables(rows: pd.DataFrame) -> str:
     """Format the leaderboards of both levels as markdown."""
     board = leaderboard(rows)
+    board.loc[board["method"].isin(NAIVE), "level"] = "naive"
     mechanisms = sorted(rows["mechanism"].unique())
     parts = []
-    for level, title in _LEVELS.items():
+    for level, title in _TITLES.items():
         of_level = board[board["level"] == level]
         if not len(of_level):
             continue

@@ -92,9 +92,10 @@ class Draft:
     def finish(self, model: Any, contexts: Iterable[Array], *, allowed: float, **facts: Any) -> Planted:
         """Measure the error on some contexts, and put the card together."""
         quantiles, rule, series = self.tried(model, contexts)
-        older = "".join(f"-{steps}" for steps in self.rule.ago if steps)
         card = Card(
-            name=f"{facts['mechanism']}-{facts['architecture']}-{facts['seed']}{older}",
+            name="-".join(
+                map(str, [*map(facts.get, ("mechanism", "architecture", "seed")), *filter(None, self.rule.ago)])
+            ),
             rule=self.rule,
             parts=tuple(sorted(self.parts, key=lambda part: part.component)),
             edges=tuple(self.edges),
