@@ -166,7 +166,7 @@ def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     bolt.read_out(copy=torch.eye(PATCH))
     bolt.draft.path(head, cross, "output")
     if decoys:
-        _plant_decoys(bolt, bolt.draft, lag)
+        _plant_decoys(bolt, bolt.draft, bolt.lags(lag))
     return bolt, bolt.draft
 
 
@@ -281,11 +281,10 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     return bolt, draft
 
 
-def _plant_decoys(bolt: Bolt, draft: Draft, lag: int) -> None:
+def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     """Plant heads and an MLP that look right, write much, or look sharply, without effect."""
     values, rest = bolt.encoder["values"], bolt.encoder.rest("values")
     like, loud, sharp = ((draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:])
-    lags = bolt.lags(lag)
     bolt.back(*like, lags).carry(values, rest)
     bolt.back(*loud, [1]).carry(values, rest, gain=LOUD)
     # by the mark of the REG token

@@ -92,10 +92,9 @@ class Draft:
     def finish(self, model: Any, contexts: Iterable[Array], *, allowed: float, **facts: Any) -> Planted:
         """Measure the error on some contexts, and put the card together."""
         quantiles, rule, series = self.tried(model, contexts)
+        own = [facts[key] for key in ("mechanism", "architecture", "seed")]
         card = Card(
-            name="-".join(
-                map(str, [*map(facts.get, ("mechanism", "architecture", "seed")), *filter(None, self.rule.ago)])
-            ),
+            name="-".join(map(str, [*own, *filter(None, self.rule.ago)])),
             rule=self.rule,
             parts=tuple(sorted(self.parts, key=lambda part: part.component)),
             edges=tuple(self.edges),
