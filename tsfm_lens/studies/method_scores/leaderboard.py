@@ -96,9 +96,11 @@ def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: 
 def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
     """Label (segment, step) whether the rule reads the segment for the step; NaN where only a gate does."""
     rule, values, horizon = card.rule, [np.asarray(each) for each in run.batch.values], card.horizon
-    covariate = isinstance(rule, CovariateTimes)
-    known = run.batch.roles.index("known") if covariate else 0
-    weights = rule.inputs(values[0], values[known], horizon) if covariate else rule.inputs(values[0], horizon)
+    if isinstance(rule, CovariateTimes):
+        known = run.batch.roles.index("known")
+        weights = rule.inputs(values[0], values[known], horizon)
+    else:
+        known, weights = 0, rule.inputs(values[0], horizon)
 
     def within(weights: np.ndarray) -> np.ndarray:
         """Test whether any weight of a step (step, time) lies in a segment: (segment, step)."""
