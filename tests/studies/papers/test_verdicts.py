@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -26,16 +27,20 @@ from tsfm_lens.studies.papers.measures.induction import (
 from tsfm_lens.studies.papers.measures.layers import ablatable_parts
 from tsfm_lens.studies.papers.reproduce import last_windows, reproduce
 from tsfm_lens.studies.papers.verdicts import (
+    DEPENDS,
     FAILS,
     HOLDS,
     UNDECIDED,
     ClaimPart,
+    Interval,
     Resampled,
+    Verdict,
     exactly,
     fewest,
     interval,
     judged,
     judged_together,
+    judged_trends,
     larger,
 )
 from tsfm_lens.testing import assert_close
@@ -163,10 +168,33 @@ def test_the_mean_s_interval_is_student_s_and_seeds_widen_it() -> None:
 def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -> None:
     assert exactly("", true=True, of="x").outcome == HOLDS
     assert exactly("", true=False, of="x").outcome == FAILS
-    assert larger((3.0, 2.0, 4.0), (1.0, 0.5, 1.5), "x").outcome == HOLDS
-    assert larger((1.0, 0.5, 1.5), (3.0, 2.0, 4.0), "x").outcome == FAILS
-    assert larger((3.0, 0.0, 6.0), (1.0, -2.0, 4.0), "x").why == "the interval holds 0"
-    assert larger((3.0, np.nan, np.nan), (1.0, 0.5, 1.5), "x").why == "too few series for an interval"
+    high, low = Interval(3.0, 2.0, 4.0), Interval(1.0, 0.5, 1.5)
+    assert larger(high, low, "x").outcome == HOLDS
+    assert larger(low, high, "x").outcome == FAILS
+    assert larger(Interval(3.0, 0.0, 6.0), Interval(1.0, -2.0, 4.0), "x").why == "the interval holds 0"
+    assert larger(Interval(3.0, np.nan, np.nan), low, "x").why == "too few series for an interval"
+
+
+def test_a_claim_has_one_verdict_over_every_epsilon() -> None:
+    # one model or two at ε = 0.1, and one at 0.01
+    for coarse, fine, outcome in (("11", "1", HOLDS), ("10", "0", FAILS), ("10", "1", DEPENDS), ("11", "0", DEPENDS)):
+        parts = [exactly("", each == "1", "x", level) for level, of in ((0.1, coarse), (0.01, fine)) for each in of]
+        assert Verdict(tuple(parts)).outcome == outcome
+        assert parts[0].name == "ε = 0.1"
+
+
+def test_trends_are_tested_over_every_order() -> None:
+    places, values = [1, 2, 4, 8, 16, 32], np.array([3.0, 1.0, 4.0, 5.0, 9.0, 7.0])
+    (part,) = judged_trends([ClaimPart("", values, "x")], places, "run").parts
+    rho = stats.spearmanr(values, places).statistic
+    orders = [stats.spearmanr(each, places).statistic for each in permutations(values)]
+    # twice the share of one side, as ties with the order at hand count
+    assert_close(part.p, 2 * np.mean(np.array(orders) >= rho - 1e-12), depth=8)
+    assert judged_trends([ClaimPart("", values, "x")], [-place for place in places], "run").outcome == FAILS
+    few = judged_trends([ClaimPart("", values[:4], "x")], places[:4], "run")
+    assert few.why == "4 runs, not testable with this record: one part needs 5 or more"
+    flat = judged_trends([ClaimPart("", np.ones(6), "x")], places, "run")
+    assert (flat.outcome, flat.why) == (UNDECIDED, "the interval holds 0")
 
 
 # --- scores of heads ----------------------------------------------------------------------------------------
