@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -135,7 +134,7 @@ def test_every_id_of_the_papers_is_known_and_what_is_not_run_has_a_reason() -> N
     assert "A claim holds" not in shown.stdout
 
 
-def test_a_setting_is_not_given_only_where_the_paper_says_so() -> None:
+def test_settings_are_listed_that_differ_and_not_given_only_where_the_paper_says_so() -> None:
     silence = re.compile(r"not (given|said|defined|stated)|which one")
     silent = {(item.id, name) for item in ITEMS for name, value in item.settings.items() if silence.search(value)}
     toy = {(f"S1-{figure}", name) for figure in ("F1", "F3", "F15") for name in ("optimiser", "epochs")}
@@ -144,14 +143,10 @@ def test_a_setting_is_not_given_only_where_the_paper_says_so() -> None:
     found = reproduce("S3-F2", nano("chronos-nano"), **FAST)
     stated = dict(zip(found["setting"].values.tolist(), found["paper_setting"].values.tolist(), strict=True))
     assert (stated["context"], stated["samples"], stated["intervals over"]) == ("512", "20", "")
-
-
-def test_settings_that_agree_are_not_listed() -> None:
-    item = item_of("S3-PREF")
-    values = {"induction heads of all": 8.3}
-    found = compare(item, MeasuredValues(values, {"motif": "32", "repeats": "5", "sequences": "64"}))
-    assert found["setting"].values.tolist() == ["repeats", "sequences"]
-    assert found["paper_setting"].values.tolist() == ["4", "not given"]
+    values, item = {"induction heads of all": 8.3}, item_of("S3-PREF")
+    found = compare(item, MeasuredValues(values, {"motif": "32", "repeats": "5", "lags": "64"}))
+    assert found["setting"].values.tolist() == ["repeats", "lags"]
+    assert found["paper_setting"].values.tolist() == ["4", ""]
     expect_error("reports no number for this model", compare, item, MeasuredValues({"something else": 1.0}))
 
 
@@ -172,30 +167,16 @@ def test_forecasts_without_heads_are_compared_over_the_papers_steps() -> None:
     assert_close(ours(found, "mean Spearman distance without the sharpest"), expected, depth=1000, magnitude=2.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "model", "options", "message"),
-    [
-        ("S3-F21", "chronos-nano", FAST, "no cross-attention between patches"),
-        ("S3-F2", "bolt-nano", {"windows": 0}, "windows is 0"),
-    ],
-)
-def test_requests_that_cannot_be_measured_are_refused(
-    name: str, model: str, options: dict[str, Any], message: str
-) -> None:
-    expect_error(message, reproduce, name, nano(model), **options)
+def test_requests_that_cannot_be_measured_are_refused() -> None:
+    expect_error("no cross-attention between patches", reproduce, "S3-F21", nano("chronos-nano"), **FAST)
+    expect_error("windows is 0", reproduce, "S3-F2", nano("bolt-nano"), windows=0)
 
 
-@pytest.fixture(scope="module")
-def bench() -> ModuleType:
-    """The benchmark's own module, by its file: benchmarks are not installed."""
-    path = ROOT / "benchmarks" / "paper" / "__main__.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_paper", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+@pytest.fixture
+def bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The benchmark's own module: benchmarks are not installed."""
+    monkeypatch.syspath_prepend(ROOT)
+    return importlib.import_module("benchmarks.paper.__main__")
 
 
 def test_every_command_of_the_readme_parses_and_none_is_missing(bench: ModuleType) -> None:
@@ -224,12 +205,8 @@ def test_the_list_has_every_id_and_number() -> None:
     shown = run("--list")
     assert shown.exit_code == 0, shown.output
     listed = json.loads(run("--list", "--json").stdout)
-    assert [entry["id"] for entry in listed] == [item.id for item in ITEMS]
-    for entry, item in zip(listed, ITEMS, strict=True):
-        assert item.id in shown.stdout
-        assert len(entry["values"]) == len(item.values)
-    table_5 = next(entry for entry in listed if entry["id"] == "S3-T5")
-    assert table_5["values"]["P(sharp | induction)"]["paper"] == 0.1667
+    assert [(entry["id"], len(entry["values"])) for entry in listed] == [(item.id, len(item.values)) for item in ITEMS]
+    assert all(item.id in shown.stdout for item in ITEMS)
 
 
 def test_claims_are_words_for_people_and_numbers_for_scripts() -> None:

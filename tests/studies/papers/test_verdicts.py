@@ -197,9 +197,6 @@ def test_trends_are_tested_over_every_order() -> None:
     assert (flat.outcome, flat.why) == (UNDECIDED, "the interval holds 0")
 
 
-# --- scores of heads ----------------------------------------------------------------------------------------
-
-
 def scores(rng: np.random.Generator, *, units: int, slope: float, noise: float, seed: int = 0) -> HeadScores:
     """Scores of 24 heads whose entropy falls with their prefix score by a slope, measured with noise."""
     truth = rng.normal(size=24)
@@ -227,9 +224,7 @@ def test_the_bootstrap_over_sequences_and_series_covers_and_finds(monkeypatch: p
         for slope in [0.95] * 10 + [-0.95] * 10
     ]
     assert falls == [HOLDS] * 10 + [FAILS] * 10
-
-
-def test_draws_without_a_value_decide_nothing() -> None:
+    # draws without a value decide nothing
     draws = np.where(np.arange(1000) % 10 == 0, np.nan, 1.0)
     assert judged_together([Resampled("", "x", 1.0, draws, 16)]).why == "undefined in too many draws"
     assert judged_together([Resampled("", "x", np.nan, draws, 16)]).why == "it is not defined here"
@@ -251,9 +246,6 @@ def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
     assert_close([given[0], share[0]], [table["P(sharp | induction)"], table["proportion sharp"]], depth=10)
     correlation = overlap["correlation"].sel(score="prefix_matching", other_score="normalised")
     assert_close(correlations(prefix, normalised)[0], float(correlation), depth=100)
-
-
-# --- on models ----------------------------------------------------------------------------------------------
 
 
 def test_windows_of_given_series_follow_one_another_and_belong_to_their_series() -> None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import permutations
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -33,7 +32,8 @@ RECORDED = ("run", "seed")
 """Units of records, of which there are no more until more is trained."""
 
 
-class Interval(NamedTuple):
+@dataclass(frozen=True)
+class Interval:
     """Quantity over windows and seeds; NaN ends where it has no interval."""
 
     estimate: float
@@ -175,7 +175,7 @@ def _decide(
 
 def _side(interval: Interval) -> str:
     """Return the outcome by the side of 0 that the ends lie on, or the estimate where there are none."""
-    low, high = (interval.estimate if math.isnan(end) else end for end in interval[1:3])
+    low, high = (interval.estimate if math.isnan(end) else end for end in (interval.low, interval.high))
     return HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
 
 
@@ -236,7 +236,7 @@ def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: str) -
     table = np.atleast_2d(np.asarray(values, dtype=float))
     if table.ndim != 2 or table.shape[1] != len(clusters):
         raise InputError(f"values have shape {table.shape}, expected (seed, window) with {len(clusters)} windows")
-    whole = pd.DataFrame(table.T, index=pd.factorize(pd.Index(clusters))[0]).dropna()
+    whole = pd.DataFrame(table.T, index=pd.factorize(pd.Series(list(clusters), dtype=object))[0]).dropna()
     return whole.groupby(level=0, sort=False).agg(middle).to_numpy().T
 
 
