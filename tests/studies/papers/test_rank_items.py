@@ -116,12 +116,12 @@ def test_size_ratios_of_the_schedules_in_every_reading() -> None:
 def test_a_language_model_decides_the_contrast() -> None:
     both = [nano("bolt-nano"), nano("chronos-nano"), text()]
     spectra = reproduce("S0-F2", both, **FEW)
-    # at each ε but the finest noise uses fewer directions of bolt-nano than ids of the T5; chronos-nano has all it can
+    # ids use all directions of the T5 at every ε; noise does so of chronos-nano from 0.01 on, and never of bolt-nano
     claim = row(spectra, "faster")["quantity"].values
     outcomes = {part: verdict(spectra, f"{claim}: {part}") for part in parts(spectra, "faster")}
-    assert len(outcomes) == 2 * len(models.EPSILON)
-    assert outcomes["t5 over bolt-nano, ε = 0.01"] == "holds"
-    assert verdict(spectra, "faster") == "does not hold"
+    lost = {part for part, outcome in outcomes.items() if outcome == "does not hold"}
+    assert lost == {part for part in outcomes if "chronos-nano, ε = 0.01" in part or "chronos-nano, ε = 0.001" in part}
+    assert verdict(spectra, "faster") == "depends on ε"
     assert verdict(spectra, "structured") == "holds"
     assert "random ids of tokens" in settings(spectra)["series"]
     weights = reproduce("S0-F10", both, **FEW)
@@ -272,10 +272,9 @@ def test_the_docs_state_the_command_s_own_verdicts(name: str) -> None:
     claims = {value.quantity for value in item.values if value.unit == HOLDS}
     stated = {claim.replace("\\|", "|"): outcome for of, claim, outcome in STATED if of == name}
     assert stated == {claim: verdict(found, claim) for claim in claims}
-    assert {value.quantity for value in item.values} <= set(found["quantity"].values.tolist())
-    for value in (value for value in item.values if item.models and value.unit != HOLDS):
-        assert float(row(found, value.quantity)["difference"]) == 0, value.quantity
     if item.models:
+        for value in (value for value in item.values if value.unit != HOLDS):
+            assert float(row(found, value.quantity)["difference"]) == 0, value.quantity
         assert found.attrs["model"] == ", ".join(item.models)
         assert found.attrs["note"].startswith("embedded model: mechanics only")
 

@@ -188,7 +188,6 @@ def test_trends_are_tested_over_every_order() -> None:
     (part,) = judged_trends([ClaimPart("", values, "x")], places, "run").parts
     rho = stats.spearmanr(values, places).statistic
     orders = [stats.spearmanr(each, places).statistic for each in permutations(values)]
-    # twice the share of one side, as ties with the order at hand count
     assert_close(part.p, 2 * np.mean(np.array(orders) >= rho - 1e-12), depth=8)
     assert judged_trends([ClaimPart("", values, "x")], [-place for place in places], "run").outcome == FAILS
     few = judged_trends([ClaimPart("", values[:4], "x")], places[:4], "run")

@@ -184,7 +184,7 @@ def vocabularies(context: Context) -> MeasuredValues:
         ranks = last[name].mean(("seed", "layer")).transpose("epsilon", "vocabulary")
         parts = [ClaimPart("", row.values, of, float(row["epsilon"])) for row in ranks]
         # models of several vocabularies are the units; layers of one are trained together
-        result.claims[claim] = judged_trends(parts, numbers, "run")
+        result.claims[claim] = judged_trends(parts, numbers.tolist(), "run")
         for row, number in product(ranks, numbers):
             quantity = f"ε-rank of {words}, ε = {float(row['epsilon']):g}, vocabulary of rank {number}"
             result.add(quantity, row.sel(vocabulary=number))
