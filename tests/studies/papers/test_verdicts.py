@@ -176,7 +176,6 @@ def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -
 
 
 def test_a_claim_has_one_verdict_over_every_epsilon() -> None:
-    # one model or two at ε = 0.1, and one at 0.01
     for coarse, fine, outcome in (("11", "1", HOLDS), ("10", "0", FAILS), ("10", "1", DEPENDS), ("11", "0", DEPENDS)):
         parts = [exactly("", each == "1", "x", level) for level, of in ((0.1, coarse), (0.01, fine)) for each in of]
         assert Verdict(tuple(parts)).outcome == outcome
@@ -223,7 +222,6 @@ def test_the_bootstrap_over_sequences_and_series_covers_and_finds(monkeypatch: p
         for slope in [0.95] * 10 + [-0.95] * 10
     ]
     assert falls == [HOLDS] * 10 + [FAILS] * 10
-    # draws without a value decide nothing
     draws = np.where(np.arange(1000) % 10 == 0, np.nan, 1.0)
     assert judged_together([Resampled("", "x", 1.0, draws, 16)]).why == "undefined in too many draws"
     assert judged_together([Resampled("", "x", np.nan, draws, 16)]).why == "it is not defined here"

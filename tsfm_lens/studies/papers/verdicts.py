@@ -115,9 +115,8 @@ class Verdict:
 
 def judged(parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str = WINDOW) -> Verdict:
     """Test every part of a claim on the median window by the sign test."""
-    tables = [_by_cluster(part.margins, clusters, "median") for part in parts]
-    p_values = [sign_test(table.mean(0)) for table in tables]
-    return _decide(parts, [_median(table) for table in tables], p_values, fewest(len(parts)), over)
+    p_values = [sign_test(_by_cluster(part.margins, clusters, "median").mean(0)) for part in parts]
+    return _decide(parts, [median(part.margins, clusters) for part in parts], p_values, fewest(len(parts)), over)
 
 
 def judged_trends(parts: Sequence[ClaimPart], places: Sequence[float], over: str) -> Verdict:
@@ -227,8 +226,12 @@ def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
 
 
 def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """Compute the median over windows, after the mean over seeds, with the sign-test interval widened by seeds."""
-    return _median(_by_cluster(values, clusters, "median"))
+    """Compute the median over clusters, after the mean over seeds, between order statistics set apart by seeds."""
+    table = _by_cluster(values, clusters, "median")
+    middle, low, high = median_interval(table.mean(0))
+    seeds = half_width(np.median(table, axis=1)) if table.size else 0.0
+    ends = middle - math.hypot(middle - low, seeds), middle + math.hypot(high - middle, seeds)
+    return Interval(middle, *ends, table.shape[1])
 
 
 def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: str) -> np.ndarray:
@@ -238,11 +241,3 @@ def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: str) -
         raise InputError(f"values have shape {table.shape}, expected (seed, window) with {len(clusters)} windows")
     whole = pd.DataFrame(table.T, index=pd.factorize(pd.Series(list(clusters), dtype=object))[0]).dropna()
     return whole.groupby(level=0, sort=False).agg(middle).to_numpy().T
-
-
-def _median(table: np.ndarray) -> Interval:
-    """Compute the median of (seed, cluster) over clusters; the ends are order statistics, set apart by seeds."""
-    middle, low, high = median_interval(table.mean(0))
-    seeds = half_width(np.median(table, axis=1)) if table.size else 0.0
-    ends = middle - math.hypot(middle - low, seeds), middle + math.hypot(high - middle, seeds)
-    return Interval(middle, *ends, table.shape[1])
