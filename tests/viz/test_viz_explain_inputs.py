@@ -133,8 +133,9 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     assert [told[0].index(size) for size in sizes] == sorted(told[0].index(size) for size in sizes)
     # a mean that hides the moves of single steps is told beside their size
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
-    hidden = exact.assign(attribution=exact["attribution"] * 0 + xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past"))
-    assert "moved most by k in all by 59.5 (up at 4 of 8 steps, −0.5 on average; k, past by 59.5; " in read_inputs(hidden)[0]
+    alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
+    (hidden, *_) = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
+    assert "moved most by k in all by 59.5 (up at 4 of 8 steps, −0.5 on average; k, past by 59.5; " in hidden
     assert "this explanation holds in part." in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
     apart = results()["exact"].assign(remainder=results()["exact"]["remainder"] + 5)
     assert "The parts do not add up: +5 belongs to several of them together." in read_inputs(apart)

@@ -48,9 +48,10 @@ def _shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResul
 
         estimate = sampled_shapley(values_and_mean, players, seed=masks.run.seed, **options)
         reach = estimate.half_width
-        of_mean = {"mean_half_width": (("segment", "quantile"), reach[..., -1])}
         attrs: dict[str, object] = {"exact": 0, "orders": estimate.orders, "settled": int(estimate.settled)}
-        return MethodResult(estimate.attribution[..., :-1], reach[..., :-1], of_mean, attrs)
+        result = MethodResult(estimate.attribution[..., :-1], reach[..., :-1], attrs=attrs)
+        result.variables["mean_half_width"] = (("segment", "quantile"), reach[..., -1])
+        return result
     return MethodResult(exact_shapley(masks(all_masks(players)), players), attrs={"exact": 1})
 
 

@@ -364,7 +364,7 @@ def scores_of(explanation: Any, players: int) -> np.ndarray:
     return scores
 
 
-def effects_of(explanation: Any) -> np.ndarray | None:
+def effects_of(explanation: Any) -> Any:
     """Return effects (segment, step) at the median; None of scores, which are no effects."""
     if not isinstance(explanation, xr.Dataset):
         return None

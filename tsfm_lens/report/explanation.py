@@ -77,9 +77,9 @@ def explain(
     }
     results = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
     proofs = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
-    for each in [*proofs, *(results[kind] for kind in _MASKING_KINDS[:1] if proofs and kind in results)]:
+    for kind in results.keys() & set(_MASKING_KINDS) if proofs else ():
         # one verdict on all of the page
-        each.attrs["verdict"] = verdict(*proofs)[0]
+        results[kind].attrs["verdict"] = verdict(*proofs)[0]
     if out is not None:
         heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         pipeline.write_page(run, results, out, heading, sources, progress, missing)

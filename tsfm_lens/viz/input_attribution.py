@@ -154,8 +154,8 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
     below.x(window.time.title)
     above.y(window.title, nticks=5)
-    words = "mean size of effects,\nsign of their mean" if view.step is None else "effect"
-    canvas.colours(colour_scale(f"{words} ({view.unit})", view.strength, diverging=True))
+    what = "mean size of effects,\nsign of their mean" if view.step is None else "effect"
+    canvas.colours(colour_scale(f"{what} ({view.unit})", view.strength, diverging=True))
     return canvas.dress(f"What moves the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
 
 
@@ -393,7 +393,9 @@ def read_proof(ds: xr.Dataset) -> list[str]:
 
 
 @DELETION_CURVES.figure(
-    table=lambda ds: frame(ds, "deletion", "insertion").merge(frame(ds, "area", "p"), on="explanation"),
+    table=lambda ds: frame(ds, "deletion", "insertion").merge(
+        frame(ds, "r2", "slope", "sign_agreement", "area", "p"), on="explanation"
+    ),
     sentences=read_proof,
 )
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
