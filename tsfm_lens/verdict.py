@@ -16,7 +16,7 @@ HALF = 0.5
 """Of a segment's effect: routes must take away, or bring back, so much of it."""
 EXPLAINED, SIGNED, SLOPES, MARGIN = 0.7, 0.8, (2 / 3, 1.5), 0.05
 """Least R² of predicted effects and share of effect with the right sign, bounds of the slope, and how much better an
-exchange of two segments' effects may predict. Chosen on drawn cases, see ``docs/verdict.md``."""
+exchange of two segments' effects may predict. Chosen on drawn cases, see ``docs/howto/verdict.md``."""
 RULES = (
     "Inputs: one and two segments at a time are masked, and shown with all others masked, in a copy of the series with "
     "5 % of noise, so that none of these forecasts made the explanation; the mean of both changes counts. The inputs "
