@@ -61,7 +61,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         # noise of a sum is at most the sum of noises
         if np.abs(steps[group].sum(0)).mean() > max(reach[group].sum(), 2 * float(attrs.get("rounding", 0.0)))
     ][:_MAX_NAMES]
-    most = f"Its steps are moved most by {listed(moved)}" if moved else "No part of the input moves it beyond rounding"
+    most = f"Its steps are moved most by {listed(moved)}" if moved else "No part of the input moves it beyond noise"
     # one reading, so that the overview of a page says what moves the forecast
     target, verdict = attrs.get("target", ""), attrs.get("verdict")
     out = [
@@ -75,9 +75,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             f"The reference forecast is {num(far)} standard deviations of the context from its mean: the level of the "
             "series is a part of what is explained here, and a reference that keeps it says more of the rest."
         )
-    if not moved:
-        return out
-    if abs(rest) > 0.05 * np.abs(steps.mean(1)).sum():
+    if moved and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum():
         out.append(f"The parts do not add up: {signed(rest)} {unit}".rstrip() + " belongs to several of them together.")
     drawn = f"95 % intervals reach ±{num(float(reach.max()))} a step"
     if attrs.get("repeats"):
