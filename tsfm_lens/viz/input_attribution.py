@@ -113,7 +113,8 @@ def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int], unit: str) -> st
 def _table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate mean and mean absolute effect over steps, a row per segment and quantile."""
     effect = ds["attribution"]
-    table = frame(xr.Dataset({"mean_absolute": abs(effect).mean("step"), "mean": effect.mean("step")}))
+    means = {"mean_absolute": abs(effect).mean("step"), "mean": effect.mean("step")}
+    table = frame(xr.Dataset(means), *means)
     for name in ("kind", "start", "stop"):
         table.insert(1, name, ds[name].sel(segment=table["segment"].values).values)
     if "mean_half_width" in ds:
