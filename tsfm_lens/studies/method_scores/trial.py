@@ -98,10 +98,11 @@ def main(
     out: Annotated[Path, typer.Option(help="the page; everything measured goes beside it as CSV")],
     *,
     cases: Annotated[int, typer.Option(min=1, help="drawn forecasts")] = 200,
+    first: Annotated[int, typer.Option(min=0, help="number of the first of them")] = 0,
     seed: Annotated[int, typer.Option(help="of the draws")] = 1,
 ) -> None:
     """Judge true and wrong explanations of drawn forecasts, and write how many hold into the page."""
-    rows = trial(cases, seed)
+    rows = trial(cases, seed, first)
     rows.to_csv(out.with_suffix(".csv"), index=False, float_format="%.3g")
     found = accepted(rows).reset_index()
     put_between(out, START, STOP, markdown([list(found.columns), *found.values.tolist()]))
