@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import signal
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import xarray as xr
+from scipy.special import stdtr
 from typer.testing import CliRunner
 
 from tiny_lenses import lens_of
-from tsfm_lens import compress, viz
+from tsfm_lens import compress, data, viz
 from tsfm_lens.cli import app
 from tsfm_lens.compress import Compressed
 from tsfm_lens.errors import InputError
@@ -27,25 +29,56 @@ SERIES = "bundled:co2,sunspots,elnino"
 
 def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
     rise, high = np.array([[0.2, 0.0], [0.03, -0.01]]), np.array([[0.3, 0.008], [0.05, 0.005]])
-    columns = {"parameters": [[0.6, 0.8], [0.6, 0.8]], "mase_rise": rise, "mase_rise_high": high}
-    columns["mase_rise_low"] = 2 * rise - high
+    columns = {"parameters": [[0.6, 0.8], [0.5, 0.8]], "mase_rise": rise, "mase_rise_high": high}
+    columns |= {"mase_rise_low": 2 * rise - high, "harm_p": [[1.0, 0.02], [0.03, 0.001]]}
     coords = {"method": ["svd", "weighted"], "keep": [0.25, 0.5]}
     attrs = {"kind": "compression", "model": "planted", "n_series": 5}
     ds = xr.Dataset({name: (("method", "keep"), values) for name, values in columns.items()}, coords, attrs)
-    assert compress.measure.smallest_harmless(ds)["choice"] in ("svd, 0.5 kept", "weighted, 0.5 kept")
-    chosen = compress.measure.smallest_harmless(ds, 0.06)
-    assert chosen["choice"] == "weighted, 0.25 kept"
-    none = compress.measure.smallest_harmless(ds, 0.0)
+    chosen = compress.measure.smallest_harmless(ds)
+    assert chosen["choice"] == "weighted, 0.5 kept"
+    none = compress.measure.smallest_harmless(ds.assign(harm_p=ds["harm_p"] + 0.025))
     assert none["choice"] == ""
     assert "nearest is weighted, 0.5 kept" in none["why"]
     # too few series: nothing is known
-    assert not compress.measure.smallest_harmless(ds.assign(mase_rise_high=ds["mase_rise_high"] * np.nan))["choice"]
+    assert not compress.measure.smallest_harmless(ds.assign(harm_p=ds["harm_p"] * np.nan))["choice"]
     fig = viz.size_and_error(ds.assign_attrs(chosen))
     lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
     np.testing.assert_array_equal(lines[1].y, [3, -1])
     assert_close(lines[1].error_y.array, [2, 1.5], depth=10)
     (ring,) = (trace for trace in fig.data if trace.mode == "markers")
-    assert (ring.x[0], ring.y[0]) == (60, 3)
+    assert (ring.x[0], ring.y[0]) == (80, -1)
+
+
+def test_the_choice_is_corrected_for_the_number_of_models() -> None:
+    lens = lens_of("chronos-bolt")
+    run = lens.run(seasons(), 6, holdout=True)
+    curve = compress.pareto(run, compress.calibration_run(run), [0.2, 0.6], methods=["svd", "weighted"])
+    raw = []
+    for method, keep in product(("svd", "weighted"), (0.2, 0.6)):
+        smaller, _ = compress.compressed(compress.calibration_run(run), keep, method=method)
+        logs = np.log1p(compress.quality(run, smaller)["mase_rise"].values)
+        t = (logs.mean() - np.log(1.01)) / (logs.std(ddof=1) / len(logs) ** 0.5)
+        raw.append(stdtr(len(logs) - 1, t))
+    # step down by hand: the largest so far of p-values times those that are left
+    order, highest = np.argsort(raw), 0.0
+    for left, at in zip((4, 3, 2, 1), order, strict=True):
+        highest = max(highest, min(1.0, left * raw[at]))
+        assert float(curve["harm_p"].values.flat[at]) == pytest.approx(highest)
+
+
+def test_other_sources_measure() -> None:
+    bls = ("unemployment", "inflation", "retail_jobs", "leisure_jobs")
+    own, others = compress.sources_apart(data.bundled("unemployment", "co2"))
+    assert own.ids == ("unemployment", "co2")
+    assert set(others.ids) == set(data.bundled_names()) - {*bls, "co2"}
+    own, others = compress.sources_apart(data.as_series([np.arange(50.0)]), 40)
+    assert set(others.ids) == set(data.bundled_names()) - {"nile"}
+    # all of them: publishers in turn, none on both sides
+    own, others = compress.sources_apart(data.bundled())
+    assert set(own.ids) | set(others.ids) == set(data.bundled_names())
+    publishers = [{data.bundled_info(name).publisher for name in side.ids} for side in (own, others)]
+    assert not publishers[0] & publishers[1]
+    assert len({data.bundled_info(name).publisher for name in bls}) == 1
 
 
 def test_errors_are_those_of_the_forecasts() -> None:
@@ -101,12 +134,24 @@ def test_calibration_sees_nothing_of_the_truth() -> None:
     lens = lens_of("chronos")
     batch = example_case(lens).batch.select([1, 2, 3])
     run = lens.run(batch, 6, holdout=True)
-    earlier = compress.calibration_run(run)
-    assert earlier.batch.lengths == tuple(length - 6 for length in run.batch.lengths)
-    np.testing.assert_array_equal(earlier.path, [series[-6:] for series in run.batch.values])
-    # series too short to go back are taken as they are
+    earlier = compress.calibration_run(run, windows=2)
+    assert run.full_batch is not None
+    for row, (series, whole) in enumerate(zip([*run.batch.values] * 2, [*run.full_batch.values] * 2, strict=True)):
+        origin = len(whole) - 6 * (2 + row // 3)
+        np.testing.assert_array_equal(earlier.batch.values[row], whole[:origin][-len(earlier.batch.values[row]) :])
+        np.testing.assert_array_equal(earlier.path[row], whole[origin : origin + 6])
+        assert len(series) == len(whole) - 6
+    # both windows of a series are on one side of every fold
+    for part in compress.moments.folds(earlier):
+        assert len(part.batch) == 2
+        assert compress.moments.latest(part).batch.ids == part.batch.ids[:1]
+    # series too short to go back are taken as they are, and cannot be both sides where there is one
     short = lens.run(batch.tail(15), 6, holdout=True)
     assert compress.calibration_run(short).batch.lengths == short.batch.lengths
+    with pytest.raises(InputError, match=r"1 series or windows calibrate, .* at least 3"):
+        compress.compressed(short.select([0]), 0.25)
+    with pytest.warns(UserWarning, match=r"see fewer vectors than they have columns .*3 forecast origins calibrate"):
+        compress.compressed(short, 0.25, method="weighted")
 
 
 def test_ranks_by_one_number() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -16,20 +17,22 @@ from tsfm_lens.ablation.metrics import mae, seasonal_scale
 from tsfm_lens.compress.layers import Compressed
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
+from tsfm_lens.compress.moments import ITEM
 from tsfm_lens.compress.schedule import ratio_of
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import in_turn, measured
 from tsfm_lens.registry import probe
-from tsfm_lens.stats import mean_interval
+from tsfm_lens.stats import CONFIDENCE, FEWEST, holm, mean_interval
 
-__all__ = ["cost", "pareto", "quality", "sizes"]
+__all__ = ["cost", "pareto", "quality", "sizes", "sources_apart", "sources_of"]
 
 TOLERANCE = 0.01
 """Rise of the error that is taken for harmless, a share."""
 TOP = 10
+_NAMED = 8
 _SOURCE = "Flow of ranks, section 5 and table 2"
 
 
@@ -47,6 +50,45 @@ def sizes(lens: Lens) -> dict[str, int]:
         entries = layer.entries if isinstance(layer, Compressed) else matrix.shape[0] * matrix.shape[1]
         out["attention" if matrix.is_attention else "mlp"] += entries
     return out
+
+
+def sources_apart(batch: SeriesBatch, horizon: int = 1) -> tuple[SeriesBatch, SeriesBatch]:
+    """Part series into those that calibrate and those of other sources, by which the compressed model is measured.
+
+    Bundled series have their publisher as their source, all others one together. The series calibrate, and what is
+    bundled of other sources and long enough for a horizon measures them; where that leaves fewer than three, sources
+    of the batch calibrate and measure in turn.
+
+    Example:
+        >>> calibrating, measuring = compress.sources_apart(data.bundled("co2", "nile"))
+        >>> calibrating.ids, len(measuring)
+        (('co2', 'nile'), 11)
+    """
+    infos = {name: bundled_info(name) for name in bundled_names()}
+    sources = [infos[name].publisher if name in infos else "" for name in batch.groups]
+    others = [name for name, each in infos.items() if each.publisher not in sources and each.length > 3 * horizon]
+    if len(others) >= FEWEST:
+        return batch, bundled(*others)
+    halves = [list(dict.fromkeys(sources))[start::2] for start in (0, 1)]
+    if not halves[1]:
+        raise InputError(f"no series of another source than {sources[0]!r} measures the compressed model; give some")
+    rows = ([row for row, source in enumerate(sources) if source in half] for half in halves)
+    calibrating, measuring = (batch.select(each) for each in rows)
+    return calibrating, measuring
+
+
+def sources_of(calibration: Run, run: Run) -> str:
+    """Say which series calibrate and which measure."""
+    names = [
+        list(dict.fromkeys(str(more.get(ITEM, group)) for more, group in zip(of.static, of.groups, strict=True)))
+        for of in (calibration.batch, run.batch)
+    ]
+    own, others = (
+        ", ".join(each[:_NAMED]) + (f" and {len(each) - _NAMED} more" * (len(each) > _NAMED)) for each in names
+    )
+    if set(names[0]) & set(names[1]):
+        return f"Calibrated and, at later steps, measured on {others}."
+    return f"Calibrated on {own}; measured on other series: {others}."
 
 
 def quality(run: Run, other: Lens) -> xr.Dataset:
@@ -152,19 +194,23 @@ def pareto(
 
     Returns:
         Dataset of kind "compression" over (method, keep): ``parameters``, share of all numbers that is left;
-        ``rank_ratio`` and ``factor_ratio`` (S0-TSVD); ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``. The
-        attribute ``choice`` names the smallest model whose rise of MASE is at most 1 % at the upper end of its interval
-        ("" for none), ``why`` says it in a sentence.
+        ``rank_ratio`` and ``factor_ratio`` (S0-TSVD); ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``; and
+        ``harm_p``, the one-sided p-value of a t test over series that MASE rises by 1 % or more, corrected by Holm's
+        method for all points. The attribute ``choice`` names the smallest model where it is at most 2.5 % ("" for
+        none), ``why`` says it in a sentence.
 
     Example:
         >>> curve = compress.pareto(run, run, [0.25, 0.5], methods=["svd"])
         >>> curve["mase_rise"].dims
         ('method', 'keep')
     """
+    # scipy.stats takes half a second to import
+    from scipy.stats import ttest_1samp
+
     by_name = matrices(run.lens, mlps=mlps)
     forms = {name: matrix.form() for name, matrix in by_name.items()}
     whole = sizes(run.lens)["all"]
-    rows: list[dict[str, float]] = []
+    rows, harm = list[dict[str, float]](), []
     for method, keep in product(methods, keeps):
         if progress is not None:
             progress(f"{method}, {keep:g} kept")
@@ -175,20 +221,23 @@ def pareto(
         for error, (end, part) in product(("mase", "wql"), (("", "estimate"), ("_low", "low"), ("_high", "high"))):
             row[f"{error}_rise{end}"] = float(result[f"{error}_rise_{part}"])
         rows.append(row)
+        logs = np.log1p(result["mase_rise"].values)
+        harm.append(ttest_1samp(logs, math.log1p(TOLERANCE), alternative="less", nan_policy="omit").pvalue)
+    rows = [row | {"harm_p": float(p)} for row, p in zip(rows, holm(np.array(harm)), strict=True)]
     shape = len(methods), len(keeps)
     data = xr.Dataset(
         {name: (("method", "keep"), np.reshape([row[name] for row in rows], shape)) for name in rows[0]},
         coords={"method": list(methods), "keep": list(keeps)},
         attrs=run.describe("compression", "Size and error", _SOURCE, n_series=len(run.batch), of=str(of)),
     )
-    return data.assign_attrs(smallest_harmless(data))
+    return data.assign_attrs(smallest_harmless(data), sources=sources_of(calibration, run))
 
 
-def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mapping[str, Any]:
-    """Choose the smallest model of a curve of :func:`pareto` whose error is known to rise by no more than a share."""
-    axes, share = ("method", "keep"), f"{100 * tolerance:g} %"
+def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
+    """Choose the smallest model of a curve of :func:`pareto` whose error is known not to rise by the tolerance."""
+    axes, share = ("method", "keep"), f"{100 * TOLERANCE:g} %"
     points = sorted(
-        (float(curve["parameters"][at]), float(curve["mase_rise_high"][at]), at)
+        (float(curve["parameters"][at]), float(np.nan_to_num(curve["harm_p"][at], nan=1.0)), at)
         for at in np.ndindex(curve["parameters"].shape)
     )
 
@@ -196,18 +245,19 @@ def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mappin
         method, keep = (curve[axis].values[place] for axis, place in zip(axes, at, strict=True))
         return f"{method}, {keep:g} kept"
 
-    for size, high, at in points:
-        if high <= tolerance:
+    tested = f"(t test over series, Holm's correction for {len(points)} models)"
+    for size, p, at in points:
+        if p <= (1 - CONFIDENCE) / 2:
             return {
                 "choice": name_of(at),
-                "why": f"{name_of(at)}: of the models whose MASE rises by at most {share} (upper end of the 95 % "
-                f"interval, here {100 * high:.2g} %), it is the smallest, with {100 * size:.3g} % of the numbers.",
+                "why": f"{name_of(at)}: of the models whose MASE is known to rise by less than {share} {tested}, it is "
+                f"the smallest, with {100 * size:.3g} % of the numbers.",
             }
-    _, high, at = min(points, key=lambda point: (np.nan_to_num(point[1], nan=np.inf), point[0]))
+    _, p, at = min(points, key=lambda point: (point[1], point[0]))
     return {
         "choice": "",
-        "why": f"None: of no model it is known that its MASE rises by at most {share}; nearest is {name_of(at)}, whose "
-        f"interval ends at {100 * high:.2g} %. Keep more, or judge by more series.",
+        "why": f"None: of no model it is known that its MASE rises by less than {share} {tested}; nearest is "
+        f"{name_of(at)}, with p = {p:.2g}. Keep more, or judge by more series.",
     }
 
 
@@ -220,8 +270,9 @@ def _curve(
 
 @probe("compression_quality", words="compress.quality of a model at a quarter of the rank")
 def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
-    smaller, _ = compressed(calibration_run(run), keep=keep, **options)
-    return quality(run, smaller)
+    calibration = calibration_run(run)
+    smaller, _ = compressed(calibration, keep=keep, **options)
+    return quality(run, smaller).assign_attrs(sources=sources_of(calibration, run))
 
 
 ROUNDS = 9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -37,6 +38,11 @@ class BundledSeries:
     length: int
     source: str
     licence: str
+
+    @property
+    def publisher(self) -> str:
+        """First words of the source, which series of one publisher share."""
+        return re.split(r" through | daily |[,;(/]", self.source)[0].strip()
 
 
 @cache
