@@ -142,9 +142,10 @@ def test_calibration_sees_nothing_of_the_truth() -> None:
         np.testing.assert_array_equal(earlier.path[row], whole[origin : origin + 6])
         assert len(series) == len(whole) - 6
     # both windows of a series are on one side of every fold
-    for part in compress.moments.folds(earlier):
-        assert len(part.batch) == 2
-        assert compress.moments.latest(part).batch.ids == part.batch.ids[:1]
+    parts = compress.moments.folds(earlier)
+    assert [len(part.batch) for part in parts] == [2, 2, 2]
+    crossed = compress.moments.crossed(earlier, ["encoder_blocks.0.self_attn.q"])
+    assert [part.batch.ids for part, _ in crossed] == [part.batch.ids[:1] for part in parts]
     # series too short to go back are taken as they are, and cannot be both sides where there is one
     short = lens.run(batch.tail(15), 6, holdout=True)
     assert compress.calibration_run(short).batch.lengths == short.batch.lengths

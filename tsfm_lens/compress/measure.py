@@ -32,7 +32,6 @@ __all__ = ["cost", "pareto", "quality", "sizes", "sources_apart", "sources_of"]
 TOLERANCE = 0.01
 """Rise of the error that is taken for harmless, a share."""
 TOP = 10
-_NAMED = 8
 _SOURCE = "Flow of ranks, section 5 and table 2"
 
 
@@ -53,11 +52,10 @@ def sizes(lens: Lens) -> dict[str, int]:
 
 
 def sources_apart(batch: SeriesBatch, horizon: int = 1) -> tuple[SeriesBatch, SeriesBatch]:
-    """Part series into those that calibrate and those of other sources, by which the compressed model is measured.
+    """Part series into those that calibrate and those of other sources, which measure the compressed model.
 
-    Bundled series have their publisher as their source, all others one together. The series calibrate, and what is
-    bundled of other sources and long enough for a horizon measures them; where that leaves fewer than three, sources
-    of the batch calibrate and measure in turn.
+    The publisher is the source of a bundled series; all others have one source. The batch calibrates, and bundled
+    series of other sources, long enough, measure; where these are fewer than three, the batch is parted by source.
 
     Example:
         >>> calibrating, measuring = compress.sources_apart(data.bundled("co2", "nile"))
@@ -65,30 +63,28 @@ def sources_apart(batch: SeriesBatch, horizon: int = 1) -> tuple[SeriesBatch, Se
         (('co2', 'nile'), 11)
     """
     infos = {name: bundled_info(name) for name in bundled_names()}
-    sources = [infos[name].publisher if name in infos else "" for name in batch.groups]
-    others = [name for name, each in infos.items() if each.publisher not in sources and each.length > 3 * horizon]
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(batch.groups):
+        rows.setdefault(infos[name].publisher if name in infos else "", []).append(row)
+    others = [name for name, each in infos.items() if each.publisher not in rows and each.length > 3 * horizon]
     if len(others) >= FEWEST:
         return batch, bundled(*others)
-    halves = [list(dict.fromkeys(sources))[start::2] for start in (0, 1)]
+    halves: tuple[list[int], list[int]] = ([], [])
+    for of_source in rows.values():
+        min(halves, key=len).extend(of_source)
     if not halves[1]:
-        raise InputError(f"no series of another source than {sources[0]!r} measures the compressed model; give some")
-    rows = ([row for row, source in enumerate(sources) if source in half] for half in halves)
-    calibrating, measuring = (batch.select(each) for each in rows)
+        raise InputError(f"no series of other sources measure a compressed model at horizon {horizon}; give some")
+    measuring, calibrating = (batch.select(sorted(half)) for half in sorted(halves, key=len))
     return calibrating, measuring
 
 
 def sources_of(calibration: Run, run: Run) -> str:
     """Say which series calibrate and which measure."""
-    names = [
-        list(dict.fromkeys(str(more.get(ITEM, group)) for more, group in zip(of.static, of.groups, strict=True)))
-        for of in (calibration.batch, run.batch)
-    ]
-    own, others = (
-        ", ".join(each[:_NAMED]) + (f" and {len(each) - _NAMED} more" * (len(each) > _NAMED)) for each in names
-    )
-    if set(names[0]) & set(names[1]):
-        return f"Calibrated and, at later steps, measured on {others}."
-    return f"Calibrated on {own}; measured on other series: {others}."
+    batch = calibration.batch
+    own = {str(more.get(ITEM, group)): 0 for more, group in zip(batch.static, batch.groups, strict=True)}
+    if set(own) & set(run.batch.groups):
+        return f"Calibrated on {', '.join(own)}; measured on later steps of them."
+    return f"Calibrated on {', '.join(own)}; measured on other series, {', '.join(dict.fromkeys(run.batch.groups))}."
 
 
 def quality(run: Run, other: Lens) -> xr.Dataset:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.compress.layers import Factors, LowRankLinear, replace_layer
 from tsfm_lens.compress.matrices import factorised, factors_of, matrices, matrices_by_name
-from tsfm_lens.compress.moments import ITEM, folds, latest, shortage, weights
+from tsfm_lens.compress.moments import FOLDS, ITEM, crossed, folds, shortage, weights
 from tsfm_lens.compress.schedule import BlockShape, ranks_by_epsilon, ranks_by_share
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
@@ -59,18 +59,16 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
 def rank_effects(
     run: Run, candidates: Mapping[str, Sequence[int]], *, by_head: bool = False, progress: Progress | None = None
 ) -> dict[str, dict[int, float]]:
-    """Measure the deviation of the forecast with one matrix truncated, by name and rank; a mean over series.
+    """Measure the deviation of the forecast with one matrix truncated, by name and rank; a sum over series.
 
-    Each fold of series is forecast, from the latest origin of each, with factors that the other folds calibrate.
+    Each fold of series is forecast with factors that the other folds calibrate.
     """
-    by_name, twin = matrices_by_name(run.lens, candidates), copy.deepcopy(run.lens)
+    by_name, twin, count = matrices_by_name(run.lens, candidates), copy.deepcopy(run.lens), 0
     model, effects = twin.adapter.model, {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()}
-    parts = [latest(part) for part in folds(run)]
-    for held, part in enumerate(parts):
-        inner, outer = _weights_of_rest(run, held, candidates).values()
-        for count, (name, ranks) in enumerate(candidates.items(), held * len(candidates)):
-            matrix = by_name[name]
-            layer, full = model.get_submodule(matrix.path), matrix.form(by_head=by_head).full
+    for part, (inner, outer) in ((part, how.values()) for part, how in crossed(run, candidates)):
+        for name, ranks in candidates.items():
+            matrix, full = by_name[name], by_name[name].form(by_head=by_head).full
+            layer = model.get_submodule(matrix.path)
             smaller = [rank for rank in ranks if rank < full]
             # the factors of smaller ranks begin as those of the largest
             how = inner[name], outer and outer[name], by_head
@@ -78,17 +76,13 @@ def rank_effects(
             for rank in smaller:
                 assert widest is not None
                 replace_layer(model, matrix.path, LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain))
-                effects[name][rank] += _deviation(part, twin) / sum(len(each.batch) for each in parts)
+                effects[name][rank] += _deviation(part, twin)
             parent, _, last = matrix.path.rpartition(".")
             setattr(model.get_submodule(parent), last, layer)
+            count += 1
             if progress is not None:
-                progress(count + 1, len(parts) * len(candidates))
+                progress(count, FOLDS * len(candidates))
     return effects
-
-
-def _weights_of_rest(run: Run, held: int, names: Iterable[str]) -> dict[str, Any]:
-    rest = [part for place, part in enumerate(folds(run)) if place != held]
-    return weights(rest, names, run.lens.wiring.true_gradients)
 
 
 def _deviation(run: Run, other: Lens) -> float:
@@ -152,11 +146,10 @@ def allocated(
     effects = rank_effects(run, candidates, by_head=by_head, progress=progress)
     ranks, _ = allocate(effects, forms, sum(forms[name].stored(rank) for name, rank in uniform.items()))
     choices, moved = ((ranks, True), (dict(uniform), True), (dict(uniform), False)), np.zeros(3)
-    for held, part in enumerate(folds(run)):
-        rest = _weights_of_rest(run, held, uniform)
+    for part, how in crossed(run, uniform):
         for place, (choice, weighted) in enumerate(choices):
-            how = rest if weighted else {}
-            moved[place] += _deviation(latest(part), factorised(run.lens, choice, by_head=by_head, **how))
+            other = factorised(run.lens, choice, by_head=by_head, **(how if weighted else {}))
+            moved[place] += _deviation(part, other)
     return choices[int(moved.argmin())]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from itertools import product
 from typing import Any, NamedTuple
@@ -26,37 +26,35 @@ FOLDS = 3
 """Parts of the calibration series, each of which tells the effects of factors that the others give."""
 ITEM = "series that calibrates"
 """Property of a window that names the series it was cut from."""
-# groups of series that moments are means over, and the most series of one
-_GROUPS, _LARGEST = 64, 4
 
 
 class Moment(NamedTuple):
-    """Second moment of one matrix as sums over groups of series, which count alike; a group is one series, if few."""
+    """Second moment of one matrix as sums over series with their windows, which count alike."""
 
     total: Tensor
     squares: float
-    groups: int
+    series: int
     vectors: int
 
     def plus(self, other: Moment) -> Moment:
-        """Join the groups of two."""
-        counts = self.groups + other.groups, self.vectors + other.vectors
+        """Join the series of two."""
+        counts = self.series + other.series, self.vectors + other.vectors
         return Moment(self.total + other.total, self.squares + other.squares, *counts)
 
     @property
     def mean(self) -> Tensor:
-        """Mean over groups."""
-        return self.total / self.groups
+        """Mean over series."""
+        return self.total / self.series
 
     @property
     def shrunk(self) -> Tensor:
-        """Mean, shrunk towards a multiple of the identity: the more, the less groups agree; wholly for one group.
+        """Mean, shrunk towards a multiple of the identity: the more, the less series agree; wholly for one.
 
         Source:
-            Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2, with groups in the place of vectors
+            Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2, with series in the place of vectors
             and n - 1 for n.
         """
-        mean, n = self.mean, self.groups
+        mean, n = self.mean, self.series
         even = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
         between = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
         apart = float((mean - even).square().sum())
@@ -133,16 +131,13 @@ def _square(x: Tensor) -> Tensor:
     return (rows.T @ rows).cpu()
 
 
-def _groups(run: Run) -> list[list[Run]]:
-    """Part a run by series, and these groups by length and number of variates, so that a forward fills nothing up."""
-    series, groups = _series(run, FEWEST), []
-    size = min(-(-len(series) // _GROUPS), _LARGEST)
-    for first in range(0, len(series), size):
+def _groups(run: Run) -> Iterator[list[Run]]:
+    """Part a run by series, and these by length and number of variates, so that a forward fills nothing up."""
+    for windows in _series(run, FEWEST):
         alike = defaultdict[tuple[int, ...], list[int]](list)
-        for rows in (rows for windows in series[first : first + size] for rows in windows):
+        for rows in windows:
             alike[tuple(run.batch.lengths[row] for row in rows)] += rows
-        groups.append([run.select(rows) for rows in alike.values()])
-    return groups
+        yield [run.select(rows) for rows in alike.values()]
 
 
 def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
@@ -151,11 +146,6 @@ def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
     for group, rows in run.batch.rows_by_group().items():
         series[run.batch.static[rows[0]].get(ITEM, group)].append(rows)
     return list(series.values()) if len(series) >= fewest else [[rows] for each in series.values() for rows in each]
-
-
-def latest(run: Run) -> Run:
-    """Return a run of the latest window of each series."""
-    return run.select([row for windows in _series(run) for row in windows[0]])
 
 
 def folds(run: Run) -> list[Run]:
@@ -179,6 +169,15 @@ def weights(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> dict[
         for side in zip(*(calibrate(run, names, gradients=gradients) for run in runs), strict=True)
     )
     return {"moments": inner, "sensitivity": outer or None}
+
+
+def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Yield the latest window of each series of each fold, and the weights that the other folds give."""
+    parts = folds(run)
+    for part in parts:
+        rest = [each for each in parts if each is not part]
+        rows = [row for windows in _series(part) for row in windows[0]]
+        yield part.select(rows), weights(rest, names, run.lens.wiring.true_gradients)
 
 
 def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
