@@ -22,7 +22,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.stats import FEWEST
 
 DRAWS = 4
-FOLDS = 3
+FOLDS = 2
 """Parts of the calibration series, each of which tells the effects of factors that the others give."""
 ITEM = "series that calibrates"
 """Property of a window that names the series it was cut from."""
