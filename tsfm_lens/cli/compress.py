@@ -66,7 +66,7 @@ def compress(
         typer.Option(
             metavar="FILE|bundled:NAME",
             help="Series that measure the rise of the error; by default bundled ones of sources that --data has none "
-            "of, or where there are too few, every second source of --data, which then does not calibrate.",
+            "of, or, of all bundled ones, those of half of the sources, which then do not calibrate.",
         ),
     ] = None,
     calibration_windows: Annotated[
@@ -171,7 +171,7 @@ def _compress(
     if figure is not None:
         from tsfm_lens import viz
 
-        page = str(viz.save(viz.compressed_forecasts(quality), figure))
+        page = str(viz.save(viz.compressed_forecasts(own), figure))
     matrices = package.matrices(run.lens, mlps=options["mlps"])
     ratio = ranks and package.ratio_of({name: matrices[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
     n_bytes = [sum(part.numel() * part.element_size() for part in each.parameters()) for each in (run.lens, compact)]
