@@ -44,7 +44,7 @@ COLUMNS = {
 def quality(model: str, keeps: Sequence[float], methods: Sequence[str], cases: int) -> list[list[str]]:
     """Rows: model, share kept, rise of MASE with its interval by method, on sources that do not calibrate."""
     lens, drawn = load(model), synthetic_cases(count=cases)
-    own, others = compress.sources_apart(bundled(), HORIZON)
+    own, others = compress.measure.sources_apart(bundled(), HORIZON)
     calibration = compress.calibration_run(lens.run(own, HORIZON, holdout=True))
     seasons = tuple(case.season for case in drawn)
     synthetic = SeriesBatch(tuple(case.values for case in drawn), seasonalities=seasons)

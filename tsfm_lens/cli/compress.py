@@ -18,7 +18,6 @@ from tsfm_lens.places import refuse_unwritable
 if TYPE_CHECKING:
     import xarray as xr
 
-    from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens, Run
 
 _RECIPE = "recipe:"
@@ -83,6 +82,9 @@ def compress(
     Series calibrate up to HORIZON steps before their end. The rise of the error is measured on the last HORIZON steps
     of series of other sources, and on those of the series that calibrate.
     """
+    from tsfm_lens.compress.measure import sources_apart
+    from tsfm_lens.compress.methods import calibration_run
+
     choices = (("--keep", keep), ("--epsilon", epsilon), ("--rank", rank), ("--without", without or None))
     numbers = [name for name, value in choices if value is not None]
     if pareto and numbers:
@@ -97,18 +99,23 @@ def compress(
         if file is not None:
             refuse_unwritable(file.parent)
     check_sampling(model, request.samples)
-    series, others = _apart(request, judge)
+    series, files = request.series(), any(not source.startswith("bundled:") for source in judge or ())
+    if judge:
+        others = read_data(judge, request.reading if files else {}, request.horizon, holdout=True)
+    else:
+        series, others = sources_apart(series, request.horizon or 1)
     with progress_display() as bar, catch_warnings(record=True) as caught:
         lens = open_shown(bar, model)
         run, other = request.run(lens, series), request.run(lens, others)
+        calibration = calibration_run(run, calibration_windows)
         if pareto:
-            curve = _curve(run, other, calibration_windows, bar, of, mlps)
+            curve = _curve(calibration, other, bar, of, mlps)
         else:
             assert out is not None
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
             components = _components(lens, without or ())
-            facts = _compress((run, other), out, bar, choice, options, heal, components, calibration_windows, figure)
+            facts = _compress((calibration, run, other), out, bar, choice, options, heal, components, figure)
     for note in dict.fromkeys(str(each.message) for each in caught):
         echo(f"note: {note.replace('windows=…', '--calibration-windows')}", err=True)
     if pareto:
@@ -119,41 +126,29 @@ def compress(
         _show(facts)
 
 
-def _apart(request: Request, judge: Sequence[str] | None) -> tuple[SeriesBatch, SeriesBatch]:
-    """Read the series that calibrate and those that measure."""
-    series = request.series()
-    if not judge:
-        from tsfm_lens.compress import sources_apart
-
-        return sources_apart(series, request.horizon or 1)
-    files = any(not source.startswith("bundled:") for source in judge)
-    return series, read_data(judge, request.reading if files else {}, request.horizon, holdout=True)
-
-
 def _compress(
-    runs: tuple[Run, Run],
+    runs: tuple[Run, Run, Run],
     out: Path,
     bar: Any,
     choice: dict[str, Any],
     options: dict[str, Any],
     heal: int,
     components: list[str],
-    windows: int,
     figure: Path | None,
 ) -> dict[str, Any]:
-    """Compress by one run, write, open the written checkpoint, and compare it with the whole model on another."""
+    """Compress by a run that calibrates, write, open the written checkpoint, and compare models on two others."""
     from tsfm_lens import compress as package
     from tsfm_lens import load
+    from tsfm_lens.compress.measure import sources_of
     from tsfm_lens.models.checkpoint import COMPRESSED, SUFFIX
 
-    run, other = runs
+    calibration, run, other = runs
     ranks: dict[str, int] | None = None
     native, by_head = False, bool(options["by_head"])
     with stage(bar, "measure the matrices" if options["method"] == "measured" else "find factors", None) as progress:
         if components:
             smaller, native = package.pruned(run.lens, components)
         else:
-            calibration = package.calibration_run(run, windows)
             smaller, ranks = package.compressed(calibration, **choice, **options, progress=progress)
     if heal:
         with stage(bar, "heal", heal) as progress:
@@ -164,7 +159,7 @@ def _compress(
         package.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
         compact = load(out)
     with stage(bar, "forecast with both"):
-        own, quality = (package.quality(each, compact) for each in runs)
+        own, quality = (package.quality(each, compact) for each in (run, other))
     with stage(bar, "time both"):
         cost = package.cost(run.lens, compact)
     page = None
@@ -187,7 +182,7 @@ def _compress(
             {name: cost[name].sel(shape=shape).values.tolist() for name in cost} | {"shape": str(shape)}
             for shape in cost["shape"].values
         ],
-        "sources": package.sources_of(run, other),
+        "sources": sources_of(calibration, other),
         "calibrate": run.batch.ids,
         "measure": other.batch.ids,
         **{
@@ -262,12 +257,12 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def _curve(run: Run, other: Run, windows: int, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
+def _curve(calibration: Run, run: Run, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
     from tsfm_lens import compress as package
 
     task = bar.add_task("size against error", total=len(KEEPS) * len(package.METHODS))
     how = {"of": of, "mlps": mlps, "progress": lambda what: bar.update(task, advance=1, description=what)}
-    return package.pareto(other, package.calibration_run(run, windows), KEEPS, **how)
+    return package.pareto(run, calibration, KEEPS, **how)
 
 
 def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:

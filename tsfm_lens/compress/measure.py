@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -27,7 +28,7 @@ from tsfm_lens.models.timing import in_turn, measured
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE, FEWEST, holm, mean_interval
 
-__all__ = ["cost", "pareto", "quality", "sizes", "sources_apart", "sources_of"]
+__all__ = ["cost", "pareto", "quality", "sizes"]
 
 TOLERANCE = 0.01
 """Rise of the error that is taken for harmless, a share."""
@@ -56,17 +57,14 @@ def sources_apart(batch: SeriesBatch, horizon: int = 1) -> tuple[SeriesBatch, Se
 
     The publisher is the source of a bundled series; all others have one source. The batch calibrates, and bundled
     series of other sources, long enough, measure; where these are fewer than three, the batch is parted by source.
-
-    Example:
-        >>> calibrating, measuring = compress.sources_apart(data.bundled("co2", "nile"))
-        >>> calibrating.ids, len(measuring)
-        (('co2', 'nile'), 11)
     """
+    # a publisher is what a source begins with
     infos = {name: bundled_info(name) for name in bundled_names()}
+    publishers = {name: re.split(" through| daily|[,;(/]", info.source)[0] for name, info in infos.items()}
     rows: dict[str, list[int]] = {}
     for row, name in enumerate(batch.groups):
-        rows.setdefault(infos[name].publisher if name in infos else "", []).append(row)
-    others = [name for name, each in infos.items() if each.publisher not in rows and each.length > 3 * horizon]
+        rows.setdefault(publishers.get(name, ""), []).append(row)
+    others = [name for name in infos if publishers[name] not in rows and infos[name].length > 3 * horizon]
     if len(others) >= FEWEST:
         return batch, bundled(*others)
     halves: tuple[list[int], list[int]] = ([], [])

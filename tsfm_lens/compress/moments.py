@@ -42,11 +42,6 @@ class Moment(NamedTuple):
         return Moment(self.total + other.total, self.squares + other.squares, *counts)
 
     @property
-    def mean(self) -> Tensor:
-        """Mean over series."""
-        return self.total / self.series
-
-    @property
     def shrunk(self) -> Tensor:
         """Mean, shrunk towards a multiple of the identity: the more, the less series agree; wholly for one.
 
@@ -54,7 +49,7 @@ class Moment(NamedTuple):
             Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2, with series in the place of vectors
             and n - 1 for n.
         """
-        mean, n = self.mean, self.series
+        mean, n = self.total / self.series, self.series
         even = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
         between = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
         apart = float((mean - even).square().sum())
@@ -63,7 +58,7 @@ class Moment(NamedTuple):
 
 
 def calibrate(
-    run: Run, names: Iterable[str] | None = None, *, gradients: bool = False, draws: int = DRAWS, seed: int = 0
+    run: Run, names: Iterable[str] | None = None, *, gradients: bool = False, draws: int = DRAWS
 ) -> tuple[dict[str, Moment], dict[str, Moment]]:
     """Compute moments by name in single forwards over a run's series, on its path, once for a run.
 
@@ -72,21 +67,19 @@ def calibrate(
         leave. Its product with a small change's second moment is the deviation of the forecast that this causes.
     """
     by_name = matrices_by_name(run.lens, names)
-    key = ("moments", gradients, draws, seed, *by_name)
+    key = ("moments", gradients, draws, *by_name)
     if key in run.cache:
         return run.cache[key]
     if gradients:
         refuse_gradients(run.lens.wiring)
-    twin, generator = copy.deepcopy(run.lens), torch.Generator().manual_seed(seed)
+    twin, generator = copy.deepcopy(run.lens), torch.Generator().manual_seed(0)
     sums, counts = dict[tuple[int, str], Tensor](), defaultdict[tuple[int, str], int](int)
-    # queries, keys and values read one tensor, whose moment is taken once
-    last: list[tuple[Tensor, Tensor]] = []
 
     def add(at: tuple[int, str], x: Tensor) -> None:
-        if not (last and last[0][0] is x):
-            last[:] = [(x, _square(x.detach()))]
-        sums[at] = sums[at] + last[0][1] if at in sums else last[0][1]
-        counts[at] += x.numel() // x.shape[-1]
+        rows = x.detach().reshape(-1, x.shape[-1]).double()
+        square = (rows.T @ rows).cpu()
+        sums[at] = sums[at] + square if at in sums else square
+        counts[at] += len(rows)
 
     def tapped(name: str, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def tap(*args: Any, **kwargs: Any) -> Tensor:
@@ -114,8 +107,8 @@ def calibrate(
             mean = sums[side, name] / size
             own = Moment(mean, float(mean.square().sum()), 1, counts[side, name] // repeats)
             moments[side][name] = moments[side][name].plus(own) if name in moments[side] else own
-        for collected in (sums, counts, last):
-            collected.clear()
+        sums.clear()
+        counts.clear()
     for side, name in product((0, 1) if gradients else (0,), by_name):
         what = "the gradient at what leaves" if side else "what enters"
         if name not in moments[side] or not bool(torch.isfinite(moments[side][name].total).all()):
@@ -123,12 +116,6 @@ def calibrate(
             raise InputError(f"{what} {name} on the calibration series {fault}; give other series")
     run.cache[key] = moments
     return moments
-
-
-def _square(x: Tensor) -> Tensor:
-    """Sum x xᵀ over all rows, in double precision, on the CPU."""
-    rows = x.reshape(-1, x.shape[-1]).double()
-    return (rows.T @ rows).cpu()
 
 
 def _groups(run: Run) -> Iterator[list[Run]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
@@ -38,11 +37,6 @@ class BundledSeries:
     length: int
     source: str
     licence: str
-
-    @property
-    def publisher(self) -> str:
-        """First words of the source, which series of one publisher share."""
-        return re.split(r" through | daily |[,;(/]", self.source)[0].strip()
 
 
 @cache
