@@ -186,12 +186,8 @@ def _compress(
         "calibrate": run.batch.ids,
         "measure": other.batch.ids,
         **{
-            key: [float(each[f"{name}_{end}"]) for end in ("estimate", "low", "high")]
-            for key, each, name in (
-                ("mase_rise", quality, "mase_rise"),
-                ("wql_rise", quality, "wql_rise"),
-                ("own_mase_rise", own, "mase_rise"),
-            )
+            name: [float(each[f"{name.removeprefix('own_')}_{end}"]) for end in ("estimate", "low", "high")]
+            for name, each in (("mase_rise", quality), ("wql_rise", quality), ("own_mase_rise", own))
         },
         **{name: quality[name].values.tolist() for name in ("overlap", "log_perplexity") if name in quality},
     }
@@ -211,16 +207,12 @@ def _show(facts: dict[str, Any]) -> None:
             f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the entries as factors, "
             f"{ratio['stored']:.3g} as stored"
         )
-    own, others = (len(facts[key]) for key in ("calibrate", "measure"))
     echo(facts["sources"])
-    later = f"over later steps of {own} series that calibrated"
-    for name, words, over in (
-        ("mase_rise", "MASE", f"over {others} other series"),
-        ("wql_rise", "WQL", f"over {others} other series"),
-        ("own_mase_rise", "MASE", later),
-    ):
-        mean, low, high = (100 * value for value in facts[name])
-        echo(f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean {over}, 95 % interval)")
+    others = f"{len(facts['measure'])} other series"
+    same = f"later steps of {len(facts['calibrate'])} series that calibrated"
+    for name, over in (("mase_rise", others), ("wql_rise", others), ("own_mase_rise", same)):
+        words, (mean, low, high) = name.split("_")[-2].upper(), (100 * value for value in facts[name])
+        echo(f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {over}, 95 % interval)")
     if "overlap" in facts:
         whole, other = facts["log_perplexity"]
         echo(f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")

@@ -107,25 +107,25 @@ def allocate(
     """Choose the ranks of least summed effect that fit a budget of numbers: no choice among those given is better.
 
     A knapsack of which each matrix takes one item, by dynamic programming. Exact where the budget has at most 100,000
-    multiples of the greatest common divisor of all sizes; beyond, sizes are rounded up to a 100,000th of the budget.
+    multiples of the sizes' greatest common divisor; for more, what ranks take beyond the smallest is rounded up.
     """
     sizes = {name: [forms[name].stored(rank) for rank in of] for name, of in effects.items()}
-    step = max(math.gcd(*(size for of in sizes.values() for size in of)), -(-budget // _AMOUNTS))
-    prices = {name: [-(-size // step) for size in of] for name, of in sizes.items()}
-    left, choices = budget // step, []
-    best = np.zeros(max(left + 1, 0))
-    for name, of in effects.items():
-        table = np.full((len(of), len(best)), np.inf)
-        for row, price, effect in zip(table, prices[name], of.values(), strict=True):
-            row[price:] = best[: max(len(row) - price, 0)] + effect
-        choices.append(table.argmin(axis=0))
-        best = table.min(axis=0)
-    if not len(best) or not np.isfinite(best[-1]):
-        spent = sum(min(of) for of in sizes.values())
+    if (spent := sum(min(of) for of in sizes.values())) > budget:
         raise InputError(
             f"no rank meets a budget of {budget:,} numbers: the smallest ranks that were tried take {spent:,}; give "
             "that or more"
         )
+    step = max(math.gcd(*(size for of in sizes.values() for size in of)), -(-budget // _AMOUNTS))
+    # never more than is left where the smallest ranks take all of the budget
+    prices = {name: [-(-(size - min(of)) // step) for size in of] for name, of in sizes.items()}
+    left, choices = (budget - spent) // step, []
+    best = np.zeros(left + 1)
+    for name, of in effects.items():
+        table = np.full((len(of), len(best)), np.inf)
+        for row, price, effect in zip(table, prices[name], of.values(), strict=True):
+            row[price:] = best[: max(len(row) - price, 0)] + effect
+        choices.append(table.argmin(axis=0).astype(np.uint8))
+        best = table.min(axis=0)
     ranks: dict[str, int] = {}
     for name, chosen in reversed(list(zip(effects, choices, strict=True))):
         ranks[name] = list(effects[name])[chosen[left]]
@@ -233,9 +233,6 @@ def chosen_ranks(
             raise InputError(f"rank {rank}; expected 1 or more")
         return {name: min(rank, form.full) for name, form in forms.items()}
     assert epsilon is not None
-    if not 0 < epsilon < 1:
-        # refused before spectra are computed
-        raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
     spectra = {}
     for name, matrix in by_name.items():
         exact = parameters(lens.adapter.model, matrix.path)[0].detach().double()
