@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -52,18 +51,14 @@ def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
 def test_the_choice_is_corrected_for_the_number_of_models() -> None:
     lens = lens_of("chronos-bolt")
     run = lens.run(seasons(), 6, holdout=True)
-    curve = compress.pareto(run, compress.calibration_run(run), [0.2, 0.6], methods=["svd", "weighted"])
-    raw = []
-    for method, keep in product(("svd", "weighted"), (0.2, 0.6)):
-        smaller, _ = compress.compressed(compress.calibration_run(run), keep, method=method)
-        logs = np.log1p(compress.quality(run, smaller)["mase_rise"].values)
-        t = (logs.mean() - np.log(1.01)) / (logs.std(ddof=1) / len(logs) ** 0.5)
-        raw.append(stdtr(len(logs) - 1, t))
-    # step down by hand: the largest so far of p-values times those that are left
-    order, highest = np.argsort(raw), 0.0
-    for left, at in zip((4, 3, 2, 1), order, strict=True):
-        highest = max(highest, min(1.0, left * raw[at]))
-        assert float(curve["harm_p"].values.flat[at]) == pytest.approx(highest)
+    calibration = compress.calibration_run(run)
+    curve = compress.pareto(run, calibration, [0.2, 0.4, 0.6, 0.8], methods=["svd"])
+    smaller = [compress.compressed(calibration, keep, method="svd")[0] for keep in (0.2, 0.4, 0.6, 0.8)]
+    logs = [np.log1p(compress.quality(run, each)["mase_rise"].values) for each in smaller]
+    raw = [stdtr(7, (each.mean() - np.log(1.01)) / (each.std(ddof=1) / 8**0.5)) for each in logs]
+    order = np.argsort(raw)
+    expected = np.minimum(np.maximum.accumulate(np.array(raw)[order] * [4, 3, 2, 1]), 1.0)
+    np.testing.assert_allclose(curve["harm_p"].values[0][order], expected)
 
 
 def test_other_sources_measure() -> None:
@@ -72,10 +67,8 @@ def test_other_sources_measure() -> None:
     assert own.ids == ("unemployment", "co2")
     # of one publisher
     assert names - set(others.ids) == {"co2", "unemployment", "inflation", "retail_jobs", "leisure_jobs"}
-    assert names - set(compress.measure.sources_apart(data.as_series([np.arange(50.0)]), 40)[1].ids) == {"nile"}
     own, others = compress.measure.sources_apart(data.bundled())
     assert (set(own.ids) | set(others.ids), set(own.ids) & set(others.ids)) == (names, set())
-    assert ("unemployment" in own.ids) == ("retail_jobs" in own.ids)
     assert ("elnino" in own.ids) == ("seattle_heat" in own.ids) == ("sunspots" in own.ids)
 
 
@@ -134,11 +127,10 @@ def test_calibration_sees_nothing_of_the_truth() -> None:
     run = lens.run(batch, 6, holdout=True)
     earlier = compress.calibration_run(run, windows=2)
     assert run.full_batch is not None
-    for row, (series, whole) in enumerate(zip([*run.batch.values] * 2, [*run.full_batch.values] * 2, strict=True)):
+    for row, whole in enumerate([*run.full_batch.values] * 2):
         origin = len(whole) - 6 * (2 + row // 3)
         np.testing.assert_array_equal(earlier.batch.values[row], whole[:origin][-len(earlier.batch.values[row]) :])
         np.testing.assert_array_equal(earlier.path[row], whole[origin : origin + 6])
-        assert len(series) == len(whole) - 6
     # both windows of a series are on one side of every fold
     parts = compress.moments.folds(earlier)
     assert [len(part.batch) for part in parts] == [4, 2]

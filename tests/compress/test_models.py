@@ -127,8 +127,6 @@ def test_moments_are_those_of_what_enters(calibration: Callable, name: str) -> N
         error = float(sum((each - mean).square().sum() for each in own[key])) / n / (n - 1)
         share = min(1.0, error / float((mean - even).square().sum()))
         assert_close(moments[key].shrunk, (1 - share) * mean + share * even, depth=10_000, dtype=torch.float32)
-    alone = compress.moments.calibrate(run.select([0]), names)[0][names[0]]
-    assert_close(alone.shrunk, torch.eye(len(alone.total)) * alone.shrunk[0, 0], depth=100)
 
 
 def test_weighting_by_what_enters_moves_the_forecast_less(calibration: Callable) -> None:

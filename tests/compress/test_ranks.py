@@ -113,7 +113,6 @@ def test_the_guideline_is_what_its_formula_says() -> None:
     ranks = compress.guideline(24, 768)
     assert (ranks[0], ranks[-1]) == (16, 384)
     assert (np.diff(ranks) > 0).all()
-    # rounding up moves a difference by at most one
 
 
 def test_ranks_by_epsilon_leave_at_most_epsilon() -> None:

@@ -183,8 +183,7 @@ def _compress(
             for shape in cost["shape"].values
         ],
         "sources": sources_of(calibration, other),
-        "calibrate": run.batch.ids,
-        "measure": other.batch.ids,
+        "series": [len(other.batch), len(run.batch)],
         **{
             name: [float(each[f"{name.removeprefix('own_')}_{end}"]) for end in ("estimate", "low", "high")]
             for name, each in (("mase_rise", quality), ("wql_rise", quality), ("own_mase_rise", own))
@@ -208,9 +207,9 @@ def _show(facts: dict[str, Any]) -> None:
             f"{ratio['stored']:.3g} as stored"
         )
     echo(facts["sources"])
-    others = f"{len(facts['measure'])} other series"
-    same = f"later steps of {len(facts['calibrate'])} series that calibrated"
-    for name, over in (("mase_rise", others), ("wql_rise", others), ("own_mase_rise", same)):
+    others, own = facts["series"]
+    over_others, over_own = f"{others} other series", f"later steps of the {own} series that calibrated"
+    for name, over in (("mase_rise", over_others), ("wql_rise", over_others), ("own_mase_rise", over_own)):
         words, (mean, low, high) = name.split("_")[-2].upper(), (100 * value for value in facts[name])
         echo(f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {over}, 95 % interval)")
     if "overlap" in facts:

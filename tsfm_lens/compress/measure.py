@@ -78,11 +78,10 @@ def sources_apart(batch: SeriesBatch, horizon: int = 1) -> tuple[SeriesBatch, Se
 
 def sources_of(calibration: Run, run: Run) -> str:
     """Say which series calibrate and which measure."""
-    batch = calibration.batch
-    own = {str(more.get(ITEM, group)): 0 for more, group in zip(batch.static, batch.groups, strict=True)}
-    if set(own) & set(run.batch.groups):
-        return f"Calibrated on {', '.join(own)}; measured on later steps of them."
-    return f"Calibrated on {', '.join(own)}; measured on other series, {', '.join(dict.fromkeys(run.batch.groups))}."
+    pairs = zip(calibration.batch.static, calibration.batch.groups, strict=True)
+    own, others = (dict.fromkeys(names) for names in ([more.get(ITEM, name) for more, name in pairs], run.batch.groups))
+    measuring = "later steps of them" if own.keys() & others else f"other series, {', '.join(others)}"
+    return f"Calibrated on {', '.join(own)}; measured on {measuring}."
 
 
 def quality(run: Run, other: Lens) -> xr.Dataset:
@@ -239,20 +238,14 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
         method, keep = (curve[axis].values[place] for axis, place in zip(axes, at, strict=True))
         return f"{method}, {keep:g} kept"
 
-    tested = f"(t test over series, Holm's correction for {len(points)} models)"
-    for size, p, at in points:
-        if p <= (1 - CONFIDENCE) / 2:
-            return {
-                "choice": name_of(at),
-                "why": f"{name_of(at)}: of the models whose MASE is known to rise by less than {share} {tested}, it is "
-                f"the smallest, with {100 * size:.3g} % of the numbers.",
-            }
-    _, p, at = min(points, key=lambda point: (point[1], point[0]))
-    return {
-        "choice": "",
-        "why": f"None: of no model it is known that its MASE rises by less than {share} {tested}; nearest is "
-        f"{name_of(at)}, with p = {p:.2g}. Keep more, or judge by more series.",
-    }
+    known = f"known to rise by less than {share} (t test over series, Holm's correction for {len(points)} models)"
+    fit = [point for point in points if point[1] <= (1 - CONFIDENCE) / 2]
+    size, p, at = fit[0] if fit else min(points, key=lambda point: (point[1], point[0]))
+    if fit:
+        why = f"{name_of(at)}, with {100 * size:.3g} % of the numbers: the smallest whose MASE is {known}."
+    else:
+        why = f"None: the MASE of no model is {known}; nearest is {name_of(at)}, p = {p:.2g}. Judge by more series."
+    return {"choice": name_of(at) if fit else "", "why": why}
 
 
 @probe("compression", words="compress.pareto on all series")
