@@ -173,8 +173,8 @@ def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
     batch with a series too short for one is forecast as it is.
 
     Example:
-        >>> earlier = compress.calibration_run(run, windows=1)
-        >>> earlier.horizon == run.horizon, earlier.batch.lengths[0] == run.batch.lengths[0] - run.horizon
+        >>> earlier = compress.calibration_run(run, windows=2)
+        >>> earlier.horizon == run.horizon, len(earlier.batch) == 2 * len(run.batch)
         (True, True)
     """
     steps = min(run.horizon, run.lens.adapter.longest_pass)
