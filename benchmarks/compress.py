@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import re
 import tempfile
 import threading
 import time
@@ -64,12 +63,15 @@ def quality(model: str, keeps: Sequence[float], methods: Sequence[str], cases: i
 
 
 def put_into(page: Path, rows: Sequence[Sequence[str]]) -> None:
-    """Replace the rows of a page's table that have the same first two cells."""
-    text = page.read_text()
+    """Put rows into the table of a page, in the place of those with the same model and share."""
+    lines = page.read_text().splitlines()
+    held = [place for place, line in enumerate(lines) if line.startswith("| `")]
+    table = {tuple(lines[place].split(" | ")[:2]): lines[place] for place in held}
     for row in rows:
-        start, line = f"| {row[0]} | {row[1]} |", f"| {' | '.join(row)} |"
-        text = re.sub(rf"^{re.escape(start)}.*$", lambda _, line=line: line, text, flags=re.MULTILINE)
-    page.write_text(text)
+        line = f"| {' | '.join(row)} |"
+        table[tuple(line.split(" | ")[:2])] = line
+    lines[held[0] : held[-1] + 1] = [table[key] for key in sorted(table)]
+    page.write_text("\n".join(lines) + "\n")
 
 
 def peak(work: Callable[[], object]) -> int:
