@@ -39,14 +39,14 @@ def items(count: int, seed: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_cause_is_worth_something_and_noise_is_not(nano: Lens, seed: int) -> None:
-    run = nano.run(as_series(items(8, seed)), HORIZON, holdout=True)
+    run = nano.run(as_series(items(12, seed)), HORIZON, holdout=True)
     found = covariate_use(run, shuffles=3)
-    worth = found["worth_stands_out"].to_series().unstack("way")
+    worth = found["worth_significant"].to_series().unstack("way")
     assert worth.loc["cause", "removed"]
     assert worth.loc["cause", "shuffled"]
-    assert (found["worth_estimate"].sel(covariate="cause") > 0).all()
+    assert (found["worth_size"].sel(covariate="cause") > 0).all()
     noise = found.sel(covariate="noise")
-    assert not ((noise["worth_estimate"] > 0) & noise["worth_stands_out"]).any()
+    assert not ((noise["worth_size"] > 0) & noise["worth_significant"]).any()
 
 
 def test_each_way_is_the_forecast_of_the_changed_series(nano: Lens) -> None:
@@ -101,5 +101,5 @@ def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -
     assert silent.values.tolist() == [False, True, False]
     assert not np.isnan(found["moved"].sel(covariate="noise")).any()
     (told,) = [each for each in read_use(found) if each.startswith("cause")]
-    assert "2 of 2 forecasts" in told
+    assert "forecasts (2 of 2) by" in told
     assert told.endswith("Nothing can be said of series-1/target, where it or the series never changes.")

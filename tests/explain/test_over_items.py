@@ -24,11 +24,11 @@ from tsfm_lens.zoo.planted import Card, plant
 
 @cache
 def planted() -> tuple[Run, Card]:
-    """A covariate that one head carries, on four items."""
+    """A covariate that one head carries, on sixteen items."""
     made = plant("covariate", "chronos-2")
     rng, horizon = np.random.default_rng(0), made.card.horizon
     items = []
-    for _ in range(4):
+    for _ in range(16):
         known = rng.normal(size=32 + horizon)
         item = {"target": rng.normal(size=32), "past_covariates": {"k": known[:32]}}
         items.append({**item, "future_covariates": {"k": known[32:]}})
@@ -42,7 +42,7 @@ def test_a_planted_head_is_larger_than_every_null(null: str) -> None:
     found = route_effects(run, parts=1, against=null, draws=1)  # type: ignore[arg-type]
     # where the known future decides, its order does not: the head carries it shuffled, too
     expected = [] if null == "shuffled series" else [head]
-    stands = found["component"].values[found["carried_share_stands_out"].values]
+    stands = found["component"].values[found["carried_share_significant"].values]
     assert stands.tolist() == expected
     assert found.attrs["against"] == null
     assert found["series"].values.tolist() == list(run.batch.targets().ids)
@@ -132,7 +132,7 @@ def test_effects_are_those_of_each_item_in_its_unit(covariate_run: Run) -> None:
         assert_close(found["value"][1, column], (last.mean() - target.mean()) / target.std(), depth=100)
     # the mean of the whole past is its mean
     assert np.isnan(found["value"].sel(segment=["a", "k, past"])).all()
-    assert found["size_stands_out"].any()
+    assert (found["size_acts"] > 0).any()
     assert set(found["kind"].values) == {"past", "past covariate", "known covariate"}
 
 

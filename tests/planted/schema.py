@@ -7,7 +7,7 @@ import re
 import pandas as pd
 import xarray as xr
 
-JUDGED = re.compile(r"_(estimate|low|high|floor|stands_out|leads)$")
+JUDGED = re.compile(r"_(acts|size|low|high|p|floor|significant|leads|lead_share)$")
 
 
 def differences(made: xr.Dataset, real: xr.Dataset) -> list[str]:

@@ -68,7 +68,7 @@ def compared_to_null(
 
     Returns:
         What the probe gives, with ``NAME_share``, and what ``judge`` adds to it: ``NAME_share_floor`` is what the null
-        reaches, ``NAME_share_stands_out`` the larger shares. Attributes ``against`` and ``null_draws``.
+        reaches, ``NAME_share_significant`` the larger shares. Attributes ``against`` and ``null_draws``.
 
     Source:
         Adebayo et al. 2018, arXiv:1810.03292 (sanity checks); Benjamini and Yekutieli 2001.

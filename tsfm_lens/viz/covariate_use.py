@@ -12,7 +12,7 @@ from tsfm_lens.viz.needs import COVARIATES
 from tsfm_lens.viz.select import array, model_of, names, shown
 from tsfm_lens.viz.sheet import Look, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, plain
-from tsfm_lens.viz.words import listed, num
+from tsfm_lens.viz.words import num
 
 __all__ = ["covariate_dots"]
 
@@ -41,8 +41,8 @@ def _size(ds: xr.Dataset, place: int) -> str:
     if not moved.acts.any():
         return ""
     way = max(range(len(ways)), key=lambda i: (moved.acts[i] > 0, ways[i] == "shuffled"))
-    entries = int(moved.facts["entries"])
-    some = f", {moved.acts[way]} of {entries} of them" if moved.acts[way] < entries else ""
+    there = int(np.isfinite(array(ds, "moved", "series", covariate=place, way=way)).sum())
+    some = f" ({int(moved.acts[way])} of {there})"
     return f"{_SHORT[ways[way]]} it moves the forecasts{some} by {moved.told(way, _mase)}"
 
 
@@ -57,16 +57,12 @@ def _describe(ds: xr.Dataset, place: int) -> str:
     shuffled = ways.index("shuffled")
     change = float(worth.size[shuffled])
     told = worth.told(shuffled, lambda value: _mase(value if change > 0 else -value))
-    helps = worth.significant & (worth.size > 0)
-    harms = worth.significant & (worth.size < 0)
+    helps, harms = (bool((worth.significant & side).any()) for side in (worth.size > 0, worth.size < 0))
     outcome = {
         (True, False): "it helps, significantly",
         (False, True): "forecasts are better without it, significantly",
-        (
-            True,
-            True,
-        ): f"it helps or harms by the way of leaving it out ({listed([ways[i] for i in np.flatnonzero(helps)])} helps)",
-    }.get((bool(helps.any()), bool(harms.any())))
+        (True, True): "it helps or harms, significantly, by the way of leaving it out",
+    }.get((helps, harms))
     units, needed = int(worth.facts["units"]), int(worth.facts["needed"])
     open_words = f"{units} series cannot decide whether that is so for others; {needed} could"
     unsure = open_words if units < needed else "not significant for other series"

@@ -314,13 +314,11 @@ def read_effects(ds: xr.Dataset) -> list[str]:
     for kind in dict.fromkeys(kinds):
         leading = standing.named(_MAX_NAMES, kinds == kind)
         if not leading:
-            out.append(f"{capital(kind)}: nothing stands out of rounding.")
+            out.append(f"{capital(kind)}: no segment moves the forecasts by 0.01 MASE or more.")
             continue
-        first = standing.leader(kinds == kind)
-        lead = f"{labels[first]} most of all; " if first is not None and len(np.flatnonzero(kinds == kind)) > 1 else ""
         moves = [f"{labels[i]} by {standing.told(i, lambda value: f'{num(value)} MASE')}" for i in leading]
-        out.append(f"{capital(kind)}: {lead}forecasts are moved by {listed(moves)}.")
-    return out
+        out.append(f"{capital(kind)}: forecasts are moved most by {listed(moves)}.")
+    return [*out, *standing.standing(labels, "segments")]
 
 
 @INPUT_EFFECTS.figure(table=("effect", "size", "value"), sentences=read_effects)

@@ -44,7 +44,11 @@ def read_routes(ds: xr.Dataset) -> list[str]:
             continue
         order = [i for i in np.argsort(-np.nan_to_num(size[place]), kind="stable") if stands[place, i]][:_MAX_NAMES]
         leading = [f"{components[i]} ({amount(size[place, i])})" for i in order]
-        through = f" The most of it goes through {listed(leading)}." if leading else " No component stands out in it."
+        through = (
+            f" The most of it goes through {listed(leading)}."
+            if leading
+            else " No component carries more than rounding."
+        )
         words = past_attention(float(array(ds, "no_attention_share", "segment")[place]))
         past = f" {capital(words)}." if words else ""
         out.append(
@@ -221,10 +225,9 @@ def read_carried(ds: xr.Dataset) -> list[str]:
     labels = names(ds, "component")
     most = [f"{labels[place]} ({carried.told(place, percent)})" for place in carried.named(_MAX_NAMES)]
     null = {"untrained": "components of untrained twins", "shuffled series": "itself on shuffled series"}
-    beyond = f"than {null.get(against, 'random components of its kind')}" if against else "than the noise"
-    if not most:
-        return [f"No component carries more of the input's influence {beyond}."]
-    return [f"Most of the input's influence goes through {listed(most)}; each carries more {beyond}."]
+    than = f"Held against {null.get(against, 'random components of its kind')}: " if against else ""
+    told = f"Most of the input's influence goes through {listed(most)}." if most else "No component carries 1 % of it."
+    return [told, *(f"{than}{words}" for words in carried.standing(labels, "components"))]
 
 
 @ROUTE_EFFECTS.figure(table=("carried",), sentences=read_carried)
