@@ -31,7 +31,6 @@ __all__ = [
     "over_windows",
     "ratio_units",
     "sign_test",
-    "smallest_p",
     "stands_apart",
     "units_needed",
 ]
@@ -249,9 +248,4 @@ def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
     use_t = (beyond == 0) & (spread > 1e-9 * middle)
     z = np.where(use_t, np.minimum(z, -middle / np.where(use_t, spread, 1.0)), z)
     p = 2 * stdtr(units - 1, z * np.sqrt((units - 1) / units))
-    return np.where(np.isnan(draws).any(axis=0), np.nan, np.clip(p, smallest_p(n), 1.0))
-
-
-def smallest_p(replicates: int) -> float:
-    """Return the smallest two-sided p-value that so many replicates can show: none of them on the other side of 0."""
-    return 2 / (replicates + 1)
+    return np.where(np.isnan(draws).any(axis=0), np.nan, np.clip(p, 2 / (n + 1), 1.0))

@@ -168,16 +168,16 @@ def test_readings_count_what_is_significant_and_name_no_other(swept: dict[str, p
     new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
     table = changed(table, mine, **new, significant=[True, False, True, True], distance_lead_share=[0.75, 0, 0, 0.25])
     assert read_distances(table, "both")[:2] == [
-        "alpha: without the heads and MLPs of one layer, 2 of 4 layers change MASE by less than 1 %; 3 of 4 changes are "
-        "significant (layers 0, 2 and 3).",
-        "The forecast moves by a Spearman distance of 0.125 to 0.9; in redraws it moves most without layer 0 (75 %) and "
-        "layer 3 (25 %).",
+        "alpha: without the heads and MLPs of one layer, MASE changes by −0.4 % to +30.0 %, at the median by +10.2 %; "
+        "3 of 4 changes are significant (layers 0, 2 and 3); 2 of 4 layers cost less than 1 %.",
+        "The forecast moves by a Spearman distance of 0.125 to 0.9; in redraws it moves most without layer 0 (75 %) "
+        "and layer 3 (25 %).",
     ]
     none = changed(table, mine, significant=False)
-    assert "; none of 4 changes is significant." in read_distances(none, "both")[0]
+    assert "; none of 4 changes is significant; 2 of" in read_distances(none, "both")[0]
     # the test says nothing where it could not decide
     few = read_distances(none.assign(units=3, unit="sources", tests=24), "both")[0]
-    assert few.endswith("; 3 sources cannot decide among 24 tests; 10 could.")
+    assert "; 3 sources cannot decide among 24 tests; 10 could; 2 of" in few
     both = changed(table, mine, distance_leads=["highest", "", "lowest", ""], distance_lead_share=0.0)
     assert read_distances(both, "both")[1] == (
         "The forecast keeps its shape best without layer 2 (Spearman distance 0.125) and loses its shape most without "

@@ -263,7 +263,7 @@ def test_names_and_duplicates_of_series_and_datasets_change_nothing(datasets: in
         "a dataset twice": pd.concat([sums, sums[sums["dataset"] == "d00"].assign(dataset="copy")]),
     }
     want = changes(sums)
-    same = ["change", "lower", "upper", "median", "least", "most", "p_value", "unit", "units", "n_datasets", "n_series"]
+    same = ["change", "lower", "upper", "median", "least", "most", "p_value", "units", "n_datasets", "n_series"]
     for what, given in once.items():
         kept, notes = counted_once(given)
         found = changes(kept)
@@ -347,7 +347,9 @@ def planted() -> Results:
         for (layer, order, ablated), rise in RISES.items()
         if ablated == 1
     ]
-    return Results(per_series(study(errors)), pd.DataFrame(lines), {"m": 2}, Statistics(), better_orders(found))
+    return Results(
+        per_series(study(errors)), pd.DataFrame(lines).assign(recipe=""), {"m": 2}, Statistics(), better_orders(found)
+    )
 
 
 def test_orders_and_layers_are_named_where_they_were_planted_and_nowhere_else() -> None:

@@ -102,12 +102,13 @@ def few_units(row: Mapping[str, Any], level: float) -> str:
     return words if row["units"] < needed else ""
 
 
-def significance(rows: pd.DataFrame) -> str:
-    """Write how many changes are significant, or why none can be: "3 of 24 changes are significant"."""
+def sizes_words(rows: pd.DataFrame) -> str:
+    """Write the sizes of some changes, how many are significant, or why none can be."""
+    low, middle, high = (change_text(each) for each in rows["change"].quantile([0, 0.5, 1]))
     count, few = int(rows["significant"].sum()), few_units(told(rows.nlargest(1, "units"))[0], level_of(rows))
-    if few and not count:
-        return few
-    return f"{count or 'none'} of {counted(len(rows), 'change')} {'is' if count <= 1 else 'are'} significant"
+    said = f"{count or 'none'} of {counted(len(rows), 'change')} {'is' if count <= 1 else 'are'} significant"
+    between = f"by {low} to {high}, at the median by {middle}" if len(rows) > 1 else f"by {middle}"
+    return f"MASE changes {between}; {few if few and not count else said}"
 
 
 def verdict(significant: Any) -> str:

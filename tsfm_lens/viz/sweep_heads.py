@@ -39,11 +39,7 @@ def read_heads(table: pd.DataFrame) -> list[str]:
     for model in sweep.models_in(rows):
         mine = rows[rows["model"] == model]
         named = mine[mine["significant"]]
-        low, middle, high = (sweep.change_text(each) for each in mine["change"].quantile([0, 0.5, 1]))
-        summary = (
-            f"{model}: without one head, MASE changes by {low} to {high}, at the median by {middle}; "
-            f"{sweep.significance(mine)}"
-        )
+        summary = f"{model}: without one head, {sweep.sizes_words(mine)}"
         by_size = named.loc[named["change"].abs().sort_values(ascending=False, kind="stable").index]
         which = [f"{row['label']} ({sweep.change_words(row)})" for row in sweep.told(by_size.head(_MAX_NAMES))]
         more = f", and {len(named) - _MAX_NAMES} more in the table" if len(named) > _MAX_NAMES else ""

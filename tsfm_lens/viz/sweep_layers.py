@@ -45,20 +45,18 @@ def read_distances(table: pd.DataFrame, part: str) -> list[str]:
         if len(single):
             out += _single_layers(single, model, part)
         if len(groups):
-            low, high = (sweep.change_text(each) for each in (groups["change"].min(), groups["change"].max()))
-            said = sweep.significance(groups)
-            out.append(f"{model}: without a group of layers, MASE changes by {low} to {high}; {said}.")
+            out.append(f"{model}: without a group of layers, {sweep.sizes_words(groups)}.")
     return out
 
 
 def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
-    small = int((rows["change"].abs() < _SMALL).sum())
+    small = int((rows["change"] < _SMALL).sum())
     named = rows.loc[rows["significant"], "first"].tolist()
     which = f" (layer{sweep.plural_s(named)} {sweep.runs(named)})" if named else ""
-    summary = (
-        f"{model}: without the {sweep.PARTS[part]} of one layer, {small} of {sweep.counted(len(rows), 'layer')} "
-        f"change{'s' if small == 1 else ''} MASE by less than {percent(_SMALL)}; {sweep.significance(rows)}{which}."
+    layers = (
+        f"{small} of {sweep.counted(len(rows), 'layer')} cost{'s' if small == 1 else ''} less than {percent(_SMALL)}"
     )
+    summary = f"{model}: without the {sweep.PARTS[part]} of one layer, {sweep.sizes_words(rows)}{which}; {layers}."
     if len(rows) < 2:
         return [summary]
     leaders = {row["distance_leads"]: row for row in sweep.told(rows[rows["distance_leads"] != ""])}

@@ -127,13 +127,10 @@ class Results:
         """Add MASE over that of the seasonal naive forecast to one model's entries, and the plain model's."""
         model = entries["model"].iloc[0]
         if model not in self._cache:
-            ratios = self.mase_ratios(model)
-            usable = ratios[ratios[PLAIN].gt(0)]
+            usable = self.mase_ratios(model)[lambda ratios: ratios[PLAIN].gt(0)]
             # a variant without a metric on one of them has no mean over all of them
-            finite = usable.gt(0) & np.isfinite(usable)
-            with np.errstate(all="ignore"):
-                logs = usable.apply(lambda column: np.log(column.to_numpy()).mean() if len(column) else np.nan)
-                self._cache[model] = np.exp(logs).where(finite.all())
+            finite = usable.where(usable.gt(0) & np.isfinite(usable))
+            self._cache[model] = np.exp(np.log(finite).mean(skipna=False))
         mase = self._cache[model]
         return entries.assign(mase=entries["variant"].map(mase), baseline_mase=float(mase[PLAIN]))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -59,6 +59,10 @@ class _Pairs:
             value, baseline = (np.asarray(formula(self.metric)[1](*side)) for side in sides)
             return (np.log(value), np.log(baseline)) if self.metric in METRICS else (value, 0 * value)
 
+    def masked(self, usable: np.ndarray) -> _Pairs:
+        """Return the same with zeros for series that are not usable, (variant, series)."""
+        return replace(self, sides=[[np.where(usable, c, 0.0) for c in side] for side in self.sides], usable=usable)
+
     def totals(self) -> list[list[np.ndarray]]:
         """Sum both sides over the series of each dataset."""
         starts = np.searchsorted(self.dataset, range(len(self.datasets)))
@@ -105,25 +109,14 @@ def _paired(frame: pd.DataFrame, metric: str) -> Iterator[_Pairs]:
         valid = np.all([of[c] == base[c] for c in same], axis=0) & (of[count] > 0) & (base[count] > 0)
         invalid = (of["n_invalid"] > 0) | (base["n_invalid"] > 0)
         datasets, dataset = np.unique(wide.index.get_level_values("dataset").astype(str), return_inverse=True)
-        sides = [[side[name] for name in names] for side in (of, base)]
-        usable = _usable(metric, valid, invalid, dataset, sides)
-        masked = [[np.where(usable, sums, 0.0) for sums in side] for side in sides]
         items = wide.index.get_level_values("item").astype(str).to_numpy()
-        yield _Pairs(str(model), metric, ids, masked, usable, dataset, items, list(map(str, datasets)))
-
-
-def _usable(
-    metric: str, valid: np.ndarray, invalid: np.ndarray, dataset: np.ndarray, sides: list[list[np.ndarray]]
-) -> np.ndarray:
-    """Mark (variant, series) valid series of the datasets with a usable metric on both sides."""
-    member = np.zeros((len(dataset), int(dataset.max()) + 1))
-    member[np.arange(len(dataset)), dataset] = 1.0
-    usable = (valid.astype(float) @ member > 0) & ((invalid & valid).astype(float) @ member == 0)
-    for columns in sides:
-        with np.errstate(all="ignore"):
-            value = formula(metric)[1](*(np.where(valid, c, 0.0) @ member for c in columns))
-        usable &= np.isfinite(value) & ((value > 0) | (metric not in METRICS))
-    return valid & usable[:, dataset]
+        sides = [[side[name] for name in names] for side in (of, base)]
+        pairs = _Pairs(str(model), metric, ids, sides, valid, dataset, items, list(map(str, datasets))).masked(valid)
+        # of a dataset with an invalid forecast, or whose metric is 0 or infinite on a side, no series is compared
+        starts = np.searchsorted(dataset, range(len(datasets)))
+        finite = np.isfinite(np.subtract(*pairs.measure(pairs.totals())))
+        finite &= ~np.logical_or.reduceat(invalid & valid, starts, axis=1)
+        yield pairs.masked(valid & finite[:, dataset])
 
 
 def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
@@ -132,7 +125,7 @@ def _change_table(pairs: _Pairs, confidence: float) -> pd.DataFrame:
     by_dataset, (by_unit, influence, unit) = pairs.measure(pairs.totals()), pairs.effects()
     by_unit = np.where(np.abs(by_unit) < _ROUNDING, 0.0, by_unit)
     value, baseline = map(over_windows, by_dataset)
-    over = pd.DataFrame(by_unit).agg(["median", "min", "max"], axis=1).to_numpy().T
+    over = pd.DataFrame(by_unit).quantile([0.5, 0.0, 1.0], axis=1).to_numpy()
     sizes = dict(zip(SIZES, (*_interval(value - baseline, influence, confidence), *over), strict=True))
     sizes = {name: np.expm1(each) if log else each for name, each in sizes.items()}
     if not log:
