@@ -275,9 +275,28 @@ def _streaming_peak(probe: str, count: int) -> tuple[int, int]:
     return peak, count * HORIZON * decoder.n_layers * decoder.n_heads * decoder.d_model * 4
 
 
+def attribution_cost(rounds: int) -> list[Row]:
+    """Attribution of 100 series, after their forecast, over that forecast; side by side, in processor time."""
+    rows: list[Row] = []
+    for name in ("bolt-nano", "chronos2-nano", "chronos-nano"):
+        lens, rng = load(name), np.random.default_rng(0)
+        steps = np.arange(min(512, lens.adapter.context_length))
+        series = [50 + 10 * np.sin(2 * np.pi * steps / (6 + i % 32)) + rng.normal(size=len(steps)) for i in range(100)]
+        options: dict[str, Any] = {"num_samples": SAMPLES} if lens.adapter.readout == "token" else {}
+        make = partial(lens.run, series, HORIZON, **options)
+        ready = [make() for _ in range(rounds + 1)]
+        for run in ready:
+            assert run.forecast is not None
+        work = partial(lambda left: probes.attribute(next(left)), iter(ready))
+        ratio, low, high = ratios([work], lambda make=make: make().forecast, rounds=rounds, clock=time.process_time)[0]
+        what = f"(d) {name}: attribute / forecast, 100 series"
+        rows.append((what, f"{ratio:.1f}", f"{low:.1f}–{high:.1f}; {len(steps)} steps", "≤ 3", ratio <= 3))
+    return rows
+
+
 def measure(rounds: int) -> list[Row]:
     """(d) All of it."""
-    rows = [row for name in EMBEDDED for row in probe_costs(name, rounds)]
+    rows = [*(row for name in EMBEDDED for row in probe_costs(name, rounds)), *attribution_cost(rounds)]
     rows += [*stable_rank_cost(rounds), *weight_spectra_cost(), *repeated_tokens_cost(3)]
     if Path("/proc/self/clear_refs").exists():
         rows += [*rollout_memory(), *streaming_memory()]

@@ -25,7 +25,7 @@ from tsfm_lens.cli import app
 
 assert "reproduce" not in CliRunner().invoke(app, ["--help"]).stdout
 run = tsfm_lens.load("bolt-nano").run(tsfm_lens.bundled("nile"), 6, holdout=True)
-assert viz.attribution_heatmap(probes.attribute(run, nodes=4)).data
+assert viz.attribution_heatmap(probes.attribute(run)).data
 assert run.report("report", sections=("forecast", "ablation")).exists()
 """
 FORMS = {

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -9,7 +11,6 @@ from statsmodels.stats.multitest import multipletests
 
 from tsfm_lens.stats import (
     CORRECTIONS,
-    LEVEL,
     Control,
     auroc,
     benjamini_yekutieli,
@@ -18,29 +19,77 @@ from tsfm_lens.stats import (
     expanded_p,
     half_width,
     holm,
+    lead_shares,
     leader,
     mean_interval,
     median_interval,
     sign_test,
+    stands_apart,
+    units_needed,
 )
 
 NEAR = 0.4  # of a p-value: resampled tails are coarse
 
 
-def test_of_noise_no_component_is_significant_or_leads_more_often_than_promised() -> None:
-    rng = np.random.default_rng(0)
-    draws = [rng.normal(size=(24, 12)) for _ in range(400)]
-    # 5 % of 400, and four standard deviations of that count
-    most = 20 + 4 * np.sqrt(400 * 0.05 * 0.95)
-    assert sum(bool((holm(sign_test(values)) <= LEVEL).any()) for values in draws) <= most
-    assert sum(leader(values) is not None for values in draws) <= most
+DRAWS: dict[str, Callable[[np.random.Generator, tuple[int, ...]], np.ndarray]] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "log-normal": lambda rng, shape: np.exp(1.5 * rng.normal(size=shape)) - 1,
+    "t with 2 degrees": lambda rng, shape: rng.standard_t(2, size=shape),
+    "outliers": lambda rng, shape: rng.normal(size=shape) * np.where(rng.random(shape) < 0.1, 50, 1),
+    "alike members": lambda rng, shape: rng.normal(size=shape[1:]) + 0.1 * rng.normal(size=shape),
+}
+"""Effects whose median is 0."""
 
 
-def test_a_lead_on_one_of_two_series_is_none() -> None:
-    assert leader(np.array([[1.0, 0.2], [0.5, 0.4]])) is None
-    assert leader(np.array([[1.0] * 6, [0.5] * 6])) == 0
-    assert leader(np.array([[1.0] * 5, [0.5] * 5])) is None
+@pytest.mark.parametrize("drawn", DRAWS)
+def test_of_effects_without_a_median_no_more_pages_than_promised_call_one_significant(drawn: str) -> None:
+    rng, trials = np.random.default_rng(0), 300
+    most = 0.05 * trials + 4 * np.sqrt(trials * 0.05 * 0.95)
+    for units in (2, 6, 12, 40):
+        wrong = sum(bool((holm(sign_test(DRAWS[drawn](rng, (24, units)))) <= 0.05).any()) for _ in range(trials))
+        assert wrong <= most, units
+        assert not wrong or units >= units_needed(24)
+
+
+@pytest.mark.parametrize("members", [2, 3, 8, 30])
+def test_equal_members_have_a_leader_no_more_often_than_promised(members: int) -> None:
+    rng, trials = np.random.default_rng(members), 300
+    for draw in DRAWS.values():
+        led = sum(leader(np.abs(draw(rng, (members, 9)))) is not None for _ in range(trials))
+        assert led <= 0.05 * trials + 4 * np.sqrt(trials * 0.05 * 0.95)
+
+
+def test_a_leader_is_larger_than_every_other_on_six_series_or_more() -> None:
+    sizes = np.array([[1.0, 2.0, 9.0, 1.1, 1.2, 1.3], [0.5, 1.9, 0.1, 0.2, 0.3, 0.2], [0.9, 0.1, 0.2, 0.1, 0.1, 0.1]])
+    assert leader(sizes) == 0
+    assert leader(sizes[:, :5]) is None
     assert leader(np.array([[np.nan, np.nan]])) is None
+    assert leader(sizes[:1]) is None
+
+
+def test_shares_of_leading_are_those_of_all_resamples_and_know_no_order() -> None:
+    """Of two members and two units, the four resamples are counted by hand."""
+    sizes = np.array([[3.0, 0.0], [1.0, 2.5]])
+    np.testing.assert_allclose(lead_shares(sizes, replicates=4000), [0.25, 0.75], atol=0.03)
+    rng = np.random.default_rng(3)
+    table = np.abs(rng.normal(size=(6, 9, 2)))
+    shares = lead_shares(table)
+    assert shares.sum() == pytest.approx(1.0)
+    np.testing.assert_array_equal(shares, lead_shares(table[:, rng.permutation(9)]))
+    np.testing.assert_allclose(lead_shares(np.full((3, 4), 0.2)), np.full(3, 1 / 3))
+    assert lead_shares(np.array([[2.0, np.nan], [np.nan, 1.0], [0.0, 0.0]]))[2] == 0
+
+
+def test_one_of_many_alike_models_stands_apart_once_in_so_many() -> None:
+    """Each model in turn is held against all others: at most one of them passes, whatever the effects are."""
+    rng = np.random.default_rng(4)
+    groups = np.repeat([0, 1, 2], 8)
+    for _ in range(40):
+        models = np.exp(rng.normal(size=(25, 24)) * rng.uniform(0.1, 2, size=24)) / 20
+        passing = [stands_apart(models[i], np.delete(models, i, axis=0), groups).any() for i in range(25)]
+        assert sum(passing) <= 1
+    models[0, 5] = 1e3
+    assert np.flatnonzero(stands_apart(models[0], models[1:], groups)).tolist() == [5]
 
 
 def test_holm_is_that_of_statsmodels_in_each_family() -> None:
@@ -61,8 +110,8 @@ def test_benjamini_and_yekutieli_is_that_of_scipy() -> None:
 
 def dependent_effects(rng: np.random.Generator, heads: int, true: int) -> np.ndarray:
     """(head, series): noise that heads share with one another, half of them with the other sign, and true effects."""
-    shared = rng.normal(size=12) * np.where(np.arange(heads) % 2, 1.0, -1.0)[:, None]
-    values = 0.8 * shared + 0.6 * rng.normal(size=(heads, 12))
+    shared = rng.normal(size=16) * np.where(np.arange(heads) % 2, 1.0, -1.0)[:, None]
+    values = 0.8 * shared + 0.6 * rng.normal(size=(heads, 16))
     values[:true] += 3.0
     return values
 
@@ -73,7 +122,7 @@ def test_of_heads_that_depend_on_each_other_no_more_are_wrong_than_promised(cont
     tries, true = 400, 10
     wrong, wrongly, found = 0.0, 0, 0
     for _ in range(tries):
-        above = CORRECTIONS[control](sign_test(dependent_effects(rng, 40, true))) <= LEVEL
+        above = CORRECTIONS[control](sign_test(dependent_effects(rng, 40, true))) <= 0.05
         named = int(above.sum())
         wrong += float(above[true:].sum() / max(named, 1))
         wrongly += bool(above[true:].any())
@@ -126,17 +175,24 @@ def test_p_values_say_no_more_than_the_replicates() -> None:
     assert p == pytest.approx(2 / 200)
 
 
-def test_sign_test_and_median_interval_agree_and_zeros_speak_for_neither_side() -> None:
+def test_sign_test_is_that_of_scipy_and_its_median_interval_agrees() -> None:
     rng = np.random.default_rng(6)
     for count in (5, 6, 9, 20):
         values = rng.normal(0.6, 1, size=count)
         signs = int((values > 0).sum())
         assert sign_test(values) == pytest.approx(scipy.stats.binomtest(signs, count).pvalue)
+        above = scipy.stats.binomtest(int((values > 0.5).sum()), count, alternative="greater").pvalue
+        assert sign_test(np.append(values, np.nan), 0.5, sides=1) == pytest.approx(above)
         _, low, high = median_interval(values)
         assert np.isnan(low) == (count < 6)
         assert (sign_test(values) <= 0.05) == (low > 0 or high < 0)
-    assert sign_test(np.zeros(10)) == 1.0
+    assert sign_test(np.zeros(10)) == sign_test(np.zeros(10), sides=1) == 1.0
     assert sign_test(np.array([1.0] * 6 + [0.0] * 6)) == 1.0
+    assert np.isnan(sign_test(np.array([np.nan])))
+    for tests, sides in ((1, 2), (1, 1), (24, 2), (500, 1)):
+        few = units_needed(tests, sides)
+        assert tests * float(sign_test(np.ones(few), sides=sides)) <= 0.05
+        assert tests * float(sign_test(np.ones(few - 1), sides=sides)) > 0.05
 
 
 def test_auroc_counts_pairs_and_lets_nan_be_lowest() -> None:

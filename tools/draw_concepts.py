@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/concepts: components, from a wiring table, and noise, from a run.
+"""Draw the pictures of docs/concepts: components, from a wiring table, and findings, from a run.
 
 python tools/draw_concepts.py
 """
@@ -78,42 +78,36 @@ def components(wiring: Wiring) -> str:
     return picture.written(edge + 120, y + 30, f"Components of {wiring.architecture}")
 
 
-def noise(lens: Lens) -> str:
-    """The effect of every cross-attention head over windows of one series: estimate, interval, noise floor."""
-    values = bundled("co2").values[0]
-    run = lens.run([values[start : start + 200] for start in range(0, 320, 40)], 24)
-    data = probes.causal_effects(run, components=["decoder.*.cross_attn.*"])
-    low, mid, high = (data[f"total_share_{part}"].values for part in ("low", "estimate", "high"))
-    floor = float(data["total_share_floor"].max())
+def findings(lens: Lens) -> str:
+    """The effect of every cross-attention head over windows of one series: size, range, significance."""
+    run = lens.run(bundled("co2"), 24, windows=12, holdout=True)
+    data = probes.ablation_effects(run, components=["decoder.*.cross_attn.*"])
+    low, mid, high = (data[f"mean_shift_{part}"].values for part in ("low", "size", "high"))
     left, right = 200.0, 680.0
     top = float(high.max())
 
     def at(value: float) -> float:
         return left + (right - left) * max(value, 0.0) / top
 
-    assert bool(data["total_share_stands_out"].all())
     picture, y = Picture(), 52.0
-    picture.text(20, 22, "change of the forecast without a head, mean over 8 windows, share of the series' range")
+    picture.text(20, 22, "change of the forecast without a head, share of the series' range")
     for index, name in enumerate(data["component"].values):
         picture.text(20, y + 4, str(name), PALE)
         picture.line([(at(float(low[index])), y), (at(float(high[index])), y)], BRANCH)
-        picture.dot(at(float(mid[index])), y, bool(data["total_share_leads"].values[index]))
+        picture.dot(at(float(mid[index])), y, bool(data["mean_shift_significant"].values[index]))
         y += 24
     for share in (0.0, top / 2, top):
         picture.text(at(share), y + 12, f"{share:.3f}", PALE, 12, "middle")
     picture.line([(left, 40), (left, y - 6)], PALE, width=1)
-    words = (
-        f"line: 95 % interval over windows; all above the noise floor, {floor:.0e}; filled: leads all others after Holm"
-    )
-    picture.text(20, y + 36, words, PALE)
-    return picture.written(right + 40, y + 50, "Effects with intervals")
+    picture.text(20, y + 36, "dot: median of 12 windows; line: their range; filled: significant for other times", PALE)
+    return picture.written(right + 40, y + 50, "Sizes and significance of effects")
 
 
 def main() -> None:
     """Write both pictures."""
     lens = load("bolt-nano")
     (OUT / "components.svg").write_text(components(lens.wiring))
-    (OUT / "noise.svg").write_text(noise(lens))
+    (OUT / "findings.svg").write_text(findings(lens))
 
 
 if __name__ == "__main__":

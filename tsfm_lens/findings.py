@@ -125,10 +125,12 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     """
     results = dict(results)
     tested = [(key, name) for key, data in results.items() for name in judged_names(data)]
+    if not tested:
+        return results
     p = [np.ravel(results[key][f"{name}_p"].values) for key, name in tested]
     controls = {str(results[key][f"{name}_p"].attrs["control"]) for key, name in tested}
     family = int(sum(np.isfinite(each).sum() for each in p))
-    adjusted = CORRECTIONS[controls.pop() if len(controls) == 1 else "holm"](np.concatenate(p)) if p else np.empty(0)
+    adjusted = CORRECTIONS[controls.pop() if len(controls) == 1 else "holm"](np.concatenate(p))
     for (key, name), each in zip(tested, np.split(adjusted, np.cumsum([len(each) for each in p])[:-1]), strict=True):
         variable = results[key][f"{name}_p"]
         facts = {"family": family, "needed": units_needed(family, int(variable.attrs["sides"]))}

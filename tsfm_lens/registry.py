@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.extensions import FIGURES, PROBES, load_extensions
-from tsfm_lens.findings import judged_names, with_twins
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -387,6 +386,9 @@ def beside_twins(
     Returns:
         See :func:`tsfm_lens.findings.with_twins`; the result as it is where it holds no effects, or a twin refuses.
     """
+    # numpy and xarray take longer to import than the help of the command line
+    from tsfm_lens.findings import judged_names, with_twins
+
     if not judged_names(result):
         return result
     options = {name: value for name, value in options.items() if name != "progress"}

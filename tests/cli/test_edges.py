@@ -86,16 +86,17 @@ def test_a_forecast_behind_missing_values_says_so(waves: np.ndarray, tmp_path: P
     assert "note" not in result.stdout
 
 
-def test_what_is_not_above_the_noise_is_marked_in_the_table_of_ablations(tmp_path: Path) -> None:
+def test_the_table_of_ablations_counts_series_and_tells_what_they_can_decide(tmp_path: Path) -> None:
     heads = ["--horizon", "6", "-c", "decoder.0.*"]
     flat = run("ablate", "bolt-nano", "--data", written(tmp_path, load=np.full(120, 5.0)), *heads)
     assert flat.exit_code == 0, flat.output
     rows = [line.split() for line in flat.stdout.splitlines()]
-    assert rows[0][-1] == "stands_out"
-    assert {row[-1] for row in rows[1:]} == {"no"}
-    assert "note: spearman_distance: " in flat.stderr
-    moved = run("ablate", "bolt-nano", *CO2, "-c", "decoder.0.*")
+    assert rows[0][-2:] == ["acts", "significant"]
+    assert {tuple(row[-2:]) for row in rows[1:]} == {("0", "no")}
+    assert "One series decides nothing about others" in flat.stderr
+    moved = run("ablate", "bolt-nano", *CO2, "-c", "decoder.0.*", "--windows", "12", "--horizon", "6")
     assert "yes" in moved.stdout
+    assert "Significant for other times of this series: " in moved.stderr
 
 
 def test_a_forecast_at_a_high_level_shows_how_its_quantiles_differ(waves: np.ndarray, tmp_path: Path) -> None:

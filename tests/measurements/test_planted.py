@@ -46,11 +46,11 @@ def test_differences_are_found() -> None:
 def test_planted_judgements_are_those_of_the_probes() -> None:
     """What stands out and leads is decided by ``judge``, from the values that are planted."""
     ds = planted.ablation()
-    leads = ds["component"].values[ds["spearman_distance_leads"].values]
-    assert {"decoder.1.cross_attn.1", "decoder.0.mlp"} <= set(leads)
+    first = ds["component"].values[ds["spearman_distance_lead_share"].values == 1.0]
+    assert {"decoder.1.cross_attn.1", "decoder.0.mlp"} <= set(first)
     again = judge(ds, "spearman_distance", floor=0.9, groups="kind")
-    assert not again["spearman_distance_stands_out"].any()
-    np.testing.assert_array_equal(again["spearman_distance_estimate"], ds["spearman_distance"].mean("series"))
+    assert not again["spearman_distance_significant"].any()
+    np.testing.assert_array_equal(again["spearman_distance_size"], ds["spearman_distance"].median("series"))
 
 
 @pytest.mark.parametrize("name", [name for name, made in EVERY.items() if hasattr(made, "data_vars")])

@@ -213,11 +213,12 @@ def test_a_notebook_shows_a_figure_and_a_line_of_facts() -> None:
 
 
 def test_what_probes_share_is_what_each_computes_alone() -> None:
-    lens, made = load("bolt-nano"), (probes.attribute, probes.stream_shares, partial(probes.attribute, nodes=4))
+    lens, all_of_it = load("bolt-nano"), partial(probes.attribute, decompositions="all")
     shared = lens.run(bundled("co2"), 8, holdout=True)
-    for probe in made:
+    for probe in (probes.attribute, probes.stream_shares, all_of_it):
         xr.testing.assert_identical(probe(shared), probe(lens.run(bundled("co2"), 8, holdout=True)))
-    assert list(shared.cache["attribution"]) == [128, 4]
+    kept = ["components", ("integrated", 1e-3), "linearised", "lens_difference"]
+    assert list(shared.cache["attribution"]) == kept
 
 
 def test_a_truth_of_nothing_is_none() -> None:

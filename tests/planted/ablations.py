@@ -59,11 +59,15 @@ def attribution(
     gaps = np.broadcast_to(gap, ds.sizes["series"])
     ds["completeness_error"] = (("decomposition", "series"), np.stack([np.zeros_like(gaps, dtype=float), gaps]))
     ds["mean_attribution"] = ds["attribution"].mean("step")
-    ds["attribution_share"] = ds["mean_attribution"] / abs(ds["mean_attribution"]).sum("component")
+    ds["mean_absolute"] = abs(ds["attribution"]).mean("step")
+    ds["size_share"] = ds["mean_absolute"] / ds["mean_absolute"].sum("component")
+    ds["series_agreement"] = (np.sign(ds["mean_attribution"]) == np.sign(ds["mean_attribution"][..., :1])).mean(
+        "series"
+    )
     floor = xr.DataArray(np.full((2, ds.sizes["series"]), 0.01), dims=("decomposition", "series"))
     members = xr.DataArray(heads_or_kinds(ds), dims="component").astype(object)
     groups = ds["decomposition"].astype(object) + " " + members
-    return judge(ds, "attribution_share", floor=floor, signed=True, groups=groups)
+    return judge(ds, "size_share", floor=floor, groups=groups)
 
 
 def effects(

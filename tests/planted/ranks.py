@@ -61,7 +61,7 @@ def row_angles() -> xr.Dataset:
         between=("layer", np.array([80.0, 80.0])),
         closer=("layer", np.array([70.0, 0.0])),
         closer_floor=("layer", np.array([20.0, 5.0])),
-        closer_stands_out=("layer", np.array([True, False])),
+        closer_significant=("layer", np.array([True, False])),
     )
     heads = {"head": [0, 1], "other_head": [0, 1], "row_head": ("row", [0, 0, 1, 1])}
     return ds.assign_coords(layer=["0", "1"], row_dimension=("row", [0, 1, 0, 1]), **heads)

@@ -19,7 +19,7 @@ def series(
     time: int = 24,
     horizon: int = 5,
     level: float = 10.0,
-    apart: float = 0.0,
+    apart: float = 100.0,
     units: Sequence[str] | str = "m",
     dated: bool = True,
 ) -> xr.Dataset:

@@ -206,7 +206,7 @@ def test_a_series_that_all_nodes_hardly_change_has_no_verdict_and_no_say() -> No
     for name in ("faithfulness", "completeness"):
         assert np.isnan(found[name].values[1])
         assert_close(found[name].values[0], alone[name].values[0], depth=100, magnitude=1.0, dtype=np.float32)
-        assert float(found[f"{name}_estimate"]) == found[name].values[0]
+        assert float(found[f"{name}_size"]) == found[name].values[0]
     forecasts = found["forecast"]
     gap = np.sqrt(((forecasts.sel(part="nothing") - forecasts.sel(part="model")) ** 2).mean("step"))
     np.testing.assert_allclose(found["gap"], gap)
@@ -241,7 +241,7 @@ def test_direct_effects_too_small_for_a_ratio_have_none() -> None:
     expected = everything["self_repair"].where(everything["direct_share"] > limit)
     np.testing.assert_array_equal(some["self_repair"], expected)
     assert 0 < np.isfinite(expected).sum() < expected.size
-    assert not some["self_repair_stands_out"].where(some["self_repair_estimate"].isnull(), False).any()
+    assert not some["self_repair_significant"].where(some["self_repair_size"].isnull(), False).any()
 
 
 def test_what_was_ablated_is_not_run_again_and_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

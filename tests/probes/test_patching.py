@@ -207,7 +207,7 @@ def test_floors_are_those_of_the_noisier_run() -> None:
     np.testing.assert_array_equal(other["effect_floor"], found["effect_floor"])
     single = activation_patching(*runs_of("chronos", 8, select=0), at="branches", positions="all")
     assert (single["recovered_floor"] < found["recovered_floor"]).all()
-    assert bool(single["recovered_stands_out"].any())
+    assert bool((single["recovered_acts"] > 0).any())
 
 
 def test_positions_are_grouped_from_the_newest() -> None:

@@ -33,7 +33,7 @@ CALLS: dict[str, Call] = {
     ),
     "ablation_effects": lambda m, x, o: probes.ablation_effects(m.run(x, HORIZON, **o), components=MLPS),
     "ablation_recipes": lambda m, x, o: probes.ablation_recipes(m.run(x, HORIZON, **o), {"first": MLPS[:1]}),
-    "attribute": lambda m, x, o: probes.attribute(m.run(x, HORIZON, **o), nodes=2),
+    "attribute": lambda m, x, o: probes.attribute(m.run(x, HORIZON, **o), decompositions="all"),
     "causal_effects": lambda m, x, _: probes.causal_effects(m.run(x, HORIZON, rollout=False), components=MLPS),
     "context_parroting": lambda m, x, o: probes.context_parroting(m.run(x, HORIZON, **o)),
     "entropic_rank": lambda m, x, o: probes.entropic_rank(m.run(x, HORIZON, **o)),

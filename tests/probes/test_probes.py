@@ -101,18 +101,6 @@ def test_gain_known_answers() -> None:
         layer_gain(lens_result([[1.0]] * 3, [1.0]).drop_vars("truth"))
 
 
-def test_token_attributions_sum_to_the_models_own_logits(token_lens: Lens) -> None:
-    run = token_lens.run(BATCH, H)
-    result = attribute(run)
-    assert float(result.completeness_error.max()) < 1e-5
-    with torch.no_grad():
-        logits = token_lens.forward(run.encoded)
-    assert run.tokens is not None
-    emitted = logits.gather(-1, run.tokens[..., None])[..., 0] - logits.mean(-1)
-    parts = result.attribution.sel(decomposition="logit").sum("component").values
-    assert_close(parts, emitted.numpy(), depth=100, dtype=np.float32)
-
-
 def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: Lens) -> None:
     run = token_lens.run(BATCH, H)
     result = attribute(run)
@@ -131,31 +119,6 @@ def test_one_heads_logit_is_its_write_times_the_frozen_unembedding(token_lens: L
         expected = ((write / rms) * direction).sum(-1)
     found = result.attribution.sel(decomposition="logit", component="decoder.1.cross_attn.2").values
     assert_close(found, expected.numpy(), depth=100, dtype=np.float32)
-
-
-def test_patch_attributions(patch_lens: Lens) -> None:
-    result = attribute(patch_lens.run(BATCH, H))
-    error = result.completeness_error.max("series")
-    assert float(error.sel(decomposition="lens_difference")) < 1e-5
-    assert float(error.sel(decomposition="integrated")) < 0.01
-    assert float(error.sel(decomposition="linearised")) > float(error.sel(decomposition="integrated"))
-    run = patch_lens.run(BATCH, H)
-    stream = torch.zeros(2, 1, patch_lens.d_model)
-    with torch.no_grad():
-        empty = patch_lens.readout(stream, run.encoded)[..., :H]
-    whole = result.total.sel(decomposition="lens_difference").values + empty.numpy()
-    assert_close(whole, patch_lens.forecast(BATCH, H).quantiles, depth=100, dtype=np.float32)
-
-
-def test_a_linear_head_makes_all_methods_agree(patch_lens: Lens) -> None:
-    """With the head's hidden layer cut, it is linear: linearised and integrated are exact and equal."""
-    lens = load(architectures()["chronos-bolt"].tiny())
-    with torch.no_grad():
-        lens.adapter.model.output_patch_embedding.output_layer.weight.zero_()
-    result = attribute(lens.run(BATCH, H), nodes=2)
-    linearised = result.attribution.sel(decomposition="linearised").values
-    assert_close(linearised, result.attribution.sel(decomposition="integrated").values, depth=100, dtype=np.float32)
-    assert float(result.completeness_error.max()) < 1e-5
 
 
 @pytest.mark.parametrize("rollout", [True, False])
@@ -222,12 +185,13 @@ def test_shares_are_sums_of_the_attribution_in_the_order_of_the_wiring(name: str
     lens = load(name)
     context = bundled("co2", "sunspots").tail(90)
     found = stream_shares(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None))
-    whole = attribute(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None), nodes=1)
+    whole = attribute(lens.run(context, 8, num_samples=3 if name == "chronos-nano" else None))
     decomposition = found.attrs["decomposition"]
     parts = whole["attribution"].sel(decomposition=decomposition)
     if "quantile" in parts.dims:
         parts = parts.sel({"quantile": 0.5})
     branch = [c for c in parts["component"].values if str(c).startswith("decoder.1.cross_attn.")]
+    parts = parts.isel(step=slice(found.attrs["horizon"] - found.attrs["steps"], None))
     expected = np.abs(parts.sel(component=branch).sum("component")).mean("step")
     assert_close(found["size"].sel(writer="decoder.1.cross_attn"), expected, depth=16, dtype=np.float32)
     heads = np.abs(parts.sel(component=branch)).mean("step").transpose("component", "series")

@@ -214,10 +214,10 @@ def test_planted_blocks_stand_out_and_random_rows_do_not() -> None:
     lens = edited(blocks)
     assert lens.wiring.stacks[0].n_heads == 4
     found = row_angles(lens)
-    assert bool(found["closer_stands_out"][0])
-    assert not found["closer_stands_out"][1:].any()
+    assert bool(found["closer_significant"][0])
+    assert not found["closer_significant"][1:].any()
     assert float(found["closer"][0]) > 20
-    assert not row_angles(fresh("chronos-bolt"))["closer_stands_out"].any()
+    assert not row_angles(fresh("chronos-bolt"))["closer_significant"].any()
 
 
 @pytest.mark.parametrize(("dimensions", "angle"), [(2, np.pi / 4), (3, 1.0), (4, np.pi / 4 + 1 / np.pi)])
@@ -267,7 +267,7 @@ def test_ranks_of_single_series_are_those_of_runs_of_them_alone() -> None:
         np.testing.assert_array_equal(found["series_rank"].sel(series=name), alone["epsilon_rank"])
         risen = alone["epsilon_rank"] - alone["epsilon_rank"].isel(stream=0)
         np.testing.assert_array_equal(found["rank_rise"].sel(series=name), risen)
-    assert_close(found["rank_rise_estimate"], found["rank_rise"].mean("series"), depth=8)
+    assert_close(found["rank_rise_size"], found["rank_rise"].median("series"), depth=8)
     few = flow_of_ranks(run, apart=2)
     assert few["series_rank"].notnull().all(("epsilon", "stream")).values.tolist() == [True, False, True]
 

@@ -53,30 +53,37 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_entropy, "lens", (), ("6 nats at the embedding to 1 nats at layer 1", "Layer 1 lowers it most, by 4 nats")),
     (read_logit_map, "lens", (0,), ("at 0 % of the steps; from layer 0 on it is at half of them and more",)),
     (read_lens_forecast, "patches", (0,), ("is 8 m away from the final one", "layer 1 is closest (0 m).")),
-    # an interval of three values with a spread of ten points either side of -20 holds zero
-    (read_gain, "gain", (), ("MAE: layer 1 raises the error.", "RMSE: layer 0 and layer 1 raise the error.")),
+    (read_gain, "gain", (), ("MAE is lowered most by layer 0 (−20 %", "raised most by layer 1")),
     (
         *(read_ablation, "ablation", ("spearman_distance",)),
-        # 0.8 of 0.8 + 5 * 0.1
         (
-            "changes the order of the steps most is decoder.1.cross_attn.1 (Spearman distance 0.8)",
-            "1 of 6 heads makes up",
+            "Largest Spearman distance without one head: decoder.1.cross_attn.1 (0.8), ",
+            "6 of 6 heads act above rounding on every one of 3 series; 6 of 6 by 1 % or more.",
+            "3 series cannot decide among 40 tests for other series like these; 10 could.",
         ),
     ),
-    (read_ablation, "ablation", ("mase_change",), ("raises the MASE most is decoder.1.cross_attn.1 (+65 %",)),
+    (
+        read_ablation,
+        "ablation",
+        ("mase_change",),
+        ("Largest change of MASE without one head: decoder.1.cross_attn.1 (65 %",),
+    ),
     # 4 * 0.8 above a forecast that runs through 4 m
     (read_ablation_forecasts, "ablation", (0, ["decoder.1.cross_attn.1"]), ("moves by 3.2 m on average, 80 % of the",)),
     (
         *(read_attribution, "attribution", ("expected_value", 0)),
         (
-            "decoder.0.mlp (+3), decoder.1.cross_attn.0 (−1)",
+            "decoder.0.mlp (3; signed mean +3, that sign at 100 %",
+            "decoder.1.cross_attn.0 (1; signed mean −1, that sign at 80 % of steps)",
             "completeness error is 25 %: so much of the whole is unexp",
         ),
     ),
     (read_attribution, "attribution", ("logit", 0), ("up to rounding they add up",)),
     (
         *(read_attribution_over_series, "attribution", ("expected_value",)),
-        ("cross_attn.0 contributes most of all heads, as a share of the sizes of all contributions (−25 %).",),
+        (
+            "Largest heads over all series, as shares of the sum of all sizes: decoder.1.cross_attn.0 (25 %; one sign on",
+        ),
     ),
     (
         *(read_attribution_steps, "attribution", ("expected_value", 0)),
@@ -175,34 +182,42 @@ def test_a_reading_states_the_planted_truth(
     assert [phrase for phrase in phrases if phrase not in words] == []
 
 
-def test_a_share_of_the_noise_is_not_called_one_of_the_forecast(results):
+def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
     steady = results["gain"]
     steady["gain"][0, 1] = [-21.0, -20.0, -19.0]
-    mae, _ = read_gain(judge(steady, "gain", floor=0.0, signed=True, groups="metric"))
-    assert mae.startswith("MAE: layer 0 lowers the error most, by 20 %, 22.5 % to 17.5 % over 3 series; layer 1 raises")
-    none = read_gain(judge(steady, "gain", floor=50.0, signed=True, groups="metric"))
-    assert none[0] == "MAE: no layer changes the error by more than the noise."
-    drowned = judge(results["attribution"], "attribution_share", floor=9.0, signed=True, groups="decomposition")
-    assert "no head and no MLP contributes more than" in read_attribution_over_series(drowned, "logit")[0]
+    mae = read_gain(judge(steady, "gain", floor=0.0, signed=True, smallest=1.0, groups="metric"))[0]
+    assert mae.startswith(
+        "MAE is lowered most by layer 0 (−20 %, −21 % to −19 % over 3 series); raised most by layer 1"
+    )
+    none = read_gain(judge(steady, "gain", floor=50.0, signed=True, smallest=1.0, groups="metric"))
+    assert none[0] == "MAE is changed by 1 % or more by no layer."
+    drowned = judge(results["attribution"], "size_share", floor=9.0, groups="decomposition")
+    assert not any("largest" in words for words in read_attribution_over_series(drowned, "logit"))
     drowned = judge(results["patching"], "recovered", floor=2.0, signed=True)
-    assert read_patching(drowned, 0)[1].startswith("No single patch stands out")
+    assert read_patching(drowned, 0)[1].startswith("No single patch moves")
     assert read_patched_forecasts(drowned, 0)[0].startswith("No patch brings")
-    with pytest.raises(InputError, match="stands out of the noise"):
-        read_patching(drowned.drop_vars("recovered_estimate"), 0)
+    with pytest.raises(InputError, match="does not say how large"):
+        read_patching(drowned.drop_vars("recovered_size"), 0)
 
 
-def test_where_no_component_stands_out_none_is_named(results):
-    ds = results["ablation"].drop_vars([name for name in results["ablation"] if "distance_" in str(name)])
-    n = ds.sizes["series"]
-    assert n >= 3
-    # every head is the largest on one series or other
-    noise = np.random.default_rng(0).normal(size=ds["spearman_distance"].shape)
-    ds["spearman_distance"] = (ds["spearman_distance"].dims, 0.5 + 0.2 * noise)
-    kinds = ["head" if head >= 0 else kind for kind, head in zip(ds["kind"].values, ds["head"].values, strict=True)]
-    words = " ".join(read_ablation(judge(ds, "spearman_distance", floor=0.01, groups=kinds), "spearman_distance"))
-    assert "No head leads" in words
-    assert "No MLP leads" in words
-    assert not any(name in words for name in ds["component"].values)
+def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
+    """Sixteen series decide among all components; of six heads one is large on all, one on some."""
+    rng, ids = np.random.default_rng(0), [f"s{i}" for i in range(16)]
+    ds = planted.ablation(planted.series(ids, apart=1.0), floor=1e-6)
+    heads = np.flatnonzero(ds["head"].values >= 0)
+    effect = 0.001 * rng.random((ds.sizes["component"], 16))
+    effect[heads[2]], effect[heads[4], :3] = 0.4 + rng.random(16), 2.0
+    ds["spearman_distance"] = (("component", "series"), effect)
+    words = read_ablation(judge(ds, "spearman_distance", floor=1e-6), "spearman_distance")
+    name = str(ds["component"].values[heads[2]])
+    assert words[0].startswith(f"Largest Spearman distance without one head: {name} (")
+    assert words[0].endswith("over 16 series).")
+    assert words[1].startswith(f"{name}: largest in ")
+    assert words[1].endswith(" % of redrawn series, more than every other.")
+    assert words[2] == "Without any single MLP the Spearman distance is below 1 %."
+    assert words[3] == "6 of 6 heads act above rounding on every one of 16 series; 1 of 6 by 1 % or more."
+    assert words[4].startswith(f"Significant for other series like these: 1 of 6: {name} (sign tests over 16 series, ")
+    assert words[5] == "Not compared with untrained twins (twins=24)."
 
 
 def looking_at(*keys: int | None) -> xr.Dataset:
@@ -256,17 +271,15 @@ def test_a_reading_admits_where_a_definition_does_not_hold(results):
     assert "no nearer than before" in read_patched_forecasts(patches, 0)[1]
 
 
-def test_effects_and_repair_are_counted(results):
+def test_effects_and_repair_are_told_by_their_sizes(results):
     ds = results["effects"].isel(series=[0])
-    largest, counted, later = read_effects(ds)
+    largest, later, acting = read_effects(ds)[:3]
     assert "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1 (50 %)" in largest
-    assert counted == "7 of 8 components stand out of the noise directly, all of them by 1 % or more."
-    # what is hollow in the figure stands out neither way, and the sentences say which way it is
+    assert later.startswith("With all that follows, these move it most: ")
+    assert "components act above rounding" in acting
     silent = read_effects(judge(ds, "direct_share", floor=2.0))
-    assert silent == ["Set to zero, no component changes the forecast directly by more than the noise.", later]
-    both = read_effects(judge(judge(ds, "direct_share", floor=2.0), "total_share", floor=2.0))
-    assert both[1] == "With all that follows, none changes it by more than the noise either."
-    assert read_self_repair(ds)[1] == "Most is undone of decoder.1.mlp: 100 % of its direct effect."
+    assert silent[0].startswith("Set to zero, no component moves the forecast by 1 %")
+    assert read_self_repair(ds)[1].startswith("Later components undo most of decoder.1.mlp (100 %")
 
 
 def test_heads_that_cannot_be_told_apart_are_named_together():

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 import pytest
 
-from tsfm_lens.viz.findings import NOT_ABOVE
+from tsfm_lens.viz.findings import NOT_SIGNIFICANT
 
 needs_browser = pytest.mark.skipif(
     not any(map(shutil.which, ("chromium", "google-chrome", "chrome"))), reason="no Chromium on the path"
@@ -17,7 +17,7 @@ needs_browser = pytest.mark.skipif(
 
 def heatmaps(fig: go.Figure) -> list[go.Heatmap]:
     """The maps, without what is drawn over cells in the noise."""
-    return [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_ABOVE]
+    return [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_SIGNIFICANT]
 
 
 def named(fig: go.Figure, name: str) -> list[Any]:

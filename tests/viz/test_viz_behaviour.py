@@ -7,12 +7,12 @@ from functools import cache
 import numpy as np
 import pytest
 import xarray as xr
-from scipy.stats import norm
 
 from refusals import expect_error
 from tsfm_lens import probes, viz
 from tsfm_lens.data import bundled
 from tsfm_lens.models import load
+from tsfm_lens.stats import holm, sign_test
 from tsfm_lens.viz.induction import read_induction
 from tsfm_lens.viz.maps import two_digits
 from tsfm_lens.viz.theme import PALE
@@ -23,7 +23,7 @@ from viz.marks import heatmaps
 def results() -> dict[str, xr.Dataset]:
     lens, series = load("chronos-nano"), bundled("co2").tail(96)
     # two instances, since heads share their attention among all that there are
-    induction = probes.induction_scores(lens, repeats=2, n_sequences=8, prefix_from=0.32, offset=1, positions="all")
+    induction = probes.induction_scores(lens, repeats=2, n_sequences=12, prefix_from=0.32, offset=1, positions="all")
     entropy = probes.head_entropy(lens.run(series, 12))
     return {
         "induction": induction,
@@ -45,12 +45,12 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     for trace, name in zip(heatmaps(fig), ("prefix_matching", "copy_score", "entropy"), strict=True):
         np.testing.assert_array_equal(trace.z, ds[name])
     framed = {(shape.xref, round(shape.y0 + 0.46), round(shape.x0 + 0.46)) for shape in fig.layout.shapes}
-    # the lower end of an interval of 95 % for all 24 scores together
-    wider = norm.isf(0.025 / 24) / norm.isf(0.025)
-    surely = np.ones((3, 4), dtype=bool)
-    for name, key in (("prefix_matching", "prefix_from"), ("copy_score", "copy_from")):
-        score, low = ds[f"{name}_estimate"].values, ds[f"{name}_low"].values
-        surely &= score - wider * (score - low) > ds.attrs[key]
+    # sign tests over sequences of all 24 scores together
+    p = [
+        sign_test(ds[f"{name}_by_sequence"].values - ds.attrs[key], sides=1)
+        for name, key in (("prefix_matching", "prefix_from"), ("copy_score", "copy_from"))
+    ]
+    surely = (holm(np.ravel(p)).reshape(2, 3, 4) <= 0.05).all(0)
     assert 0 < surely.sum() < ds["induction"].values.sum()
     assert framed == {(x, *place) for x in ("x", "x2", "x3") for place in map(tuple, np.argwhere(surely))}
     count = f"{int(surely.sum())} of 12"

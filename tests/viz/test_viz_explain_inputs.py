@@ -110,7 +110,7 @@ def test_each_series_is_a_dot_in_each_row() -> None:
     fig = viz.input_beeswarm(ds)
     dots = np.concatenate([np.asarray(trace.x) for trace in fig.data])
     np.testing.assert_allclose(np.sort(dots), np.sort(ds["effect"].values.ravel()))
-    largest = ds["segment"].values[int(ds["size_estimate"].values.argmax())]
+    largest = ds["segment"].values[int(ds["size_size"].values.argmax())]
     assert fig.layout.yaxis.ticktext[0] == str(largest).replace("-", "−")
     # dots in one place stand in line
     level = viz.input_beeswarm(ds.assign(effect=0 * ds["effect"] + 1))

@@ -11,17 +11,16 @@ import xarray as xr
 
 import planted
 from tsfm_lens import viz
-from tsfm_lens.viz.findings import NOT_ABOVE
-from tsfm_lens.viz.zero_ablation import strongest
+from tsfm_lens.viz.findings import NOT_SIGNIFICANT
 from viz.marks import heatmaps, named
 
 FLOOR = 0.05
 
 
 def judged(ds: xr.Dataset, name: str, dims: Sequence[str], stands: np.ndarray, reach: float = 0.02) -> xr.Dataset:
-    """With planted findings: the mean over series, an interval of this reach, and what stands out."""
-    estimate = ds[name].mean("series").transpose(*dims).values
-    parts = {"estimate": estimate, "low": estimate - reach, "high": estimate + reach, "stands_out": stands}
+    """With planted findings: the median over series, a range of this reach, and what is significant."""
+    size = ds[name].median("series").transpose(*dims).values
+    parts = {"size": size, "low": size - reach, "high": size + reach, "significant": stands, "acts": 1 + 0 * stands}
     ds = ds.assign({f"{name}_{part}": (tuple(dims), values) for part, values in parts.items()})
     return ds.assign({f"{name}_floor": ("series", np.full(ds.sizes["series"], FLOOR))})
 
@@ -38,8 +37,8 @@ def noisy(ablation: xr.Dataset) -> xr.Dataset:
 
 def test_cells_in_the_noise_are_veiled_and_their_numbers_in_brackets(noisy: xr.Dataset) -> None:
     fig = viz.ablation_heatmap(noisy)
-    stands = dict(zip(noisy["component"].values, noisy["spearman_distance_stands_out"].values, strict=True))
-    veiled = {(v.xaxis, v.yaxis): v for v in named(fig, NOT_ABOVE)}
+    stands = dict(zip(noisy["component"].values, noisy["spearman_distance_significant"].values, strict=True))
+    veiled = {(v.xaxis, v.yaxis): v for v in named(fig, NOT_SIGNIFICANT)}
     seen = 0
     for trace in heatmaps(fig):
         veil = veiled.get((trace.xaxis, trace.yaxis))
@@ -48,14 +47,14 @@ def test_cells_in_the_noise_are_veiled_and_their_numbers_in_brackets(noisy: xr.D
             name = words.split("<b>")[1].split("</b>")[0]
             pale = veil is not None and np.isfinite(veil.z[place[0]][place[1]])
             assert pale == (not stands[name])
-            assert ("does not stand out" in words) == pale
+            assert ("not significant" in words) == pale
             number = trace.text[place[0]][place[1]]
             bracketed = veil.text[place[0]][place[1]] if veil is not None else ""
             assert bool(number) != pale
             assert bracketed.startswith("(") == pale
             seen += 1
     assert seen == noisy.sizes["component"]
-    assert f"pale, in brackets: {NOT_ABOVE} (noise floor {FLOOR})" in subtitle(fig)
+    assert f"pale, in brackets: {NOT_SIGNIFICANT} (noise floor {FLOOR})" in subtitle(fig)
 
 
 def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr.Dataset) -> None:
@@ -63,8 +62,8 @@ def test_nothing_is_veiled_where_all_stands_out_or_nothing_is_known(ablation: xr
     unknown = ablation.drop_vars([name for name in ablation if str(name).startswith("spearman_distance_")])
     for ds, floor in ((unknown, False), (every, True)):
         fig = viz.ablation_heatmap(ds)
-        assert not named(fig, NOT_ABOVE)
-        assert NOT_ABOVE not in subtitle(fig)
+        assert not named(fig, NOT_SIGNIFICANT)
+        assert NOT_SIGNIFICANT not in subtitle(fig)
         assert (f"noise floor {FLOOR}" in subtitle(fig)) == floor
 
 
@@ -75,7 +74,7 @@ def test_cells_without_numbers_have_a_dot() -> None:
     ds = planted.paths(planted.rivers_and_roads(), rows, values)
     stands = values > 4
     fig = viz.path_map(judged(ds, "recovered", ["sender", "receiver"], stands))
-    (veil,) = named(fig, NOT_ABOVE)
+    (veil,) = named(fig, NOT_SIGNIFICANT)
     pale = {(a, b) for a, b in np.argwhere(np.isfinite(np.asarray(veil.z, dtype=float)))}
     assert pale == {(a, b) for a, b in np.argwhere(np.isfinite(values) & ~stands)}
     assert {veil.text[a][b] for a, b in pale} == {"·"}
@@ -98,7 +97,7 @@ def effects() -> xr.Dataset:
 def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: xr.Dataset) -> None:
     fig = viz.self_repair_bars(effects)
     bars = [trace for trace in fig.data if trace.type == "bar"][1]
-    stands = dict(zip(effects["component"].values, effects["self_repair_stands_out"].values, strict=True))
+    stands = dict(zip(effects["component"].values, effects["self_repair_significant"].values, strict=True))
     assert list(bars.marker.pattern.shape) == ["" if stands[name] else "/" for name in bars.y]
     shown = effects.sel(component=list(bars.y))
     np.testing.assert_allclose(np.add(bars.x, bars.error_x.array), shown["self_repair_high"])
@@ -108,23 +107,24 @@ def test_bars_in_the_noise_are_hatched_over_a_grey_band_with_whiskers(effects: x
     assert "hatched" in subtitle(fig)
     wide = effects.assign(self_repair_floor=("series", [FLOOR, 99.0]))
     assert not [shape for shape in viz.self_repair_bars(wide).layout.shapes if shape.type == "rect"]
-    plain = effects.drop_vars([name for name in effects if "_stands" in str(name)])
+    plain = effects.drop_vars([name for name in effects if "_significant" in str(name)])
     (bars,) = [trace for trace in viz.self_repair_bars(plain).data if trace.type == "bar"][1:]
     assert bars.marker.pattern.shape is None
     assert bars.error_x.array is None
 
 
 def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(attribution: xr.Dataset) -> None:
-    mean = abs(attribution["mean_attribution"]).isel(series=0).transpose("decomposition", "component").values
+    mean = attribution["mean_absolute"].isel(series=0).transpose("decomposition", "component").values
     share = mean / mean.sum(axis=1, keepdims=True)
-    # half of the components are above the floor of the first decomposition, a tenth above that of the second
+    # half of the components are significant in the first decomposition, a tenth in the second
     floor = np.array([np.quantile(row, level) for row, level in zip(share, (0.5, 0.9), strict=True)])
-    ds = attribution.assign(attribution_share_floor=("decomposition", floor))
     stands = share > floor[:, None]
+    axes = ("decomposition", "component")
+    ds = attribution.assign(size_share_floor=("decomposition", floor), size_share_significant=(axes, stands))
     assert stands.any()
     assert not stands.all()
     for which, good in enumerate(stands):
-        (bars,) = viz.attribution_bars(ds, decomposition=ds["decomposition"].values[which], top=5).data
+        (bars,) = viz.attribution_bars(ds, decomposition=ds["decomposition"].values[which], top=5).data[:1]
         known = dict(zip(ds["component"].values, good, strict=True))
         assert list(bars.marker.pattern.shape) == ["" if known.get(name, True) else "/" for name in bars.y]
         assert len(bars.y) == 6
@@ -135,11 +135,11 @@ def test_bars_of_an_attribution_are_hatched_unless_one_step_is_asked_for(attribu
 def test_curves_have_bands_and_points_that_are_hollow_in_the_noise(gain: xr.Dataset) -> None:
     stands = np.array([[False, True, False]] * 3)
     fig = viz.layer_gain(judged(gain, "gain", ["metric", "layer"], stands, reach=3.0))
-    means = [trace for trace in fig.data if trace.name == "mean over series" and trace.mode == "markers"]
+    means = [trace for trace in fig.data if trace.name == "median over series" and trace.mode == "markers"]
     assert [list(trace.marker.symbol) for trace in means] == [["circle", "circle-open"]] * 3
-    for trace, rows in zip(means, gain["gain"].mean("series").values[:, 1:], strict=True):
+    for trace, rows in zip(means, gain["gain"].median("series").values[:, 1:], strict=True):
         np.testing.assert_allclose(trace.y, rows)
-    low, high = (named(fig, f"interval of the mean{end}") for end in (" from", ""))
+    low, high = (named(fig, f"range over series{end}") for end in (" from", ""))
     for mean, foot, top in zip(means, low, high, strict=True):
         np.testing.assert_allclose(np.subtract(top.y, mean.y), 3.0)
         np.testing.assert_allclose(np.subtract(mean.y, foot.y), 3.0)
@@ -147,14 +147,3 @@ def test_curves_have_bands_and_points_that_are_hollow_in_the_noise(gain: xr.Data
     bands = [shape for shape in fig.layout.shapes if shape.type == "rect"]
     assert [(band.y0, band.y1) for band in bands] == [(-FLOOR, FLOOR)] * 3
     assert f"{FLOOR} %, grey" in subtitle(fig)
-
-
-def test_only_what_stands_out_is_called_strongest(noisy: xr.Dataset) -> None:
-    names, stands = noisy["component"].values, noisy["spearman_distance_stands_out"].values
-    found = strongest(noisy, 0)
-    assert set(found) <= set(names[stands])
-    assert set(strongest(noisy, 0, 99)) == set(names[stands & (noisy["kind"].values != "layer")])
-    assert "those that stand out of the noise" in subtitle(viz.ablation_forecasts(noisy))
-    nothing = noisy.assign(spearman_distance_stands_out=("component", np.zeros(len(names), dtype=bool)))
-    assert strongest(nothing, 0) == strongest(noisy.drop_vars("spearman_distance_stands_out"), 0)
-    assert "none stands out of the noise" in subtitle(viz.ablation_forecasts(nothing))

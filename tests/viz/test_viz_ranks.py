@@ -47,20 +47,17 @@ def test_families_are_told_apart_only_where_their_intervals_are() -> None:
     assert len(viz.token_angle_map(ds, families=["zero"]).data) == 1
 
 
-def test_the_flow_is_told_where_it_stands_out() -> None:
+def test_the_flow_is_told_by_its_size() -> None:
     ds = planted.flow_of_ranks()
     assert read_flow_map(ds, 0.1) == [
         "At ε = 0.1 the stream uses 1 of 4 directions at the embedding and 4 after the last layer.",
         "W_Q uses 2 of 3 directions in the first layer, 3 in the last.",
     ]
-    (words,) = read_rank_rise(ds, 0.1)
-    assert words.startswith(
-        "At ε = 0.1 the rank of single series differs from that of their embedding after 2 of 2 layers; the last of "
-        "these is layer 1, with +2.67 directions, "
+    words = read_rank_rise(ds, 0.1)
+    assert words[0].startswith(
+        "At ε = 0.1 the rank of single series differs most from that of their embedding after layer 1 (+3, "
     )
-    assert read_rank_rise(ds, 0.01) == [
-        "At ε = 0.01 the rank of single series neither rises nor falls beyond what differs between series."
-    ]
+    assert "cannot decide" in words[2]
     (silent,) = read_bound(ds)
     assert "it asks for 874 layers or more with 2 heads, of which there are 2" in silent
     assert "query–key products reach 3 and value–output products 5." in silent

@@ -177,15 +177,12 @@ def attribute(
         emit(result)
         return
     decompositions = [str(name) for name in result["decomposition"].values]
-    middle = result["attribution"]
-    if "quantile" in middle.dims:
-        middle = middle.sel({"quantile": 0.5}, method="nearest")
-    sizes = abs(middle).mean(["series", "step"]).transpose("component", "decomposition")
-    order = sizes.values[:, -1].argsort()[::-1][:top]
+    sizes = result["mean_absolute"].mean("series").transpose("component", "decomposition")
+    order = sizes.values[:, 0].argsort()[::-1][:top]
     names = [str(name) for name in result["component"].values]
     units = [str(unit) for unit in result["unit"].values]
     header = [f"{name} ({unit})" if unit else name for name, unit in zip(decompositions, units, strict=True)]
-    echo("Mean size of each component's share, over series and steps.", err=True)
+    echo("Mean size of each component's contribution, over series and steps.", err=True)
     show_rows(["component", *header], [[names[i], *map(float, sizes.values[i])] for i in order])
 
 

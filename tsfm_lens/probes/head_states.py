@@ -20,7 +20,7 @@ from tsfm_lens.probes.attention import (
     refuse_several,
     shown_attention,
 )
-from tsfm_lens.probes.attribution import attribute, of_median
+from tsfm_lens.probes.attribution import decomposed, of_median
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
 from tsfm_lens.registry import probe
@@ -28,8 +28,6 @@ from tsfm_lens.registry import probe
 __all__ = ["head_states"]
 
 _SOURCE = "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)"
-# the decompositions of an attribution whose parts are in data units, the most exact first, and what they split
-_WRITES = {"expected_value": "expected value", "integrated": "median", "lens_difference": "median"}
 
 
 @probe("explore", "first", each=lambda lens: {"explore": {}} if shown_attention(lens) else {})
@@ -44,13 +42,13 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     Returns:
         Dataset of kind "explore" by ``layer`` and ``head``: ``entropy`` in nats and ``normalised_entropy`` (min-max
         over heads); ``write`` (…, step), the head's part of the forecast in data units, ``write_size``, its mean
-        absolute value, ``write_share``, that over all components' sum; ``stable_rank`` (product, …) and
-        ``singular_value`` (product, …, mode); ``mean_shift`` (with ``_acts``) and
-        ``spearman_distance`` as of :func:`tsfm_lens.probes.ablation_effects`; ``ablated_forecast`` (…, series,
-        quantile, step); ``attention`` (layer, head, time), mean over forecast queries, a token's weight spread over its
-        steps (at most ``attrs["token_steps"]``), ``attention_forecast`` and ``attention_other`` that on forecast
-        tokens, and on special ones and padding. ``quantile_forecast`` (series, quantile, step) is the plain forecast;
-        coordinate ``component`` names the heads.
+        absolute value but at a token decoder's first step, ``write_share``, that over all components' sum;
+        ``stable_rank`` (product, …) and ``singular_value`` (product, …, mode); ``mean_shift`` (with ``_acts``)
+        and ``spearman_distance`` as of :func:`tsfm_lens.probes.ablation_effects`; ``ablated_forecast`` (…,
+        series, quantile, step); ``attention`` (layer, head, time), mean over forecast queries, a token's weight spread
+        over its steps (at most ``attrs["token_steps"]``), ``attention_forecast`` and ``attention_other`` that on
+        forecast tokens, and on special ones and padding. ``quantile_forecast`` (series, quantile, step) is the plain
+        forecast; coordinate ``component`` names the heads.
 
     Source:
         tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK).
@@ -78,13 +76,13 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     data.update(attention_over_steps(maps))
     spectra = head_spectra(run.lens, kind=attention).sel(layer=data["layer"])
     data.update(spectra[["singular_value", "stable_rank"]])
-    parts = attribute(run)
-    decomposition = next(name for name in _WRITES if name in parts["decomposition"].values)
-    attribution = of_median(parts["attribution"].sel(decomposition=decomposition).isel(series=0))
+    # in data units
+    parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(decomposition=0, series=0)
+    decomposition, attribution = str(parts["decomposition"].item()), of_median(parts["attribution"])
     order = {str(name): place for place, name in enumerate(attribution["component"].values)}
     each_head = [[order[name] for name in row] for row in names]
     writes = attribution.transpose("component", "step").values
-    sizes = np.abs(writes).mean(axis=-1)
+    sizes = np.abs(writes[:, run.first_step :]).mean(axis=-1)
     data["write"], data["write_size"] = ((*where, "step"), writes[each_head]), (where, sizes[each_head])
     data["write_share"] = (where, sizes[each_head] / (sizes.sum() or 1.0))
     effects = ablation_effects(run, components=data["component"].values.ravel().tolist())
@@ -104,7 +102,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     facts |= {"samples": 0 if samples is None else samples.shape[1]}
     data.attrs = run.describe("explore", "One head at a time", _SOURCE, **facts)
     # whole forecasts have medians, whatever the head; the target of a write has an attribute of its own
-    data.attrs["write_to"] = data.attrs.pop("statistic", _WRITES[decomposition])
+    data.attrs["write_to"] = data.attrs.pop("statistic", "expected value" if run.tokens_read else "median")
     return data
 
 

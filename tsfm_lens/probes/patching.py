@@ -206,7 +206,7 @@ class RunPair:
         return self.judged(data)
 
     def judged(self, data: xr.Dataset) -> xr.Dataset:
-        """Add intervals, floors of both runs, and what stands out, for the effects that a result holds."""
+        """Judge the effects that a result holds, with the floors of both runs."""
         runs = (self.base, self.source)
         for name in ("recovered", "first_order", "score"):
             if name in data:

@@ -284,7 +284,7 @@ def _resolve(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> di
 
 
 def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
-    """Add distances, spreads and errors of median forecasts (recipe, series, step), and what stands out."""
+    """Add distances, spreads and errors of median forecasts (recipe, series, step), and judge them."""
     steps, where = medians.shape[-1], ("recipe", "series")
     measures: dict[str, Measure] = {"spearman_distance": rank_distance} if steps > 1 else {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])

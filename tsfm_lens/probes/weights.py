@@ -327,7 +327,7 @@ def row_angles(
 ) -> xr.Dataset:
     """Compute angles between the directions of the stream that the heads of a layer read, or write.
 
-    A layer stands out if the difference of angles between heads and within a head exceeds 95 % of the largest
+    A layer is significant if the difference of angles between heads and within a head exceeds 95 % of the largest
     differences, over layers, of rows shuffled among the heads.
 
     Args:

@@ -12,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
-from tsfm_lens.viz.findings import Finding, judged
+from tsfm_lens.viz.findings import Finding, finding, judged
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
@@ -48,24 +48,25 @@ _METHOD_WORDS = {
     "integrated": "integrated attribution",
 }
 _MAX_SERIES = 3  # series with figures of their own
-# of several attribution decompositions, the one whose unit a reader knows
-_PREFERRED = ("integrated", "expected_value", "linearised", "lens_difference")
 
 ATTRIBUTION = measurement("attribution")
 
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
-    """Describe the components that push the forecast up and down, and whether the sum is complete."""
+    """Describe the components of largest size, their signs, and whether the sum is complete."""
     shares = _shares_of(ds, decomposition, series)
-    mean = shares.values.mean(axis=1)
-    order = np.argsort(-np.abs(mean))[:3]
-    parts = [f"{shares.components[i]} ({signed(mean[i])})" for i in order]
+    mean, size = shares.mean, shares.size
+    steady = (np.sign(shares.later) == np.sign(mean)[:, None]).mean(axis=1)
+    parts = [
+        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, that sign at {percent(steady[i])} "
+        "of steps)"
+        for i in np.argsort(-size, kind="stable")[:3]
+    ]
     unit = {"logit": "logits", "probability": "probabilities"}.get(shares.unit, shares.unit)
     up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
     out = [
-        f"On {shares.series}, by {shares.decomposition}, in {unit}, mean over steps, the largest contributions are "
-        f"{listed(parts)}. "
-        f"All positive ones sum to {signed(up)}, all negative ones to {signed(down)}."
+        f"On {shares.series}, by {shares.decomposition}, in {unit}, the largest mean sizes over {shares.steps} are "
+        f"those of {listed(parts)}. All positive means sum to {signed(up)}, all negative ones to {signed(down)}."
     ]
     if "completeness_error" in ds:
         place = names(ds, "decomposition").index(decomposition)
@@ -76,31 +77,30 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
 
 
 def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str]:
-    """Name the head and the MLP that contribute most over all series, if one does."""
+    """Name the heads and MLPs of largest size over all series, on how many series, and for what that holds."""
     if ds.sizes["series"] < 2:
         return []
-    place = names(ds, "decomposition").index(decomposition)
-    share = judged(ds, "attribution_share", "component", decomposition=place)
-    heads = ds["head"].values >= 0
+    place, labels = names(ds, "decomposition").index(decomposition), names(ds, "component")
+    share = judged(ds, "size_share", "component", decomposition=place)
+    heads, agreement = ds["head"].values >= 0, ds["series_agreement"].values[place]
     out = []
-    for word, among in (("head", heads), ("MLP", (ds["kind"].values == "mlp") & ~heads)):
-        # one alone leads nobody
-        first = share.leader(among) if among.sum() > 1 else None
-        if first is not None:
-            out.append(
-                f"Over all series {names(ds, 'component')[first]} contributes most of all {word}s, as a share of the "
-                f"sizes of all contributions ({share.told(first, percent)})."
-            )
-    return out or ["Over all series no head and no MLP contributes more than every other."]
+    for word, among in (("heads", heads), ("MLPs", (ds["kind"].values == "mlp") & ~heads)):
+        most = [
+            f"{labels[i]} ({share.told(i, percent)}; one sign on {percent(float(agreement[i]))} of series)"
+            for i in share.named(3, among)
+        ]
+        if most:
+            out.append(f"Largest {word} over all series, as shares of the sum of all sizes: {listed(most)}.")
+    return [*out, *share.standing(labels, "components")]
 
 
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe which component varies most over the steps, and which one leads how often."""
     shares = _shares_of(ds, decomposition, series)
-    steps = names(ds, "step")
-    varying = int(np.ptp(shares.values, axis=1).argmax())
-    row = shares.values[varying]
-    lead = np.abs(shares.values).argmax(axis=0)
+    steps = names(ds, "step")[-shares.later.shape[1] :]
+    varying = int(np.ptp(shares.later, axis=1).argmax())
+    row = shares.later[varying]
+    lead = np.abs(shares.later).argmax(axis=0)
     places, counts = np.unique(lead, return_counts=True)
     most = int(counts.argmax())
     return [
@@ -111,10 +111,10 @@ def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> l
 
 
 def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.DataFrame:
-    """Tabulate the mean contribution and that of every step, a row per component."""
+    """Tabulate mean size, signed mean, and the contribution at every step, a row per component."""
     shares = _shares_of(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
-    table["mean"] = shares.values.mean(axis=1)
+    table["mean size"], table["signed mean"] = shares.size, shares.mean
     steps = pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])
     return pd.concat([table, steps], axis=1)
 
@@ -129,14 +129,15 @@ def attribution_bars(
     quantile: float | None = None,
     top: int = 20,
 ) -> go.Figure:
-    """Draw the components that push the forecast most, as signed bars, largest first."""
+    """Draw the components of largest mean size, largest first: bars of signed means, circles at the mean sizes."""
     shares = _shares_of(ds, decomposition, series, quantile)
-    values, when = shares.values.mean(axis=1), f"mean over {shares.values.shape[1]} forecast steps"
+    values, size, when = shares.mean, shares.size, f"mean over {shares.steps}"
     if step is not None:
         place = position(ds, "step", step)
         label = timeline(ds, series_position(ds, series)).label(int(names(ds, "step")[place]))
         values, when = shares.values[:, place], f"forecast {label}"
-    order = np.argsort(-np.abs(np.nan_to_num(values)))
+        size = np.abs(values)
+    order = np.argsort(-np.nan_to_num(size), kind="stable")
     most, rest = order[:top], order[top:]
     labels, lengths = [plain(shares.components[i]) for i in most], values[most]
     colours = [VERMILION if v >= 0 else BLUE for v in lengths]
@@ -150,8 +151,14 @@ def attribution_bars(
         labels, lengths = [*labels, f"{len(rest)} others, summed"], np.append(lengths, values[rest].sum())
         colours, noise = [*colours, _OTHERS], noise and noise.with_another(lengths[-1])
     panel.bars(labels, lengths, "", hover, colour=colours, across=True, noise=noise)
+    if step is None:
+        ends = np.where(values[most] < 0, -size[most], size[most])
+        panel.dots(
+            ends, labels[: len(most)], "mean size", "%{y}<br>mean size %{x:.4g}", colour=INK, symbol="circle-open"
+        )
     # one bar may dwarf all others, which are still to be read
     others = np.delete(lengths, np.nanargmax(np.abs(lengths))) if len(lengths) > 2 else lengths
+    lengths = np.append(lengths, ends if step is None else 0.0)
     bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=2.0)
     panel.x(range=bounds)
     panel.upright(0)
@@ -177,7 +184,7 @@ def attribution_heatmap(
     """Draw the component × forecast step map of contributions."""
     shares = _shares_of(ds, decomposition, series, quantile)
     time = timeline(ds, series_position(ds, series))
-    size = np.abs(np.nan_to_num(shares.values)).mean(axis=1)
+    size = np.nan_to_num(shares.size)
     keep = np.sort(np.argsort(-size)[:top])
     z = shares.values[keep]
     limit, beyond = _colour_end(z, [shares.components[i] == "embed" for i in keep])
@@ -208,7 +215,7 @@ def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
 
 
 class _Shares(NamedTuple):
-    """Attribution of one decomposition to one series: names (component,), values (component, step), words, noise."""
+    """Attribution of one decomposition to one series; ``values``, ``later`` (component, step), the latter for means."""
 
     components: list[str]
     values: np.ndarray
@@ -217,6 +224,10 @@ class _Shares(NamedTuple):
     unit: str
     note: str
     noise: Finding | None
+    later: np.ndarray
+    mean: np.ndarray
+    size: np.ndarray
+    steps: str
 
 
 def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, quantile: float | None = None) -> _Shares:
@@ -229,11 +240,12 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
     data_unit = unit_of(ds, at)
     unit = data_unit if unit in ("", "data units") and data_unit else unit or "data units"
     note, noise = [], None
-    if "attribution_share_floor" in cut:
-        mean = array(cut, "mean_attribution", "component")
-        floor = float(cut["attribution_share_floor"]) * float(np.abs(mean).sum())
-        above = np.abs(mean) > floor
-        noise = Finding(mean, mean, mean, above.astype(int), np.ones(len(mean), bool), floor, floor, unit)
+    if "size_share_floor" in cut:
+        mean, size = (array(cut, name, "component") for name in ("mean_attribution", "mean_absolute"))
+        floor = float(cut["size_share_floor"]) * float(size.sum())
+        told = finding(ds, "size_share", "component", decomposition=which)
+        sure = np.ones(len(mean), dtype=bool) if told is None else told.significant
+        noise = Finding(mean, mean, mean, (size > floor).astype(int), sure, floor, floor, unit)
     if "quantile" in ds.dims:
         levels = np.asarray(ds["quantile"].values, dtype=float)
         place = median_position(levels) if quantile is None else int(np.argmin(np.abs(levels - quantile)))
@@ -254,13 +266,17 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
         values, noise = values[fine], noise and noise.at(fine)
         components = [components[i] for i in np.flatnonzero(fine)]
     series = names(ds, "series")[at]
-    return _Shares(components, values, series, _METHOD_WORDS.get(label, label), unit, "; ".join(note), noise)
+    words, first = _METHOD_WORDS.get(label, label), int(ds.attrs.get("first_step", 0))
+    later = values[:, first:]
+    means = later, later.mean(axis=1), np.abs(later).mean(axis=1)
+    steps = f"{later.shape[1]} forecast steps" + " (all but the first)" * first
+    return _Shares(components, values, series, words, unit, "; ".join(note), noise, *means, steps)
 
 
 @ATTRIBUTION.panels
 def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
     decompositions = names(ds, "decomposition")
-    main = next((m for m in _PREFERRED if m in decompositions), decompositions[0])
+    main = decompositions[0]
     several = [(main, i) for i in forecast_series(ds, _MAX_SERIES)]
     for decomposition, i in [*several, *((other, 0) for other in decompositions if other != main)]:
         table, words = attribution_table(ds, decomposition, i), read_attribution(ds, decomposition, i)
@@ -315,7 +331,7 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
     return canvas.dress(
         f"What is written into the residual stream of {model_of(ds)}",
         f"direct attribution ({ds.attrs.get('decomposition', '')}), absolute, mean over "
-        f"{ds.attrs.get('horizon', '')} steps, {over_series(ds, rows, 'mean')}",
+        f"{ds.attrs.get('steps', ds.attrs.get('horizon', ''))} steps, {over_series(ds, rows, 'mean')}",
         "grey arrow: the stream; other arrows: writes, as thick as their share",
         "dotted: what is read; circles: single heads",
     )

@@ -111,7 +111,7 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         x, y = board.output
         panel.dots([x], [y], "", "the forecast", size=13, symbol="diamond")
         if finding(edges, "score", "sender", "receiver") is not None:
-            standing = " that stand out of the noise"
+            standing = " that are above rounding"
     panel.x("layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False)
     panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
     bows = [trace for trace in sheet.fig.data if trace.name == "edge"]

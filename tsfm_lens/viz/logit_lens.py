@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, frame, measurement
-from tsfm_lens.stats import leader
 from tsfm_lens.viz.findings import Finding, finding, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
@@ -57,11 +56,11 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
     if len(middle) < 2:
         return out
     change = np.diff(entropy, axis=0)
-    best = leader(-change)
-    if best is not None and change[best].mean() < 0:
-        out.append(f"{capital(words[best + 1])} lowers it most, by {num(-change[best].mean())} nats on average.")
-    else:
-        out.append("No layer lowers it by more than every other on these series.")
+    best = int(np.argmin(medians(change)))
+    if (drop := -float(np.median(change[best]))) > 0:
+        led = int((change.argmin(0) == best).sum())
+        where = f" (median; most on {led} of {n} series)" if n > 1 else ""
+        out.append(f"{capital(words[best + 1])} lowers it most, by {num(drop)} nats{where}.")
     rising = [words[i + 1] for i in range(len(change)) if (change[i] > 0).all()]
     if rising:
         every = " on every series" if n > 1 else ""

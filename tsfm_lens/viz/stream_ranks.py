@@ -82,7 +82,7 @@ def _read_measured_bound(ds: xr.Dataset) -> list[str]:
 
 
 def read_rank_rise(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
-    """State whether the rank of single series rises, where that stands out of the spread over series."""
+    """State by how much the rank of single series rises."""
     place = level_position(ds, epsilon)
     level, words = f"{float(ds['epsilon'].values[place]):g}", layers(ds, "stream")
     rise = judged(ds, "rank_rise", "stream", epsilon=place)

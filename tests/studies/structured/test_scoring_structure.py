@@ -76,10 +76,10 @@ def test_a_planted_block_diagonal_form_has_no_error_and_stands_out_in_its_order_
     found = scoring_structure(planted(queries, queries), stack="encoder").isel(component=0, budget=0)
     assert float(found["error"].sel(structure="block diagonal")) < rounding("float32", 1.0, depth=100)
     assert_close(found["block_share"].sel(level=blocks).values, 1.0, depth=1000)
-    stands = found["gain_stands_out"].sel(structure="block diagonal")
+    stands = found["gain_significant"].sel(structure="block diagonal")
     assert stands.sel(null="rotated")
     assert stands.sel(null="shuffled")
-    assert not found["gain_stands_out"].sel(structure="low rank", null="rotated")
+    assert not found["gain_significant"].sel(structure="low rank", null="rotated")
 
 
 def test_a_form_with_a_basis_but_no_order_is_told_from_one_with_an_order() -> None:
@@ -87,7 +87,7 @@ def test_a_form_with_a_basis_but_no_order_is_told_from_one_with_an_order() -> No
     queries = torch.zeros(d_model, d_head)
     queries[torch.randperm(d_model, generator=torch.Generator().manual_seed(1))[:d_head], range(d_head)] = 1.0
     found = scoring_structure(planted(queries, queries), stack="encoder").isel(component=0, budget=0)
-    stands = found["gain_stands_out"].sel(structure="block tensor train")
+    stands = found["gain_significant"].sel(structure="block tensor train")
     assert stands.sel(null="rotated")
     assert not stands.sel(null="shuffled")
 
@@ -102,7 +102,7 @@ def test_random_weights_have_no_more_findings_than_the_level_allows() -> None:
                 if name.endswith(("q.weight", "k.weight")):
                     weight.copy_(torch.randn(weight.shape, generator=generator))
         result = scoring_structure(lens, stack="encoder", seed=seed, sweeps=2)
-        found += bool(result["gain_stands_out"].any())
+        found += bool(result["gain_significant"].any())
     # 1 in 10,000 tests of a true level would have more
     assert found <= binom.ppf(1 - 1e-4, models, 1 - CONFIDENCE)
 
@@ -122,7 +122,7 @@ def test_a_head_of_zeros_has_no_error_and_is_no_finding() -> None:
     found = scoring_structure(planted(torch.zeros(d_model, d_head), torch.zeros(d_model, d_head)), **CHEAP)
     first = found.isel(component=0)
     assert np.isnan(first["error"]).all()
-    assert not first["gain_stands_out"].any()
+    assert not first["gain_significant"].any()
     assert np.isfinite(found["error"].isel(component=1)).all()
     assert scoring_errors(found)
     assert "norm" in read_scoring_errors(found)[0]

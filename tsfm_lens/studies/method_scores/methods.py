@@ -167,11 +167,11 @@ for _way in ("denoise", "noise"):
 
 @lru_cache(maxsize=1)
 def _attribution(case: EvaluationCase) -> xr.Dataset:
-    return probes.attribute(case.clean, nodes=16)
+    return probes.attribute(case.clean, decompositions="all", tolerance=0.01)
 
 
 def _direct_attribution(case: EvaluationCase, decomposition: str) -> Ranking:
-    result = by_size(_attribution(case).sel(decomposition=decomposition), "attribution_share")
+    result = by_size(_attribution(case).sel(decomposition=decomposition), "size_share")
     real = [i for i, name in enumerate(result.names) if name not in ("embed", "bias")]
     assert result.claims is not None
     return Ranking(tuple(result.names[i] for i in real), result.scores[real], result.claims[real])

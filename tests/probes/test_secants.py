@@ -1,0 +1,65 @@
+"""Path integrals of readouts: exact with one hidden layer, within the tolerance elsewhere; the default is the best."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from tiny_lenses import lens_of
+from tsfm_lens.probes import attribute
+from tsfm_lens.probes.attribution import DECOMPOSITIONS, _push_forward, writes_and_stream
+from tsfm_lens.testing import assert_close, example_case
+
+TOLERANCE = 1e-3
+SCORES = pd.read_csv(Path(__file__).parents[2] / "docs" / "planted.csv").query("condition == 'planted'")
+
+
+def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_unit_is_active() -> None:
+    lens = lens_of("chronos-bolt")
+    run = lens.run(example_case(lens).encoded.batch, 3)
+    found = attribute(run)
+    _, writes, last = writes_and_stream(run)
+    model = lens.adapter.model
+    norm, block = model.decoder.final_layer_norm, model.output_patch_embedding
+    layers = (block.hidden_layer, block.output_layer, block.residual_layer)
+    (w1, w2, w3), b = ([each.weight.detach().double().numpy() for each in layers]), layers[0].bias.detach().double()
+    scale = norm.weight.double() * (last.double().square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+    parts, whole = ((each.double() * scale)[..., 0, :].detach().numpy() for each in (writes, last))
+    start, stop = b.numpy(), whole @ w1.T + b.numpy()
+    crossing = np.divide(start, start - stop, out=np.ones_like(stop), where=start != stop)
+    active = np.where((start > 0) & (stop > 0), 1.0, np.where(start > 0, crossing, np.where(stop > 0, 1 - crossing, 0)))
+    flat = ((parts @ w1.T) * active) @ w2.T + parts @ w3.T
+    expected = flat.reshape(*flat.shape[:-1], len(lens.levels), -1)[..., :3] * run.encoded.scale.numpy()[:, None, None]
+    assert found["nodes"].values.tolist() == [1]
+    assert_close(found["attribution"].values[0], expected, depth=1000, dtype=np.float32)
+
+
+@pytest.mark.parametrize("name", ["chronos-2", "toto-1", "moirai-1.1", "timesfm-2.5"])
+def test_path_integrals_are_those_of_many_points_within_the_tolerance(name: str) -> None:
+    lens = lens_of(name)
+    run = lens.run(example_case(lens).encoded.batch, 3)
+    found = attribute(run, tolerance=TOLERANCE)
+    _, writes, last = writes_and_stream(run)
+    few = [0, len(writes) // 2, len(writes) - 1]
+
+    def mean(streams: torch.Tensor) -> torch.Tensor:
+        return lens.readout(streams, run.encoded, like=last)[..., : run.horizon].double().mean(0)
+
+    shares = (torch.arange(1024) + 0.5).reshape(-1, *[1] * last.ndim) / 1024
+    with torch.no_grad():
+        expected = sum(_push_forward(mean, last * part, writes[few]) for part in shares.split(64)) / 16  # type: ignore
+    gap = np.abs(found["attribution"].values[0][few] - expected.numpy()).max((0, -1, -2))
+    assert (gap <= 2 * TOLERANCE * np.abs(found["total"].values[0]).max((-1, -2))).all()
+    assert float(found["path_error"].max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("architecture", sorted(set(SCORES["architecture"])))
+def test_the_default_decomposition_finds_most_on_planted_models(architecture: str) -> None:
+    lens = lens_of(architecture)
+    mean = SCORES[SCORES["architecture"] == architecture].groupby("method")["auroc"].mean()
+    scores = [mean.get(f"direct attribution, {name.replace('_', ' ')}", 0.0) for name in DECOMPOSITIONS[lens.emits]]
+    assert scores[0] == max(scores) > 0.9

@@ -1,0 +1,176 @@
+"""Calibration of what pages claim: significance, leaders and learned parts, on drawn effects and on models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+import xarray as xr
+
+from tsfm_lens import probes
+from tsfm_lens.data import SeriesBatch, bundled, bundled_names
+from tsfm_lens.errors import LensError
+from tsfm_lens.findings import corrected, judged_names, with_twins
+from tsfm_lens.models import Lens, Run, architectures, load
+from tsfm_lens.models.twins import reinitialised_twin, untrained_twin
+from tsfm_lens.stats import LEVEL, holm, leader, sign_test
+from tsfm_lens.studies.method_scores.page import markdown, put_between
+from tsfm_lens.training.command import run_command
+
+Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
+START, STOP = "<!-- measured: calibration -->", "<!-- end: calibration -->"
+UNITS = (2, 4, 8, 16, 32, 64)
+MEMBERS = 24
+TRUE = 6
+"""Members of a page that have an effect where power is measured."""
+EMBEDDED = ("chronos-nano", "bolt-nano", "chronos2-nano")
+TINY = ("chronos", "chronos-bolt", "timesfm-2.5", "moirai-2", "toto-1")
+_OLD, _NEW = 20, 4  # twins of a report with weights in random order, and with new ones
+_SIZES = (2, 3, 8, 30)
+
+
+def _clustered(rng: np.random.Generator, shape: tuple[int, int]) -> np.ndarray:
+    """Average four windows a series, which share most of what they are."""
+    of_series = rng.normal(size=(*shape, 1)) + 0.3 * rng.normal(size=(*shape, 4))
+    return np.asarray(of_series.mean(-1) + rng.normal(size=shape[1]))
+
+
+DRAWS: dict[str, Draw] = {
+    "normal": lambda rng, shape: rng.normal(size=shape),
+    "log-normal": lambda rng, shape: np.exp(1.5 * rng.normal(size=shape)) - 1,
+    "t with 2 degrees": lambda rng, shape: rng.standard_t(2, size=shape),
+    "outliers": lambda rng, shape: rng.normal(size=shape) * np.where(rng.random(shape) < 0.1, 50, 1),
+    "clustered": _clustered,
+}
+"""Effects (member, series) whose median is 0."""
+
+
+def significant_pages(draw: Draw, units: int, *, trials: int = 1000, shift: float = 0.0, seed: int = 0) -> float:
+    """Compute the share of pages that call a member significant; with a shift, of shifted members so called."""
+    rng, count = np.random.default_rng([seed, units]), 0.0
+    for _ in range(trials):
+        effect = draw(rng, (MEMBERS, units))
+        effect[:TRUE] += shift
+        named = holm(sign_test(effect)) <= LEVEL
+        count += float(named[:TRUE].mean()) if shift else float(named.any())
+    return count / trials
+
+
+def false_leaders(draw: Draw, members: int, units: int, *, trials: int = 1000, seed: int = 0) -> float:
+    """Compute how often one of several members, alike by definition, is called the leader."""
+    rng = np.random.default_rng([seed, members, units])
+    return sum(leader(np.abs(draw(rng, (members, units)))) is not None for _ in range(trials)) / trials
+
+
+def page_of(run: Run) -> dict[str, xr.Dataset]:
+    """Compute the effects that a page makes claims about."""
+    run = run.alone()
+    results = {"ablation": probes.ablation_effects(run)}
+    with suppress(LensError):
+        results["attribution"] = probes.attribute(run)
+    return corrected(results)
+
+
+def learned_pages(lens: Lens, run_of: Callable[[Lens], Run], *, models: int = 20) -> dict[str, float]:
+    """Compute the share of untrained models of which a page claims that a part is learned.
+
+    Models with the weights of ``lens`` in random order, and models with new weights, are each compared with 24 twins.
+    Another order of weights in random order is a twin of the same kind, and so are other new weights.
+    """
+    makers = {"weights in random order": untrained_twin, "new weights": reinitialised_twin}
+    pools = {
+        name: [page_of(run_of(maker(lens, seed))) for seed in range(models + _OLD)] for name, maker in makers.items()
+    }
+    new = [page_of(run_of(reinitialised_twin(lens, 1000 + seed))) for seed in range(_NEW)]
+    return {
+        name: float(np.mean([claims_learned(pool[i], [*pool[models:], *new]) for i in range(models)]))
+        for name, pool in pools.items()
+    }
+
+
+def claims_learned(page: dict[str, xr.Dataset], twins: Sequence[dict[str, xr.Dataset]]) -> bool:
+    """Test if a page, compared with those of twins, calls any member learned."""
+    compared = corrected({key: with_twins(data, [twin[key] for twin in twins]) for key, data in page.items()})
+    return any(bool(data[f"{name}_learned"].any()) for data in compared.values() for name in judged_names(data))
+
+
+def significant_members(page: dict[str, xr.Dataset]) -> set[tuple[str, str, int]]:
+    """List the members that a page calls significant."""
+    return {
+        (key, name, int(place))
+        for key, data in page.items()
+        for name in judged_names(data)
+        for place in np.flatnonzero(data[f"{name}_significant"].values)
+    }
+
+
+def shifted_claims(lens: Lens, batch: SeriesBatch, horizon: int, shifts: Sequence[int] = (1, 2, 3, 4, 5)) -> float:
+    """Compute the share of significant members that are not so when all windows begin a few steps earlier."""
+    plain = significant_members(page_of(_run(batch, horizon, lens)))
+    lost = [len(plain - significant_members(page_of(_run(earlier(batch, steps), horizon, lens)))) for steps in shifts]
+    return float(np.mean(lost)) / len(plain) if plain else float("nan")
+
+
+def earlier(batch: SeriesBatch, steps: int) -> SeriesBatch:
+    """Leave the last steps of every series out."""
+    return replace(batch, values=tuple(values[:-steps] for values in batch.values))
+
+
+def _run(batch: SeriesBatch, horizon: int, lens: Lens) -> Run:
+    how: dict[str, Any] = {"num_samples": 8} if lens.adapter.readout == "token" else {}
+    return lens.run(batch, horizon, holdout=True, **how)
+
+
+def _simulated(trials: int) -> Iterator[str]:
+    yield f"False pages, and power at a shift of one unit, in % ({MEMBERS} members, {trials} pages each):"
+    heads = ["effects", *(f"{units} series" for units in UNITS)]
+    lines = [
+        [name]
+        + [
+            f"{100 * significant_pages(draw, n, trials=trials):.1f} / "
+            f"{100 * significant_pages(draw, n, trials=trials // 5, shift=1.0):.0f}"
+            for n in UNITS
+        ]
+        for name, draw in DRAWS.items()
+    ]
+    yield markdown([heads, *lines])
+    yield f"False leaders among members that are alike, in % (worst of 6, 9 and 20 series, {trials} pages each):"
+    worst = [
+        [name] + [f"{100 * max(false_leaders(draw, k, n, trials=trials) for n in (6, 9, 20)):.1f}" for k in _SIZES]
+        for name, draw in DRAWS.items()
+    ]
+    yield markdown([["effects", *(f"{k} members" for k in _SIZES)], *worst])
+
+
+def _of_models(models: int) -> Iterator[str]:
+    yield f"Pages of untrained models that call a part learned, in % ({models} models of each kind):"
+    batch = bundled(*bundled_names()).tail(76)
+    lines = []
+    for name in (*EMBEDDED, *TINY):
+        lens = load(name) if name in EMBEDDED else load(architectures()[name].tiny(), check=False)
+        shares = learned_pages(lens, partial(_run, batch, min(12, lens.adapter.longest_pass)), models=models)
+        lines.append([name, *(f"{100 * share:.0f}" for share in shares.values())])
+    yield markdown([["model", "weights in random order", "new weights"], *lines])
+    yield "Significant members that are not so when all windows begin 1 to 5 steps earlier, in %:"
+    lines = [[name, f"{100 * shifted_claims(load(name), batch, 12):.1f}"] for name in EMBEDDED]
+    yield markdown([["model", "lost"], *lines])
+
+
+def main(
+    out: Annotated[Path, typer.Option(help="page whose tables are written anew")],
+    *,
+    trials: Annotated[int, typer.Option(min=5, help="simulated pages of each kind")] = 1000,
+    models: Annotated[int, typer.Option(min=1, help="untrained models of each kind")] = 20,
+) -> None:
+    """Measure how often pages claim what is not so, and write the tables into a page."""
+    put_between(out, START, STOP, "\n\n".join([*_simulated(trials), *_of_models(models)]) + "\n")
+
+
+if __name__ == "__main__":
+    run_command(main)
