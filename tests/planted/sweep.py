@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
+from scipy.stats import norm, sem
 
 from tsfm_lens.stats import holm
 
-WINDOWS, RESAMPLES, TOLERANCE = 8, 120, 0.01
+WINDOWS, TOLERANCE = 8, 0.01
 UNITS = {"unit": "series", "units": 16}
+NO_LEAD = {"distance_leads": "", "distance_lead_share": 0.0}
 METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
 _ATTRS = {"sweep": "planted", "seed": 0, "confidence": 0.95}
 ORDERS = ("stable_rank:low", "stable_rank:high", "random:0")
@@ -34,8 +35,6 @@ class Planted:
         size = (len(self.datasets), WINDOWS)
         level = self.rng.normal(-0.3, 0.5, (size[0], 1))
         self.plain = np.exp(level + self.rng.normal(0, 0.4, size))
-        cluster = self.rng.integers(0, size[0], (RESAMPLES, size[0]))
-        self.draws = (cluster[..., None], self.rng.integers(0, WINDOWS, (RESAMPLES, size[0], WINDOWS)))
 
     @property
     def baseline(self) -> float:
@@ -48,31 +47,19 @@ class Planted:
 
     def change(self, errors: np.ndarray) -> dict[str, float]:
         """Change of the geometric mean of MASE with its interval and two-sided p-value, and its spread."""
-        logs = np.log(errors.mean(-1) / self.plain.mean(-1))
-        ratio = logs.mean()
-        resampled = np.log(errors[self.draws].mean(-1) / self.plain[self.draws].mean(-1)).mean(-1)
-        lower, upper = np.quantile(resampled, [0.025, 0.975])
-        p = 2 * norm.sf(abs(ratio) / resampled.std()) if ratio else 1.0
-        found = {"change": ratio, "lower": min(lower, ratio), "upper": max(upper, ratio)}
-        found |= {"median": np.median(logs), "least": logs.min(), "most": logs.max()}
-        return {k: float(np.expm1(v)) for k, v in found.items()} | {"p_value": float(p)}
-
-    def beside(self, listed: np.ndarray, randoms: list[np.ndarray]) -> dict[str, float]:
-        """One choice over the geometric mean of others, with its interval."""
-        drawn, value = (
-            np.log(each(listed)) - np.mean([np.log(each(e)) for e in randoms], axis=0)
-            for each in (lambda e: e[self.draws].mean(-1), lambda e: e.mean(-1))
-        )
-        drawn, size = drawn.mean(-1), float(value.mean())
-        lower, upper = np.quantile(drawn, [0.025, 0.975])
-        p = float(2 * norm.sf(abs(size) / drawn.std()))
-        ends = {"diff": size, "diff_lower": min(lower, size), "diff_upper": max(upper, size)}
-        worse = sum(e.mean(-1).prod() > listed.mean(-1).prod() for e in randoms)
-        return {k: float(np.expm1(v)) for k, v in ends.items()} | {"diff_p": p, "n_worse": worse}
+        return sized(np.log(errors.mean(-1) / self.plain.mean(-1)))
 
     def depth(self, layer: float) -> float:
         """How much a layer matters: most at both ends."""
         return 0.004 + 0.25 * abs(2 * layer / max(self.layers - 1, 1) - 1) ** 3
+
+
+def sized(logs: np.ndarray) -> dict[str, float]:
+    """Log ratios (dataset,) as a change with its interval, its spread and a two-sided p-value."""
+    mean, error = logs.mean(), max(sem(logs), 1e-9)
+    found = {"change": mean, "lower": mean - 2 * error, "upper": mean + 2 * error}
+    found |= {"median": np.median(logs), "least": logs.min(), "most": logs.max()}
+    return {k: float(np.expm1(v)) for k, v in found.items()} | {"p_value": float(2 * norm.sf(abs(mean) / error))}
 
 
 def table(rows: list[dict] | pd.DataFrame, kind: str, **attrs: object) -> pd.DataFrame:
@@ -107,19 +94,13 @@ def effects(models: Sequence[Planted]) -> pd.DataFrame:
                 # the middle of every model costs so little that its interval reaches into gains
                 mine.append(
                     {"model": m.model, "family": family, "label": f"{part} of {first} to {last}", "part": part}
-                    | {
-                        "first": first,
-                        "last": last,
-                        "n_layers": m.layers,
-                        "distance_leads": "",
-                        "distance_lead_share": 0.0,
-                    }
+                    | {"first": first, "last": last, "n_layers": m.layers}
                     | {"spearman_distance": away, "spearman_distance_lower": 0.9 * away}
                     | {"spearman_distance_upper": min(1.15 * away, 2.0), "baseline_mase": m.baseline}
                     | {"mase": m.baseline * (1 + found["change"]), **found}
                 )
         rows += in_families(mine, "model")
-    return table(rows, "sweep_effects")
+    return table(pd.DataFrame(rows).assign(**NO_LEAD), "sweep_effects")
 
 
 def single_heads(models: Sequence[Planted], kinds: Sequence[str] = ("attn",)) -> pd.DataFrame:
@@ -135,12 +116,11 @@ def single_heads(models: Sequence[Planted], kinds: Sequence[str] = ("attn",)) ->
                     mine.append(
                         {"model": m.model, "label": f"head {head} of layer {layer} ({kind})", "layer": layer}
                         | {"attention": kind, "head": head, "spearman_distance": away}
-                        | {"distance_leads": "", "distance_lead_share": 0.0}
                         | {"spearman_distance_lower": 0.9 * away, "spearman_distance_upper": 1.1 * away}
                         | {"baseline_mase": m.baseline, "mase": m.baseline * (1 + found["change"]), **found}
                     )
         rows += in_families(mine, "model")
-    return table(rows, "sweep_heads")
+    return table(pd.DataFrame(rows).assign(**NO_LEAD), "sweep_heads")
 
 
 def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0) -> pd.DataFrame:
@@ -235,7 +215,12 @@ def recipes(models: Sequence[Planted], seeds: int = 3) -> tuple[pd.DataFrame, pd
                 )
                 others = [m.change(m.ablated(strength * k)) for k in (-2.0, 0.8, 1.0, -0.5)]
                 rows += [entry | {"metric": name, **found} for name, found in zip(METRICS, (own, *others), strict=True)]
-            against.append({"model": m.model, "recipe": recipe, "selection": "listed"} | m.beside(listed, randoms))
+            own, *others = (np.log(errors.mean(-1)) for errors in (listed, *randoms))
+            found = sized(own - np.mean(others, axis=0))
+            names = {"diff": "change", "diff_lower": "lower", "diff_upper": "upper", "diff_p": "p_value"}
+            diff = {name: found[key] for name, key in names.items()}
+            diff["n_worse"] = sum(other.sum() > own.sum() for other in others)
+            against.append({"model": m.model, "recipe": recipe, "selection": "listed"} | diff)
     heavy = table(in_families(rows, "metric"), "sweep_recipes")
     counts = "heads_ablated heads_total n_mlps metric n_resilient n_improved n_datasets".split()
     choice = heavy[heavy["metric"] == "MASE"].drop(columns=counts)
