@@ -238,3 +238,55 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
     assert not native.mock_calls
     (tmp_path / "page" / "index.html").mkdir(parents=True)
     expect_error(r"index.html' is a folder", run.report, tmp_path / "page")
+
+
+@pytest.mark.parametrize("holdout", [True, False])
+def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
+    """Each is the series cut there by hand, and what followed is its truth."""
+    lens, values = load("bolt-nano"), bundled("co2", "nile").tail(90)
+    run = lens.run(values, 8, holdout=holdout, windows=3)
+    assert run.batch.ids == ("co2", "nile", "co2 −8", "nile −8", "co2 −16", "nile −16")
+    assert run.dataset()["item"].values.tolist() == ["co2", "nile"] * 3
+    for row in range(6):
+        whole, end = values.values[row % 2], 90 - 8 * (row // 2 + holdout)
+        alone = lens.run([whole[:end]], 8)
+        np.testing.assert_array_equal(run.batch.values[row], whole[:end])
+        np.testing.assert_allclose(run.point[row], alone.point[0], rtol=1e-5)
+        np.testing.assert_array_equal(run.truth[row], whole[end : end + 8] if end < 90 else np.full(8, np.nan))
+    assert run.batch.timestamps(2)[-1] == values.timestamps(0)[-1 - 8 * (1 + holdout)]
+    assert run.at(4).truth.shape == (6, 4)
+    with pytest.raises(
+        InputError,
+        match=r"windows=12 of 8 steps need more than 96 steps, and series 'co2' has 90; windows=11 is the most",
+    ):
+        lens.run(values, 8, windows=12, holdout=True)
+    with pytest.raises(InputError, match="windows=0"):
+        lens.run(values, 8, windows=0)
+
+
+def test_windows_of_a_covariate_know_its_future() -> None:
+    lens = load("chronos2-nano")
+    load_of, heat = np.arange(60.0) % 7, np.cos(np.arange(66.0))
+    entry = {"target": load_of, "past_covariates": {"heat": heat[:60]}, "future_covariates": {"heat": heat[60:]}}
+    run = lens.run([entry], 6, windows=2)
+    np.testing.assert_array_equal(run.batch.known_future(6)[[1, 3]], [heat[60:66], heat[54:60]])
+    assert len(set(run.batch.groups)) == 2
+
+
+def test_twins_are_other_weights_of_the_same_run() -> None:
+    lens = load("bolt-nano")
+    run = lens.run(bundled("co2").tail(64), 6, twins=3)
+    before = run.point.copy()
+    twins = [run.twin(number) for number in (0, 1, 4)]
+    assert twins[0] is run.twin(0)
+    forecasts = [twin.point for twin in twins]
+    assert all(np.abs(forecast - before).max() > 1e-3 for forecast in forecasts)
+    own = dict(lens.adapter.model.named_parameters())
+    for name, weight in twins[0].lens.adapter.model.named_parameters():
+        assert torch.equal(weight.flatten().sort().values, own[name].flatten().sort().values)
+    np.testing.assert_array_equal(lens.run(bundled("co2").tail(64), 6).point, before)
+    found = probes.ablation_effects(run, components="decoder.*.mlp")
+    assert found["mean_shift_twins"].sizes == {"twin": 3, "component": 3}
+    again = probes.ablation_effects(run.alone(), components="decoder.*.mlp")
+    xr.testing.assert_identical(again, found[list(again)].assign_attrs(again.attrs))
+    assert not any("twin" in str(name) for name in again)

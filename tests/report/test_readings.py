@@ -81,9 +81,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_attribution, "attribution", ("logit", 0), ("up to rounding they add up",)),
     (
         *(read_attribution_over_series, "attribution", ("expected_value",)),
-        (
-            "Largest heads over all series, as shares of the sum of all sizes: decoder.1.cross_attn.0 (25 %; one sign on",
-        ),
+        ("as shares of the sum of all sizes: decoder.1.cross_attn.0 (25 %; one sign on",),
     ),
     (
         *(read_attribution_steps, "attribution", ("expected_value", 0)),

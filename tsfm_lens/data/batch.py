@@ -252,18 +252,22 @@ class SeriesBatch:
         context = replace(self, futures=futures)._cut([0] * len(self), [length - horizon for length in self.lengths])
         return context, future
 
-    def windows(self, count: int, horizon: int) -> SeriesBatch:
+    def windows(self, count: int, horizon: int, ahead: int = 0) -> SeriesBatch:
         """Return every series up to ``count`` forecast origins that are ``horizon`` steps apart, the latest first.
+
+        Args:
+            count, horizon: of the windows.
+            ahead: steps that will be held out of each.
 
         Raises:
             InputError: a series has too few steps for so many windows.
         """
         shortest = min(self.lengths)
-        if shortest <= (count - 1) * horizon:
+        if count > 1 and shortest <= (count - 1) * horizon + ahead:
             raise InputError(
-                f"windows={count} of {horizon} steps need more than {(count - 1) * horizon} steps, and series "
-                f"{self.ids[self.lengths.index(shortest)]!r} has {shortest}; windows={-(-shortest // horizon)} is the "
-                "most"
+                f"windows={count} of {horizon} steps need more than {(count - 1) * horizon + ahead} steps, and series "
+                f"{self.ids[self.lengths.index(shortest)]!r} has {shortest}; windows="
+                f"{max(-(-(shortest - ahead) // horizon), 1)} is the most"
             )
         parts = [self]
         for number in range(1, count):

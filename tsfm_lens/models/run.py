@@ -475,7 +475,7 @@ def run(
             # as much context as truth at least
             shortest = min(batch.lengths)
             steps = max(1, min(steps, max(shortest - adapter.context_length, shortest // (1 + windows))))
-        whole = batch.windows(windows, steps)
+        whole = batch.windows(windows, steps, steps)
         batch, truth = held_out(whole, steps)
     elif windows > 1:
         last = np.full((len(batch), steps), np.nan) if truth is None else checked_values(truth, (len(batch), steps))
