@@ -51,7 +51,10 @@ def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_m
     assert all(address.startswith(("#", "data:")) for address in page.loads)
     words = " ".join(page.text.split())
     assert "3 of the 40 cells planned so far are missing" in words
-    assert words.count("exact two-sided sign test, corrected by Holm's method for all tests of this page") == 1
+    assert (
+        words.count("sign test at 5 %, corrected by Holm's method for all tests of this page on one model and metric")
+        == 1
+    )
     assert "Student's t of log ratios over 16 series" in words
     assert "alpha: layers 4" in words.replace('{"layers": 4, "revision": null}', "layers 4")
     assert "name x; windows 8" in words

@@ -76,28 +76,23 @@ def methods_of(tables: Sequence[pd.DataFrame]) -> list[str]:
     if not tested:
         return []
     tests = pd.concat([table[["units", "unit", "tests"]] for table in tested]).drop_duplicates()
-    over = " or ".join(f"{row['units']} {row['unit']}" for row in told(tests.drop_duplicates(["units", "unit"])))
-    level = level_of(tested[0])
-    few = [few_units(row, level) for row in told(tests.drop_duplicates(["units", "unit", "tests"]))]
+    over = " or ".join(dict.fromkeys(f"{row['units']} {row['unit']}" for row in told(tests)))
+    few = [few_units(row, tested[0]) for row in told(tests)]
+    level = percent(1 - float(tested[0].attrs.get("confidence", 0.95)))
     return [
         f"A change is a ratio of geometric means over datasets; its {intervals_of(tested[0])} are Student's t of log "
         f"ratios over {over}. It is significant if it would have the same direction on most others like these: an "
-        "exact two-sided sign test, corrected by Holm's method for all tests of this page on one model and metric, at "
-        f"{percent(level)}. Datasets made of the same observations count once, as their source; of one source the "
-        "series are counted, each with all its windows. Shares of redraws say how often an entry is first when these "
-        "units are drawn anew.",
-        *(f"{each}." for each in dict.fromkeys(few) if each),
+        f"exact two-sided sign test at {level}, corrected by Holm's method for all tests of this page on one model and "
+        "metric. Datasets made of the same observations count once, as their source; of one source the series are "
+        "counted, each with all its windows. Shares of redraws say how often an entry is first when these units are "
+        "drawn anew.",
+        *(f"{each}." for each in few if each),
     ]
 
 
-def level_of(table: pd.DataFrame) -> float:
-    """Return the largest corrected p-value that is significant."""
-    return round(1 - float(table.attrs.get("confidence", 0.95)), 12)
-
-
-def few_units(row: Mapping[str, Any], level: float) -> str:
-    """Say that so few units cannot decide so many tests, and how many could; "" where they can."""
-    needed = units_needed(row["tests"], level=level)
+def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
+    """Say that so few units cannot decide the tests of a page, and how many could; "" where they can."""
+    needed = units_needed(row["tests"], level=1 - float(table.attrs.get("confidence", 0.95)))
     words = f"{row['units']} {row['unit']} cannot decide among {counted(row['tests'], 'test')}; {needed} could"
     return words if row["units"] < needed else ""
 
@@ -105,7 +100,7 @@ def few_units(row: Mapping[str, Any], level: float) -> str:
 def sizes_words(rows: pd.DataFrame) -> str:
     """Write the sizes of some changes, how many are significant, or why none can be."""
     low, middle, high = (change_text(each) for each in rows["change"].quantile([0, 0.5, 1]))
-    count, few = int(rows["significant"].sum()), few_units(told(rows.nlargest(1, "units"))[0], level_of(rows))
+    count, few = int(rows["significant"].sum()), few_units(told(rows.nlargest(1, "units"))[0], rows)
     said = f"{count or 'none'} of {counted(len(rows), 'change')} {'is' if count <= 1 else 'are'} significant"
     between = f"by {low} to {high}, at the median by {middle}" if len(rows) > 1 else f"by {middle}"
     return f"MASE changes {between}; {few if few and not count else said}"

@@ -123,7 +123,7 @@ def heads_at(results: Results, tolerance: float, search: str) -> pd.DataFrame | 
         leads = results.leads(counts[counts["variant"].isin(whole)]) if len(whole) else pd.DataFrame(columns=LEADS)
         for name in LEADS:
             table.loc[own.index, name] = own["layer"].map(whole.map(leads[name]))
-        if len(counts):
+        if set(counts["variant"]) - {PLAIN}:
             tests = results.tested(str(model), results.judged_by)
             # better than the others is better than each of them
             won = (tests["significant"] & (tests.get("difference", 0.0) < 0)).groupby(tests["of"]).all()
