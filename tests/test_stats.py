@@ -14,10 +14,8 @@ from tsfm_lens.stats import (
     Control,
     auroc,
     benjamini_yekutieli,
-    bootstrap_interval,
     expanded_interval,
     expanded_p,
-    half_width,
     holm,
     lead_shares,
     leader,
@@ -199,10 +197,3 @@ def test_auroc_counts_pairs_and_lets_nan_be_lowest() -> None:
     scores, labels = np.array([0.3, np.nan, 0.3, 0.9, 0.1]), np.array([True, False, False, True, False])
     assert auroc(scores, labels) == pytest.approx(5.5 / 6)
     assert np.isnan(auroc(scores, np.zeros(5, dtype=bool)))
-
-
-def test_a_bootstrap_of_means_comes_near_the_normal_interval() -> None:
-    values = np.random.default_rng(7).normal(size=200)
-    low, high = bootstrap_interval(values, lambda sample: sample.mean(axis=1), seed=0)
-    reach = float(half_width(values))
-    np.testing.assert_allclose([low, high], [values.mean() - reach, values.mean() + reach], atol=0.1 * reach)

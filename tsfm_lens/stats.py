@@ -19,7 +19,6 @@ __all__ = [
     "Control",
     "auroc",
     "benjamini_yekutieli",
-    "bootstrap_interval",
     "expanded_interval",
     "expanded_p",
     "half_width",
@@ -217,15 +216,6 @@ CORRECTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"holm": holm, "
 
 
 # resampling
-
-
-def bootstrap_interval(
-    values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], *, seed: int, replicates: int = 2000
-) -> tuple[float, float]:
-    """Compute the 95 % percentile interval of a statistic of (replicate, unit, …) over resampled units (unit, …)."""
-    sample = np.random.default_rng(seed).integers(len(values), size=(replicates, len(values)))
-    low, high = np.quantile(statistic(values[sample]), _TAILS)
-    return float(low), float(high)
 
 
 def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.ndarray:
