@@ -10,17 +10,21 @@ import numpy as np
 import pytest
 
 import tiny_lenses
+from refusals import expect_error
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.testing.suite import check_lens
 from tsfm_lens.zoo.planted import Planted, bolt, mechanisms, open_planted, plant
 from tsfm_lens.zoo.planted.__main__ import main
 from tsfm_lens.zoo.planted.chronos import NAME
 from tsfm_lens.zoo.planted.patches import deviates
+from tsfm_lens.zoo.planted.planting import ONE_STRETCH
 from zoo import planted_oracles as oracles
 
 # the covariate is of several series, and has tests of its own
 PLANTED = [pair for pair in mechanisms() if pair[0] != "covariate"]
 OF_PATCHES = [pair for pair in PLANTED if pair[1] != NAME]
+PLACED = [(*pair, "recent") for pair in PLANTED] + [(*pair, "old") for pair in PLANTED]
+PLACED += [(*pair, "spread") for pair in PLANTED if pair not in ONE_STRETCH]
 
 
 def planted_as(mechanism: str, name: str, **options: Any) -> Planted:
@@ -32,14 +36,15 @@ def planted_as(mechanism: str, name: str, **options: Any) -> Planted:
 @pytest.fixture(scope="module")
 def planted(request: pytest.FixtureRequest) -> Planted:
     """A mechanism in a format, turned."""
-    return planted_as(*request.param, seed=3)
+    return planted_as(*request.param[:2], seed=3, reads=(*request.param, "recent")[2])
 
 
-EACH = pytest.mark.parametrize("planted", PLANTED, ids=" in ".join, indirect=True)
-EACH_OF_PATCHES = pytest.mark.parametrize("planted", OF_PATCHES, ids=" in ".join, indirect=True)
+EACH, EACH_OF_PATCHES, EACH_PLACED = (
+    pytest.mark.parametrize("planted", pairs, ids=" in ".join, indirect=True) for pairs in (PLANTED, OF_PATCHES, PLACED)
+)
 
 
-@EACH
+@EACH_PLACED
 @pytest.mark.parametrize(
     "oracle",
     [
@@ -67,8 +72,10 @@ def test_edges_quantiles_and_files_are_those_stated(planted: Planted, tmp_path: 
 
 
 @pytest.mark.parametrize(("mechanism", "name"), OF_PATCHES)
-def test_another_seed_forecasts_by_its_rule(mechanism: str, name: str) -> None:
-    oracles.assert_follows_rule(planted_as(mechanism, name, seed=4))
+def test_another_seed_reads_the_middle_and_forecasts_by_its_rule(mechanism: str, name: str) -> None:
+    planted = planted_as(mechanism, name, seed=6, reads=None)
+    assert planted.card == plant(mechanism, name, seed=6, reads="middle").card
+    oracles.assert_follows_rule(planted)
 
 
 def test_weight_noise_makes_it_worse_and_the_card_says_so() -> None:
@@ -94,6 +101,8 @@ def test_the_command_builds_one(tmp_path: Path) -> None:
     main("local-mean", NAME, tmp_path / "made", seed=2)
     _, card = open_planted(tmp_path / "made")
     assert card.name == f"local-mean-{NAME}-2"
+    expect_error("reads one stretch", plant, "gate", NAME, reads="spread")
+    expect_error("recent", plant, "gate", NAME, reads="recently")
     with pytest.raises(UnknownNameError, match=f"seasonal-copy in {NAME}"):
         main("seasonal-copi", NAME, tmp_path / "other")
     assert not (tmp_path / "other").exists()

@@ -102,7 +102,9 @@ def test_what_cannot_be_drawn_is_refused() -> None:
 
 
 def by_hand(rule: SeasonalCopy | LocalMean | LinearTrend | Gate, x: list[float], horizon: int) -> list[float]:
-    """The rule's definition, a value at a time."""
+    """The rule's definition, a value at a time, of the mean of the contexts that end earlier."""
+    unit, most = sum(map(abs, x)) / len(x), max(rule.ago)
+    x = [sum(x[i + most - ago] for ago in rule.ago) / len(rule.ago) for i in range(len(x) - most)]
     values = list(x)
     for step in range(horizon):
         match rule:
@@ -118,7 +120,7 @@ def by_hand(rule: SeasonalCopy | LocalMean | LinearTrend | Gate, x: list[float],
             case Gate():
                 pairs = zip(x[-rule.period :], x[-2 * rule.period : -rule.period], strict=True)
                 change = sum(abs(a - b) for a, b in pairs) / rule.period
-                seasonal = change <= rule.tolerance * sum(map(abs, x)) / len(x)
+                seasonal = change <= rule.tolerance * unit
                 values.append(values[len(values) - rule.period] if seasonal else x[-1])
     return values[len(x) :]
 
@@ -128,6 +130,9 @@ RULES = [
     LocalMean(width=4),
     LinearTrend(width=3, lag=6),
     Gate(period=5, tolerance=0.2),
+    SeasonalCopy(period=5, ago=(2, 7)),
+    LinearTrend(width=3, lag=6, ago=(0, 3)),
+    Gate(period=5, tolerance=0.2, ago=(2,)),
 ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -25,14 +25,15 @@ from tsfm_lens.studies.method_scores.series import evaluation_case, untrained
 from tsfm_lens.training.command import run_command
 from tsfm_lens.zoo.planted import mechanisms, plant
 from tsfm_lens.zoo.planted.card import Card
-from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate
+from tsfm_lens.zoo.planted.draft import SPAN
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LocalMean
 
 __all__ = ["SHIPPED", "benchmark", "measured"]
 
 REFERENCE = "mean"
 """Reference that replaces a masked step in the benchmark."""
-PARTS = 8
-"""Segments of a case's target."""
+PARTS, MANY = 8, 8
+"""Segments of a case's target; forecasts for each of a method on which an order that looks at no model is scored."""
 # openings of the task of a part that writes the same for all values: no influence of the input passes it
 _CONSTANT = ("marks ", "tells the step")
 
@@ -59,7 +60,7 @@ class ExplanationCase:
 
 
 def cases(
-    pairs: Sequence[tuple[str, str]] | None = None, *, seeds: int = 3, series: int = 1, twins: bool = False
+    pairs: Sequence[tuple[str, str]] | None = None, *, seeds: int = 4, series: int = 1, twins: bool = False
 ) -> Iterator[ExplanationCase]:
     """Yield every case of the benchmark, model by model; see :func:`benchmark`."""
     for mechanism, architecture in mechanisms() if pairs is None else pairs:
@@ -68,7 +69,7 @@ def cases(
                 yield from _of_model(mechanism, architecture, seed, twin, series)
 
 
-_plant = lru_cache(maxsize=2)(plant)
+_plant = lru_cache(maxsize=2)(partial(plant, reads=None))
 
 
 @lru_cache(maxsize=256)
@@ -86,7 +87,7 @@ def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: 
     true = np.array([name in carriers for name in names])
     forecasts = []
     for number in range(series):
-        item, parts = item_of(run, number), segments(run, number, parts=PARTS, season=1)
+        item, parts = item_of(run, number), segments(run, number, parts=PARTS, season=1, others="stretches")
         labels = _labels(card, item, parts)
         forecasts.append(ExplanationCase(mechanism, architecture, seed, number, twin, item, parts, names, labels, true))
     return tuple(forecasts)
@@ -94,16 +95,22 @@ def _of_model(mechanism: str, architecture: str, seed: int, twin: bool, series: 
 
 def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
     """Label (segment, step) whether the rule reads the segment for the step; NaN where only a gate does."""
-    if isinstance(card.rule, CovariateTimes):
-        future = np.array([part.kind == "known covariate" and part.start >= 0 for part in parts])
-        return np.tile(future[:, None], (1, card.horizon)).astype(float)
-    values = np.asarray(run.batch.values[0])
-    weights = np.abs(card.rule.inputs(values, card.horizon)) > 0
-    reads = np.stack([weights[:, part.start + len(values) : part.stop + len(values)].any(1) for part in parts])
-    labels = reads.astype(float)
-    if isinstance(card.rule, Gate):
-        in_gate = np.array([part.stop > -2 * card.rule.period for part in parts])
-        labels[in_gate[:, None] & ~reads] = np.nan
+    rule, values, horizon = card.rule, [np.asarray(each) for each in run.batch.values], card.horizon
+    if isinstance(rule, CovariateTimes):
+        known = run.batch.roles.index("known")
+        weights = rule.inputs(values[0], values[known], horizon)
+    else:
+        known, weights = 0, rule.inputs(values[0], horizon)
+
+    def within(weights: np.ndarray) -> np.ndarray:
+        """Test whether any weight of a step (step, time) lies in a segment: (segment, step)."""
+        ends = [(part.start + len(values[0]), part.stop + len(values[0])) for part in parts]
+        return np.stack([np.abs(weights[:, start:stop]).any(1) for start, stop in ends])
+
+    labels = (within(weights) & np.array([part.row == known for part in parts])[:, None]).astype(float)
+    if isinstance(rule, Gate):
+        both_periods = LocalMean(width=2 * rule.period, ago=rule.ago).inputs(values[0], horizon)
+        labels[within(both_periods) & (labels == 0)] = np.nan
     return labels
 
 
@@ -113,7 +120,11 @@ Scorer = Callable[[ExplanationCase], Any]
 for routes."""
 
 START, STOP = "<!-- from the explanations -->\n", "<!-- end of the explanations -->"
-_LEVELS = {"inputs": "Which inputs explain a forecast", "routes": "Through which heads and MLPs the input acts"}
+_TITLES = {
+    "inputs": "Which inputs explain a forecast",
+    "naive": "Orders of the inputs that look at no model",
+    "routes": "Through which heads and MLPs the input acts",
+}
 
 
 def benchmark(
@@ -158,7 +169,7 @@ def measured(
         >>> len(rows)
         2
     """
-    if level not in _LEVELS:
+    if level not in get_args(Level):
         raise InputError(f"level={level!r} is not known, choose 'inputs' or 'routes'")
     if isinstance(method, str) and (level, method) not in SHIPPED:
         raise unknown_name("method", method, [each for of, each in SHIPPED if of == level])
@@ -263,9 +274,33 @@ def _random(case: ExplanationCase, level: Level) -> np.ndarray:
     return np.random.default_rng([case.seed, case.number, len(case.mechanism)]).random(size)
 
 
+def _by_values(measure: Callable[[np.ndarray], Any]) -> Scorer:
+    """Return a method that scores a segment by what its own values are, in standard deviations of their series."""
+
+    def score(case: ExplanationCase) -> np.ndarray:
+        batch, scores = case.run.batch, []
+        ahead = batch.known_future(case.run.horizon)
+        for part in case.parts:
+            past = np.asarray(batch.values[part.row])
+            whole = (np.concatenate([past, ahead[part.row]]) - past.mean()) / past.std()
+            scores.append(measure(whole[part.start + len(past) : part.stop + len(past)]))
+        return np.array(scores)
+
+    return score
+
+
+NAIVE: Mapping[str, Scorer] = {
+    "newest first": lambda case: np.array([part.stop for part in case.parts], dtype=float),
+    "oldest first": lambda case: np.array([-part.start for part in case.parts], dtype=float),
+    "middle first": lambda case: np.array([-abs(part.start + part.stop + SPAN) for part in case.parts], dtype=float),
+    "farthest from the mean first": _by_values(lambda values: np.abs(values).mean()),
+    "largest values first": _by_values(np.mean),
+    "most varied first": _by_values(np.std),
+}
+"""Orders of segments that look at no model, each of which is as naive backwards."""
 SHIPPED: Mapping[tuple[str, str], Scorer] = {
     **{("inputs", name): partial(_attribution, method=name) for name in METHODS},
-    ("inputs", "newest first"): lambda case: np.array([part.stop for part in case.parts], dtype=float),
+    **{("inputs", name): order for name, order in NAIVE.items()},
     ("inputs", "random"): partial(_random, level="inputs"),
     ("routes", "routes, exact"): partial(_routes, exact=True),
     ("routes", "routes, first order"): partial(_routes, exact=False),
@@ -281,9 +316,10 @@ SHIPPED: Mapping[tuple[str, str], Scorer] = {
 def tables(rows: pd.DataFrame) -> str:
     """Format the leaderboards of both levels as markdown."""
     board = leaderboard(rows)
+    board.loc[board["method"].isin(NAIVE), "level"] = "naive"
     mechanisms = sorted(rows["mechanism"].unique())
     parts = []
-    for level, title in _LEVELS.items():
+    for level, title in _TITLES.items():
         of_level = board[board["level"] == level]
         if not len(of_level):
             continue
@@ -302,7 +338,7 @@ def tables(rows: pd.DataFrame) -> str:
 def main(
     out: Annotated[Path, typer.Option(help="the page; everything measured goes beside it as CSV")],
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 4,
     series: Annotated[int, typer.Option(min=1, help="forecasts of each model")] = 1,
     only: Annotated[list[str] | None, typer.Option(help="methods; all that ship if none")] = None,
     read: Annotated[bool, typer.Option("--read", help="make the page of the CSV that is there")] = False,
@@ -317,7 +353,9 @@ def main(
         if only and not keys and not read:
             raise unknown_name("method", only[0], [name for _, name in SHIPPED])
         for level, name in keys:
-            now = measured(name, level, seeds=seeds, series=series, twins=True)  # type: ignore[arg-type]
+            # orders that look at no model cost nothing, and are the same on twins
+            many, twins = (MANY * series, False) if name in NAIVE else (series, True)
+            now = measured(name, level, seeds=seeds, series=many, twins=twins)  # type: ignore[arg-type]
             others = None if before is None else before[(before["method"] != name) | (before["level"] != level)]
             before = now if others is None or not len(others) else pd.concat([others, now], ignore_index=True)
             # each method is written as soon as it is measured

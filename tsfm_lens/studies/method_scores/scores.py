@@ -41,6 +41,7 @@ from tsfm_lens.zoo.planted.card import Card
 from tsfm_lens.zoo.planted.planting import Planted, mechanisms, plant
 from tsfm_lens.zoo.planted.rules import CovariateTimes
 
+EVENLY = partial(plant, reads=None)
 TOLERATED = 0.1
 """Largest tolerated error of a forecast, in mean absolute values of the context."""
 
@@ -214,10 +215,10 @@ def campaign(
     pairs: Sequence[tuple[str, str]] | None = None,
     conditions: Sequence[Condition] = CONDITIONS,
     *,
-    seeds: int = 3,
+    seeds: int = 4,
     series: int = 12,
     methods: Iterable[str] | None = None,
-    planter: Callable[..., Planted] = plant,
+    planter: Callable[..., Planted] = EVENLY,
     log: Callable[[str], None] = lambda line: None,
 ) -> ScoreTables:
     """Score methods on every mechanism, planted anew with every seed and under every condition."""
@@ -264,7 +265,7 @@ def _concat(parts: Sequence[ScoreTables]) -> ScoreTables:
 def main(
     out: Annotated[Path, typer.Option(help="the page; everything measured goes beside it as CSV")],
     *,
-    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="parametrisations of each mechanism")] = 4,
     only: Annotated[list[str] | None, typer.Option(help="mechanism, architecture or condition; all if none")] = None,
     read: Annotated[bool, typer.Option("--read", help="make the page of the CSV that is there")] = False,
 ) -> None:

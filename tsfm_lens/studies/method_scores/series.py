@@ -16,13 +16,11 @@ from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.wirings._common import spread_weights
 from tsfm_lens.zoo.planted.card import Card
+from tsfm_lens.zoo.planted.draft import SPAN
 from tsfm_lens.zoo.planted.planting import Planted
 from tsfm_lens.zoo.planted.rules import CovariateTimes, Gate, LinearTrend, LocalMean, SeasonalCopy
 
 Array = NDArray[np.float64]
-
-LONGEST = 96
-"""Most steps of context, unless a mechanism needs more."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +53,7 @@ def evaluation_case(lens: Lens, card: Card, *, series: int = 12, noise: float = 
     if isinstance(card.rule, CovariateTimes):
         return _with_covariates(lens, card, card.rule, series, noise, seed)
     rng = np.random.default_rng(seed)
-    length = max(card.context[0], min(card.context[1], LONGEST))
+    length = max(card.context[0], min(card.context[1], SPAN))
     pairs = [_pair(card.rule, length, i, noise, rng) for i in range(series)]
     clean, twins = (np.stack(part) for part in zip(*pairs, strict=True))
     options: dict[str, Any] = {"num_samples": 5} if lens.emits == "token" else {}
@@ -69,26 +67,31 @@ def evaluation_case(lens: Lens, card: Card, *, series: int = 12, noise: float = 
 def _with_covariates(
     lens: Lens, card: Card, rule: CovariateTimes, series: int, noise: float, seed: int
 ) -> EvaluationCase:
-    """Draw targets that a known covariate moves, beside an idle past one, and twins with its future reversed."""
+    """Draw targets that a known covariate moves, beside an idle past one; of twins, what is read is reversed."""
     from tsfm_lens.zoo.planted.chronos2 import draw_cases
 
     others, noises, horizon = np.random.default_rng([seed, 1]), np.random.default_rng([seed, 2]), card.horizon
     items: tuple[list[dict[str, Any]], list[dict[str, Any]]] = ([], [])
     truth: tuple[list[Array], list[Array]] = ([], [])
-    for target, covariate in draw_cases((LONGEST, LONGEST), series, seed=seed):
-        past = (target[:-horizon], covariate[:-horizon], others.normal(size=LONGEST))
+    for target, covariate in draw_cases((SPAN, SPAN), series, seed=seed):
+        pasts = (target[:-horizon], covariate[:-horizon], others.normal(size=SPAN))
         noisy_target, noisy_covariate, noisy_other = (
-            each + noise * each.std() * noises.normal(size=LONGEST) for each in past
+            each + noise * each.std() * noises.normal(size=SPAN) for each in pasts
         )
-        for side, future in enumerate((covariate[-horizon:], covariate[-horizon:][::-1])):
+        known = np.concatenate([noisy_covariate, covariate[-horizon:]])
+        twin = known.copy()
+        for start in (SPAN - ago for ago in rule.ago):
+            twin[start : start + horizon] = known[start : start + horizon][::-1]
+        for side, whole in enumerate((known, twin)):
+            past, future = np.split(whole, [SPAN])
             items[side].append(
                 {
                     "target": noisy_target,
-                    "past_covariates": {"other": noisy_other, "known": noisy_covariate},
+                    "past_covariates": {"other": noisy_other, "known": past},
                     "future_covariates": {"known": future},
                 }
             )
-            truth[side].append(rule.forecast_of(noisy_target, noisy_covariate, future))
+            truth[side].append(rule.forecast_of(noisy_target, past, future))
     runs = []
     for some, expected in zip(items, truth, strict=True):
         batch = as_series(some)

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import T5Config
 
 from tsfm_lens.zoo.planted import patches
-from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice
+from tsfm_lens.zoo.planted.draft import HALF_OPEN, Draft, draw_choice, steps_ago
 from tsfm_lens.zoo.planted.patches import CHANNELS, CONTEXT, FLAG, LOUD, PATCH, SHARP, SIGNAL, WIDTH, Head, Mlp, Stream
-from tsfm_lens.zoo.planted.rules import Gate, LinearTrend, LocalMean, SeasonalCopy
+from tsfm_lens.zoo.planted.rules import Gate, LinearTrend, LocalMean, Reads, SeasonalCopy
 
 NAME = "chronos-bolt"
 LAYERS = {"encoder": 3, "decoder": 2}
@@ -35,9 +35,12 @@ class Bolt(patches.PatchModel):
 
     one = SIDE
 
-    def __init__(self, encoder: dict[str, int], decoder: dict[str, int]) -> None:
+    def __init__(self, encoder: dict[str, int], decoder: dict[str, int], rule: Any, reach: int) -> None:
+        self.draft = Draft(rule, (reach + max(rule.ago), CONTEXT), PATCH)
         config = T5Config(
             **patches.SIZES,
+            # as many as give every distance of old patches its own
+            relative_attention_num_buckets=64 if any(rule.ago) else 32,
             num_layers=LAYERS["encoder"],
             num_decoder_layers=LAYERS["decoder"],
             feed_forward_proj="relu",
@@ -100,6 +103,10 @@ class Bolt(patches.PatchModel):
         head.k[:, self.encoder["one"]] = 0.1 * torch.randn(CHANNELS, 1, dtype=torch.float64)
         return head
 
+    def lags(self, *lags: int) -> list[int]:
+        """Return patches back, in each stretch that the rule reads, of so many patches back from its end."""
+        return [lag + steps // PATCH for steps in self.draft.rule.ago for lag in lags]
+
     def fetch(self, layer: int, number: int) -> Head:
         """Return a cross-attention head that attends to the REG token, by its mark."""
         head = self.head_of(self.attentions("decoder")[2 * layer + 1], number).clear()
@@ -117,7 +124,7 @@ class Bolt(patches.PatchModel):
                     # of several lags, its own content prefers one
                     draft.part(head, "decoy", task, "every token" if len(lags) == 1 else None, lags)
 
-    def plant_fetch(self, draft: Draft, layer: int, **places: str) -> str:
+    def plant_fetch(self, layer: int, **places: str) -> str:
         """Plant a cross-attention head that carries places of the REG token to places of the decoder."""
         number, channel = self.numbers["decoder"][0], 0
         head = self.fetch(layer, number)
@@ -125,14 +132,14 @@ class Bolt(patches.PatchModel):
             head.carry(self.encoder[source], self.decoder[target], channel=channel)
             channel += self.encoder.size(source)
         task = f"fetches {' and '.join(places)} from the REG token"
-        return draft.part(cross_head(layer, number), "mechanism", task, "forecast token", [0])
+        return self.draft.part(cross_head(layer, number), "mechanism", task, "forecast token", [0])
 
-    def plant_level(self, draft: Draft, layer: int, which: int, lags: range, name: str) -> str:
-        """Plant a head that attends to some patches alike and writes the mean of their values."""
-        number = self.numbers["encoder"][which]
-        self.back(layer, number, lags).carry(self.encoder["values"], self.encoder[name])
-        task = f"writes the mean of the patches {lags[0]} to {lags[-1]} back"
-        return draft.part(encoder_head(layer, number), "mechanism", task, "every token", lags)
+    def plant_back(self, layer: int, which: int, lags: Sequence[int], name: str, does: str, gain: float = 1.0) -> str:
+        """Plant a head that attends to some patches alike and writes their mean, or that of all their values."""
+        number, moved = self.numbers["encoder"][which], self.lags(*lags)
+        self.back(layer, number, moved).carry(self.encoder["values"], self.encoder[name], gain=gain)
+        task = f"{does} the patch {', '.join(map(str, moved))} back to the REG token"
+        return self.draft.part(encoder_head(layer, number), "mechanism", task, "every token", moved)
 
 
 def encoder_head(layer: int, number: int) -> str:
@@ -149,21 +156,18 @@ def _identity(weights: Tensor) -> Tensor:
     return torch.eye(PATCH, dtype=weights.dtype)
 
 
-def _seasonal_copy(*, decoys: bool = False) -> tuple[Bolt, Draft]:
+def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     """Build a copy: an encoder head copies the patch some patches back, a cross-attention head fetches it."""
     lag, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
-    bolt = Bolt({"copy": PATCH}, {"copy": PATCH})
-    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
-    number = bolt.numbers["encoder"][0]
-    bolt.back(layer, number, [lag]).carry(bolt.encoder["values"], bolt.encoder["copy"])
-    task = f"copies the patch {lag} patches back to the REG token"
-    head = draft.part(encoder_head(layer, number), "mechanism", task, "every token", [lag])
-    cross = bolt.plant_fetch(draft, late, copy="copy")
+    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
+    bolt = Bolt({"copy": PATCH}, {"copy": PATCH}, rule, rule.period)
+    head = bolt.plant_back(layer, 0, [lag], "copy", "copies")
+    cross = bolt.plant_fetch(late, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
-    draft.path(head, cross, "output")
+    bolt.draft.path(head, cross, "output")
     if decoys:
-        _plant_decoys(bolt, draft, lag)
-    return bolt, draft
+        _plant_decoys(bolt, bolt.draft, bolt.lags(lag))
+    return bolt, bolt.draft
 
 
 declare("seasonal-copy")(_seasonal_copy)
@@ -171,29 +175,26 @@ declare("decoys")(partial(_seasonal_copy, decoys=True))
 
 
 @declare("backup")
-def _backup() -> tuple[Bolt, Draft]:
+def _backup(reads: Reads) -> tuple[Bolt, Draft]:
     lag, early, late = draw_choice(2, 3, 4), draw_choice(0, 1), draw_choice(0, 1)
-    bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH})
-    draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), PATCH)
-    stream, (primary, partner, backup, _) = bolt.encoder, bolt.numbers["encoder"]
+    rule = SeasonalCopy(period=lag * PATCH, ago=steps_ago(reads, lag * PATCH, PATCH))
+    bolt = Bolt({"copy": PATCH, "flag": 1}, {"copy": PATCH}, rule, rule.period)
+    draft, stream, (primary, _, backup, _) = bolt.draft, bolt.encoder, bolt.numbers["encoder"]
     last = draw_choice(*range(early + 1, 3))
-    for layer, number, share in zip((early, early, last), (primary, partner, backup), SHARES, strict=True):
-        bolt.back(layer, number, [lag]).carry(stream["values"], stream["copy"], gain=share)
+    names = [bolt.plant_back(early, i, [lag], "copy", f"copies {SHARES[i]} of", SHARES[i]) for i in (0, 1)]
+    bolt.back(last, backup, bolt.lags(lag)).carry(stream["values"], stream["copy"], gain=SHARES[2])
     bolt.head(early, primary).carry(stream["one"], stream["flag"], gain=FLAG / SIDE, channel=PATCH)
     # the primary's flag turns the backup's query to the REG token itself, which holds no values
     head = bolt.head(last, backup)
     head.q[-1] = head.k[-1] = 0.0
     head.q[-1, stream["flag"]] = SHARP / (SIDE * FLAG)
     head.k[-1, stream["mark"]] = 1.0
-    names = [encoder_head(early, primary), encoder_head(early, partner), encoder_head(last, backup)]
-    for name, share in zip(names[:2], SHARES, strict=False):
-        task = f"copies {share} of the patch {lag} patches back to the REG token"
-        draft.part(name, "mechanism", task, "every token", [lag])
+    names.append(encoder_head(last, backup))
     task = (
         f"looks at the REG token and writes nothing, unless its primary is gone: then copies {SHARES[2]} of the patch"
     )
     draft.part(names[2], "backup", task, "last token", [0], stands_in_for=names[0])
-    cross = bolt.plant_fetch(draft, late, copy="copy")
+    cross = bolt.plant_fetch(late, copy="copy")
     bolt.read_out(copy=torch.eye(PATCH))
     draft.path(names[0], names[2], cross, "output")
     for name in names[:2]:
@@ -202,25 +203,26 @@ def _backup() -> tuple[Bolt, Draft]:
 
 
 @declare("local-mean")
-def _local_mean() -> tuple[Bolt, Draft]:
+def _local_mean(reads: Reads) -> tuple[Bolt, Draft]:
     lags, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
-    bolt = Bolt({"level": 1}, {"level": 1})
-    draft = Draft(LocalMean(width=lags * PATCH), (lags * PATCH, CONTEXT), PATCH)
-    head = bolt.plant_level(draft, layer, 0, range(1, lags + 1), "level")
-    cross = bolt.plant_fetch(draft, late, level="level")
+    reach = lags * PATCH
+    bolt = Bolt({"level": 1}, {"level": 1}, LocalMean(width=reach, ago=steps_ago(reads, reach, PATCH)), reach)
+    head = bolt.plant_back(layer, 0, range(1, lags + 1), "level", "averages")
+    cross = bolt.plant_fetch(late, level="level")
     bolt.read_out(level=torch.ones(PATCH, 1))
-    draft.path(head, cross, "output")
-    return bolt, draft
+    bolt.draft.path(head, cross, "output")
+    return bolt, bolt.draft
 
 
 @declare("trend")
-def _trend() -> tuple[Bolt, Draft]:
+def _trend(reads: Reads) -> tuple[Bolt, Draft]:
     lags, apart, at = draw_choice(1, 2), draw_choice(2, 3, 4), draw_choice(0, 1, 2)
-    bolt = Bolt({"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1})
-    rule = LinearTrend(width=lags * PATCH, lag=apart * PATCH)
-    draft, stream = Draft(rule, (rule.width + rule.lag, CONTEXT), PATCH), bolt.encoder
-    level = bolt.plant_level(draft, draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level")
-    early = bolt.plant_level(draft, draw_choice(*range(at + 1)), 1, range(apart + 1, apart + lags + 1), "early")
+    reach = (lags + apart) * PATCH
+    rule = LinearTrend(width=lags * PATCH, lag=apart * PATCH, ago=steps_ago(reads, reach, PATCH))
+    bolt = Bolt({"level": 1, "early": 1, "slope": 1}, {"level": 1, "slope": 1}, rule, reach)
+    draft, stream = bolt.draft, bolt.encoder
+    level = bolt.plant_back(draw_choice(*range(at + 1)), 0, range(1, lags + 1), "level", "averages")
+    early = bolt.plant_back(draw_choice(*range(at + 1)), 1, range(apart + 1, apart + lags + 1), "early", "averages")
     in_weights, out_weights = bolt.mlp("encoder", at)
     # relu(x) - relu(-x) is x
     for unit, sign in enumerate((1.0, -1.0)):
@@ -228,7 +230,7 @@ def _trend() -> tuple[Bolt, Draft]:
         in_weights[unit, stream["early"]] = -sign
         out_weights[stream["slope"], unit] = sign
     mlp = draft.part(f"encoder.{at}.mlp", "mechanism", "subtracts the early level from the late one")
-    cross = bolt.plant_fetch(draft, draw_choice(0, 1), level="level", slope="slope")
+    cross = bolt.plant_fetch(draw_choice(0, 1), level="level", slope="slope")
     ahead = torch.arange(1, PATCH + 1) + (rule.width - 1) / 2
     bolt.read_out(level=torch.ones(PATCH, 1), slope=ahead[:, None] / rule.lag)
     draft.path(level, cross, "output")
@@ -238,17 +240,13 @@ def _trend() -> tuple[Bolt, Draft]:
 
 
 @declare("gate")
-def _gate() -> tuple[Bolt, Draft]:
+def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     at, late = draw_choice(0, 1), draw_choice(0, 1)
-    bolt = Bolt({"last": PATCH, "before": PATCH, "apart": 1, "open": 1}, {"last": PATCH, "open": 1, "copy": PATCH})
-    rule = Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation")
-    draft = Draft(rule, (2 * PATCH, CONTEXT), PATCH)
-    heads = []
-    for number, name, lag in zip(bolt.numbers["encoder"], ("last", "before"), (1, 2), strict=False):
-        layer = draw_choice(*range(at + 1))
-        bolt.back(layer, number, [lag]).carry(bolt.encoder["values"], bolt.encoder[name])
-        task = f"copies the patch {lag} back to the REG token"
-        heads.append(draft.part(encoder_head(layer, number), "mechanism", task, "every token", [lag]))
+    ago, into = steps_ago(reads, 2 * PATCH, PATCH), {"last": PATCH, "before": PATCH, "apart": 1, "open": 1}
+    rule = Gate(period=PATCH, tolerance=TOLERANCE, unit="standard deviation", ago=ago)
+    bolt = Bolt(into, {"last": PATCH, "open": 1, "copy": PATCH}, rule, 2 * PATCH)
+    draft, names = bolt.draft, ("last", "before")
+    heads = [bolt.plant_back(draw_choice(*range(at + 1)), i, [i + 1], name, "copies") for i, name in enumerate(names)]
     in_weights, out_weights = bolt.mlp("encoder", at)
     same = _identity(in_weights)
     in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
@@ -263,7 +261,7 @@ def _gate() -> tuple[Bolt, Draft]:
         in_weights[unit, bolt.encoder["apart"]] = -gain
         out_weights[bolt.encoder["open"], unit] = sign * gain
     decide_mlp = draft.part(f"encoder.{layer}.mlp", "mechanism", "writes a flag if that is a season")
-    cross = bolt.plant_fetch(draft, late, last="last", open="open")
+    cross = bolt.plant_fetch(late, last="last", open="open")
     layer, places = draw_choice(*range(late, 2)), bolt.decoder
     in_weights, out_weights = bolt.mlp("decoder", layer)
     # all units are shut below -LARGEST, and open above it; what opens them is subtracted again by the last one
@@ -283,11 +281,11 @@ def _gate() -> tuple[Bolt, Draft]:
     return bolt, draft
 
 
-def _plant_decoys(bolt: Bolt, draft: Draft, lag: int) -> None:
+def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     """Plant heads and an MLP that look right, write much, or look sharply, without effect."""
     values, rest = bolt.encoder["values"], bolt.encoder.rest("values")
     like, loud, sharp = ((draw_choice(0, 1, 2), number) for number in bolt.numbers["encoder"][1:])
-    bolt.back(*like, [lag]).carry(values, rest)
+    bolt.back(*like, lags).carry(values, rest)
     bolt.back(*loud, [1]).carry(values, rest, gain=LOUD)
     # by the mark of the REG token
     head = bolt.back(*sharp, [])
@@ -296,7 +294,7 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lag: int) -> None:
     head.k[-1, bolt.encoder["mark"]] = SHARP / (2 * SIDE * SIDE)
     head.whisper(bolt.encoder)
     task = "looks where the copying head looks and copies, to where nobody reads"
-    draft.part(encoder_head(*like), "decoy", task, "every token", [lag])
+    draft.part(encoder_head(*like), "decoy", task, "every token", lags)
     task = f"writes {LOUD} times the patch before to where nobody reads"
     draft.part(encoder_head(*loud), "decoy", task, "every token", [1])
     idle = "looks at the REG token alone and writes noise"

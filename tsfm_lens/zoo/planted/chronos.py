@@ -15,7 +15,6 @@ from tsfm_lens.models import load
 from tsfm_lens.zoo.planted.card import Role
 from tsfm_lens.zoo.planted.draft import Basis, Draft, add_weight_noise, orthogonal
 from tsfm_lens.zoo.planted.planting import Planted
-from tsfm_lens.zoo.planted.rules import Rule
 
 NAME = "chronos"
 WIDTH, HEADS, CHANNELS, D_FF, VOCABULARY, CONTEXT, LIMIT, BUCKETS = 64, 4, 24, 32, 1024, 128, 5.0, 128
@@ -37,6 +36,7 @@ WHISPER = 0.01
 """What a head or an MLP without a task writes, to where nobody reads, in lengths of an embedding."""
 ALWAYS = {"one": 1, "value": 1, "square": 1, "filler": 1, "eos": 1, "start": 1}
 
+Steps = Sequence[int]
 Pairs = Sequence[tuple[Tensor, Tensor]]
 """Directions (n, width) that are read, and as many that they are compared with or written to."""
 
@@ -54,7 +54,7 @@ class ChronosBuilder:
 
     def __init__(
         self,
-        rule: Rule,
+        rule: Any,
         blocks: Mapping[str, int],
         *,
         seed: int,
@@ -67,8 +67,10 @@ class ChronosBuilder:
     ) -> None:
         sizes = {**ALWAYS, **({"wave": 2 * len(WAVES)} if waves else {}), **blocks}
         self.basis = Basis.draw(WIDTH, sizes, seed=seed, rotate=rotate)
-        self.draft = Draft(rule, (needs, CONTEXT), horizon)
-        self.native = _blank(layers, horizon)
+        self.draft = Draft(rule, (needs + max(rule.ago), CONTEXT), horizon)
+        # what is older needs one more head, and more distances
+        self.heads, buckets = (HEADS + 1, 4 * BUCKETS) if any(rule.ago) else (HEADS, BUCKETS)
+        self.native = _blank(layers, horizon, self.heads, buckets)
         self.linear = 1.0 - ONE - waves
         self._origin = {"seed": seed, "rotated": rotate}
         self._choices, self._turns = (np.random.default_rng([seed, stream]) for stream in (0, 1))
@@ -109,7 +111,7 @@ class ChronosBuilder:
         stack, _, kind = place.split(".")
         group = f"{stack}.{kind}" if kind == "self_attn" else place
         if group not in self._free:
-            self._free[group] = self._choices.permutation(HEADS).tolist()
+            self._free[group] = self._choices.permutation(self.heads).tolist()
         return f"{place}.{self._free[group].pop()}"
 
     def head(
@@ -206,13 +208,14 @@ def _set(weight: Tensor, value: Tensor) -> None:
 def _bucket(attention: Any, offset: int, *, both_ways: bool) -> int:
     """Return the bucket of a distance, which must be the only one in it."""
     near = torch.tensor([offset, offset - 1, offset + both_ways])
-    buckets = attention._relative_position_bucket(near, both_ways, BUCKETS, CONTEXT).tolist()
+    most = attention.relative_attention_num_buckets, attention.relative_attention_max_distance
+    buckets = attention._relative_position_bucket(near, both_ways, *most).tolist()
     if buckets[0] == buckets[1] or (both_ways and buckets[0] == buckets[2]):
         raise InputError(f"the distance of {offset} tokens shares its bucket of T5's position bias with another")
     return int(buckets[0])
 
 
-def _blank(layers: int, horizon: int) -> Any:
+def _blank(layers: int, horizon: int, heads: int, buckets: int) -> Any:
     """Build a T5 of zeros, with the settings of a Chronos model."""
     from transformers import T5Config, T5ForConditionalGeneration
 
@@ -220,13 +223,13 @@ def _blank(layers: int, horizon: int) -> Any:
     ids = {"n_tokens": VOCABULARY, "n_special_tokens": FIRST - 1, "pad_token_id": PAD, "eos_token_id": EOS}
     sampling = {"num_samples": 20, "temperature": 1.0, "top_k": VOCABULARY, "top_p": 1.0}
     lengths = {"context_length": CONTEXT, "prediction_length": horizon}
-    sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": CHANNELS, "d_ff": D_FF, "num_heads": HEADS}
+    sizes = {"vocab_size": VOCABULARY, "d_model": WIDTH, "d_kv": CHANNELS, "d_ff": D_FF, "num_heads": heads}
     config = T5Config(
         **sizes,
         num_layers=layers,
         num_decoder_layers=layers,
-        relative_attention_num_buckets=BUCKETS,
-        relative_attention_max_distance=CONTEXT,
+        relative_attention_num_buckets=buckets,
+        relative_attention_max_distance=buckets,
         feed_forward_proj="relu",
         dropout_rate=0.0,
         pad_token_id=PAD,

@@ -12,7 +12,7 @@ from chronos import Chronos2Pipeline
 from chronos.chronos2 import Chronos2Model
 from chronos.chronos2.config import Chronos2CoreConfig
 
-from tsfm_lens.zoo.planted.draft import N_CENTRING, N_TRIALS, Array, Draft, Trials, draw_choice
+from tsfm_lens.zoo.planted.draft import N_CENTRING, N_TRIALS, Array, Draft, Trials, draw_choice, steps_ago
 from tsfm_lens.zoo.planted.patches import (
     CONTEXT,
     FLAG,
@@ -31,7 +31,7 @@ from tsfm_lens.zoo.planted.patches import (
     declare_copies,
     rotary_query_and_key,
 )
-from tsfm_lens.zoo.planted.rules import CovariateTimes
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Reads
 
 NAME = "chronos-2"
 LAYERS = 3
@@ -52,7 +52,7 @@ class Chronos2(RotaryModel):
     # a patch comes as its times, its values, and whether they are known
     columns = slice(PATCH, 2 * PATCH)
 
-    def __init__(self, *, arcsinh: bool) -> None:
+    def __init__(self, *, arcsinh: bool, **places: int) -> None:
         more = {"output_patch_size": PATCH, "max_output_patches": AHEAD, "use_arcsinh": arcsinh}
         config = Chronos2CoreConfig(
             **SIZES,
@@ -63,7 +63,7 @@ class Chronos2(RotaryModel):
             chronos_pipeline_class="Chronos2Pipeline",
             chronos_config={**PATCHES, **more, "time_encoding_scale": CONTEXT},
         )
-        stream = Stream(WIDTH, one=1, known=1, values=PATCH, found=PATCH)
+        stream = Stream(WIDTH, one=1, known=1, values=PATCH, found=PATCH, **places)
         super().__init__(Chronos2Model(config).double().eval(), {"": stream})
         self.blocks()[0].residual_layer.weight[stream["known"], 2 * PATCH :] = FLAG / PATCH
         self.model.shared.weight.zero_()[:, stream["one"]] = self.one
@@ -158,15 +158,23 @@ class _WithCovariate(Draft):
 
 
 @declare("covariate", NAME)
-def _covariate() -> tuple[Chronos2, Draft]:
+def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
+    ago = steps_ago(reads, 0, PATCH)
     # only without the inverse hyperbolic sine of the published model a multiple is one of standardised values
-    chronos = Chronos2(arcsinh=False)
+    chronos = Chronos2(arcsinh=False, **({"earlier values": PATCH} if any(ago) else {}))
     coefficient = draw_choice(*COEFFICIENTS) / 2
     layer, number, stream = draw_choice(*range(LAYERS)), chronos.numbers[""][0], chronos.stream
     chronos.read_out(found=torch.eye(PATCH))
-    chronos.look_at_known(layer, number).carry(stream["values"], stream["found"], gain=coefficient)
-    draft = _WithCovariate(CovariateTimes(coefficient=coefficient), (PATCH, CONTEXT), HORIZON)
-    task = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its values"
+    source = "earlier values" if any(ago) else "values"
+    chronos.look_at_known(layer, number).carry(stream[source], stream["found"], gain=coefficient)
+    draft = _WithCovariate(CovariateTimes(coefficient=coefficient, ago=ago), (max(PATCH, *ago), CONTEXT), HORIZON)
+    task = f"looks, in the tokens to come, at the series that is known, and writes {coefficient} times its {source}"
     name, look = f"{layer}.group_attn.{number}", {"series": "known covariate"}
     draft.path(draft.part(name, "mechanism", task, "forecast token", [0], **look), "output")
+    for own, steps in zip(chronos.numbers[""], filter(None, ago), strict=False):
+        # the REG token stands between what is to come and the context
+        place, tokens = (draw_choice(*range(layer + 1)), own), steps // PATCH + 1
+        chronos.back(*place, tokens).carry(stream["values"], stream[source], gain=1 / len(ago))
+        task = f"writes 1/{len(ago)} of the patch {tokens} tokens back to where the other head reads"
+        draft.path(draft.part(chronos.named(*place), "mechanism", task, "every token", [tokens]), name)
     return chronos, draft

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, WAVES, ChronosBuilder, Pairs
+from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, WAVES, ChronosBuilder, Pairs, Steps
+from tsfm_lens.zoo.planted.draft import steps_ago
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.rules import Gate, SeasonalCopy
+from tsfm_lens.zoo.planted.rules import Gate, Reads, SeasonalCopy
 
 BACKS = 2
 """How many values are compared; `examples.shape` draws shapes in which two are enough and both are needed."""
@@ -46,9 +47,10 @@ class Lengths:
     query: float = (1 + WAVE) ** 0.5
 
 
-def period_of(seed: int) -> int:
-    """Return the period of a seed's copy: 24 steps for seed 0."""
-    return (24, 12, 18)[seed % 3]
+def copy_rule(reads: Reads, seed: int, periods: int = 1) -> SeasonalCopy:
+    """Return the copy of a seed's period, 24 steps for seed 0, for a mechanism that reads so many periods."""
+    period = (24, 12, 18)[seed % 3]
+    return SeasonalCopy(period=period, ago=steps_ago(reads, periods * period, period))
 
 
 def copy_canvas(
@@ -60,7 +62,7 @@ def copy_canvas(
     return ChronosBuilder(rule, {**BLOCKS, **blocks}, waves=WAVE, horizon=rule.period, **settings)
 
 
-def mark_recent(canvas: ChronosBuilder, name: str, steps: range, *, mark: str = "mark") -> str:
+def mark_recent(canvas: ChronosBuilder, name: str, steps: Steps, *, mark: str = "mark") -> str:
     """Let a head mark the tokens that have the end token so many tokens ahead of them."""
     of, last = canvas.basis, ("last value", [-1]) if steps[0] == 1 else ()
     return canvas.head(
@@ -102,7 +104,7 @@ def plant_copy(
     heads = {
         "back1": look_back(canvas, canvas.free_head(place), 1, ("wave",), "back1", [(of["eos"], of["first"])]),
         "back2": look_back(canvas, canvas.free_head(place), 2, ("wave",), "back2"),
-        "mark": mark_recent(canvas, canvas.free_head(place), range(1, draft.rule.period + 1)),
+        "mark": mark_recent(canvas, canvas.free_head(place), draft.rule.steps(range(1, draft.rule.period + 1))),
         # later tokens attend to the first token, which has no values before it
         "end": canvas.head(
             canvas.free_head("decoder.0.cross_attn"),
@@ -131,7 +133,7 @@ def plant_copy(
     moves = [(of.span(*blocks), LOUD * lengths.key * of.span(*blocks)), *more]
     copying(canvas, name, lengths, moves=moves, extra=extra)
     task = "copies the value of the last period that followed upon the last two values"
-    draft.part(name, "mechanism", task, "forecast token", [draft.rule.period], moves=1, weight=SHARE)
+    draft.part(name, "mechanism", task, "forecast token", draft.rule.steps([draft.rule.period]), moves=1, weight=SHARE)
     for sender in heads.values():
         draft.path(sender, name)
     draft.path(heads["back1"], heads["end"], heads["own"])
@@ -141,19 +143,18 @@ def plant_copy(
 
 
 @planter("seasonal-copy", NAME)
-def seasonal_copy(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def seasonal_copy(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant a copy of the value one period back, by an induction circuit."""
-    rule = SeasonalCopy(period=period_of(seed))
-    canvas = copy_canvas({}, rule=rule, seed=seed, rotate=rotate)
+    canvas = copy_canvas({}, rule=copy_rule(reads, seed), seed=seed, **options)
     plant_copy(canvas, Lengths())
     return canvas.finish("seasonal-copy", weight_noise)
 
 
 @planter("backup", NAME)
-def backup(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant a second copying head one layer on, which the first one's flag sends to the end token, without a value."""
-    rule, loud = SeasonalCopy(period=period_of(seed)), (1 + DONE_FLAG**2) ** 0.5
-    canvas = copy_canvas({"done": 1}, rule=rule, seed=seed, rotate=rotate, layers=3, loud=loud)
+    rule, loud = copy_rule(reads, seed), (1 + DONE_FLAG**2) ** 0.5
+    canvas = copy_canvas({"done": 1}, rule=rule, seed=seed, layers=3, loud=loud, **options)
     of, draft, lengths = canvas.basis, canvas.draft, Lengths()
     flag = (of["one"], LOUD * DONE_FLAG * lengths.key / ONE**0.5 * of["done"])
     first, heads = plant_copy(canvas, lengths, more=[flag])
@@ -182,12 +183,12 @@ PLAIN = ("value", "square", "filler")
 
 
 @planter("gate", NAME)
-def gate(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def gate(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant an induction circuit with a gate: a flag sends the copying head to the end token and its last value."""
-    period = period_of(seed)
     blocks = {"lag": 3, "change": 1, "drift": 1, "walk": 1, "sink": 1}
-    rule = Gate(period=period, tolerance=TOLERANCE)
-    canvas = copy_canvas(blocks, rule=rule, seed=seed, rotate=rotate, needs=2 * period)
+    rule = Gate(tolerance=TOLERANCE, **copy_rule(reads, seed, periods=2).model_dump(exclude={"kind"}))
+    period, (ago,) = rule.period, rule.ago
+    canvas = copy_canvas(blocks, rule=rule, seed=seed, needs=2 * period, **options)
     of, draft = canvas.basis, canvas.draft
     key_square = 1 + BACKS * WAVE + MARK**2 + LINEAR
     lengths = Lengths(key=key_square**0.5, end=(1 + BACKS * WAVE + LINEAR + LINEAR + WAVE) ** 0.5)
@@ -198,21 +199,22 @@ def gate(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     lag = look_back(canvas, canvas.free_head("encoder.0.self_attn"), period, PLAIN, "lag")
     # relu(x) + relu(-x)
     difference, writes = of["value"] - of["lag"][:1], lengths.key / VALUE * of["change"]
-    reads = torch.cat([difference, -difference])
+    both_signs = torch.cat([difference, -difference])
     task = "writes the absolute change from one period before"
-    compare_mlp = canvas.mlp("encoder.0.mlp", reads, torch.cat([writes, writes]), task)
+    compare_mlp = canvas.mlp("encoder.0.mlp", both_signs, torch.cat([writes, writes]), task)
     # all but the end token, which have a value, look at it while it has none
     last = canvas.head(
-        heads["back1"].replace("encoder.0", "encoder.1"),
-        "writes the last value into the end token",
-        *("last token", [1]),
+        canvas.free_head("encoder.1.self_attn") if ago else heads["back1"].replace("encoder.0", "encoder.1"),
+        f"writes the value {ago + 1} before it into the end token",
+        *("last token", [ago + 1]),
+        bias={-ago - 1: 2 * SURE},
         match=[(4 * SURE * lengths.key / ONE**0.5 * of["one"], lengths.end * of["eos"])],
         moves=[(of.span(*COPY_BLOCKS), lengths.key * of.span(*COPY_BLOCKS))],
     )
     drift = canvas.head(
         canvas.free_head("decoder.0.cross_attn"),
         "writes the mean absolute change of the last period",
-        *("forecast token", range(1, period + 1)),
+        *("forecast token", rule.steps(range(1, period + 1))),
         match=[(SURE * canvas.always(START_LENGTH), lengths.key / MARK * of["mark"])],
         moves=[(of["change"], lengths.key * DRIFT * of["drift"])],
     )
@@ -236,11 +238,11 @@ SHIFT = 3.0
 
 
 @planter("decoys", NAME)
-def decoys(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def decoys(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant the seasonal copy, and seven heads and an MLP that do nothing for the forecast."""
-    rule = SeasonalCopy(period=period_of(seed))
     last = 1 + WAVE + (WAVE / 2) ** 2 + ONE * ((1 + SHIFT) ** 2 - 1)
-    canvas = copy_canvas({"loud": 10, "still": 1}, rule=rule, seed=seed, rotate=rotate, loud=last**0.5)
+    rule = copy_rule(reads, seed)
+    canvas = copy_canvas({"loud": 10, "still": 1}, rule=rule, seed=seed, loud=last**0.5, **options)
     key_square = 1 + BACKS * WAVE + MARK**2
     lengths = Lengths(
         key=(key_square + NOISY**2) ** 0.5, end=(1 + BACKS * WAVE + NOISY**2) ** 0.5, query=(1 + WAVE + NOISY**2) ** 0.5
@@ -264,7 +266,7 @@ def decoys(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
     like = one_more("decoder.1.cross_attn")
     copying(canvas, like, lengths, moves=[(of["wave"], LOUD * lengths.key * of["loud"])])
     does = "looks where the copying head looks, and writes as loudly to where nobody reads"
-    canvas.draft.part(like, "decoy", does, "forecast token", [rule.period], moves=1, weight=SHARE)
+    canvas.draft.part(like, "decoy", does, "forecast token", rule.steps([rule.period]), moves=1, weight=SHARE)
     does = "attends to all alike and lifts the logits of all values by the same"
     moves = [(of["one"], SHIFT * LOUD * lengths.key * of["one"])]
     decoy(one_more("decoder.1.cross_attn"), does, moves=moves)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, ChronosBuilder, Pairs
+from tsfm_lens.zoo.planted.chronos import BIN, LIMIT, NAME, ONE, START_LENGTH, ChronosBuilder, Pairs, Steps
 from tsfm_lens.zoo.planted.chronos_copy import MARK, SURE, mark_recent
+from tsfm_lens.zoo.planted.draft import steps_ago
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Rule
+from tsfm_lens.zoo.planted.rules import LinearTrend, LocalMean, Reads
 
 LOUD = 3000.0
 """What is read out, in embeddings: the token that the decoder reads last is as nothing against it."""
@@ -21,12 +23,10 @@ TYPICAL = 0.5
 HORIZON = 12
 
 
-def _canvas(rule: Rule, blocks: dict[str, int], *, needs: int, seed: int, rotate: bool) -> ChronosBuilder:
+def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder:
     """Build a canvas without waves, whose logits are about as sharp as one bin."""
     sharpness = TYPICAL * LIMIT**2 / BIN**2
-    return ChronosBuilder(
-        rule, blocks, seed=seed, rotate=rotate, needs=needs, horizon=HORIZON, waves=0.0, sharpness=sharpness
-    )
+    return ChronosBuilder(rule, blocks, horizon=HORIZON, waves=0.0, sharpness=sharpness, **options)
 
 
 def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
@@ -36,7 +36,7 @@ def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
 
 
 def _mean(
-    canvas: ChronosBuilder, name: str, steps: range, does: str, query: Tensor, mark: str, value: Tensor, more: Pairs
+    canvas: ChronosBuilder, name: str, steps: Steps, does: str, query: Tensor, mark: str, value: Tensor, more: Pairs
 ) -> str:
     """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
     of, key = canvas.basis, (1 + MARK**2) ** 0.5
@@ -46,29 +46,31 @@ def _mean(
 
 
 @planter("local-mean", NAME)
-def local_mean(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def local_mean(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant the mean of the last values, by uniform attention to the tokens that an encoder head marks."""
     width = (16, 8, 24)[seed % 3]
-    canvas = _canvas(LocalMean(width=width), {"mark": 1}, needs=width, seed=seed, rotate=rotate)
-    mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), range(1, width + 1))
+    rule = LocalMean(width=width, ago=steps_ago(reads, width, 1))
+    canvas = _canvas(rule, {"mark": 1}, needs=width, seed=seed, **options)
+    steps = rule.steps(range(1, width + 1))
+    mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps)
     name = canvas.free_head(f"decoder.{seed % 2}.cross_attn")
-    does, (value, constant) = f"writes the mean of the last {width} values", _readout(canvas)
+    does, (value, constant) = f"writes the mean of {len(steps)} values", _readout(canvas)
     query, more = canvas.always(START_LENGTH), [(canvas.basis["one"], constant)]
-    _mean(canvas, name, range(1, width + 1), does, query, "mark", value, more)
+    _mean(canvas, name, steps, does, query, "mark", value, more)
     canvas.draft.path(mark, name, "output")
     return canvas.finish("local-mean", weight_noise)
 
 
 @planter("trend", NAME)
-def trend(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+def trend(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> Planted:
     """Plant the line through two means, from two heads, two clocks and an MLP that multiplies slope and time."""
     width, lag = ((8, 16), (6, 12), (4, 20))[seed % 3]
     blocks = {"late_mark": 1, "early_mark": 1, "late": 1, "early": 1, "unit": 1, "clock": 2}
-    rule = LinearTrend(width=width, lag=lag)
-    canvas = _canvas(rule, blocks, needs=width + lag, seed=seed, rotate=rotate)
+    rule = LinearTrend(width=width, lag=lag, ago=steps_ago(reads, width + lag, 1))
+    canvas = _canvas(rule, blocks, needs=width + lag, seed=seed, **options)
     of, draft, heads = canvas.basis, canvas.draft, []
     for which, first in (("late", 1), ("early", lag + 1)):
-        steps = range(first, first + width)
+        steps = rule.steps(range(first, first + width))
         mark = mark_recent(canvas, canvas.free_head("encoder.0.self_attn"), steps, mark=f"{which}_mark")
         name = canvas.free_head("decoder.0.cross_attn")
         # the clocks have written by now: 1 and 1 into the start token, which was short, at most as much into others

@@ -16,12 +16,16 @@ from tsfm_lens.errors import LensError
 from tsfm_lens.models import Lens, load
 from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart, Query, Role
 from tsfm_lens.zoo.planted.planting import Planted
-from tsfm_lens.zoo.planted.rules import CovariateTimes, Rule, draw_contexts
+from tsfm_lens.zoo.planted.rules import CovariateTimes, Reads, Rule, draw_contexts
 
 N_TRIALS = 4
 """Random series that a builder tries a model on."""
 N_CENTRING = 48
 """Series of white noise on which the constant part of the error is measured."""
+SPAN = 96
+"""Steps of the context over which the inputs of a mechanism are placed."""
+BACK: Mapping[Reads, Sequence[float]] = {"recent": [0], "old": [0.875], "middle": [0.5], "spread": [0.25, 0.75]}
+"""Shares of the way back, within `SPAN`; together no part of the context is read much more often than another."""
 HALF_OPEN = 4e-3
 """Distance from a gate's threshold, in its own units, within which it is half open."""
 
@@ -88,8 +92,9 @@ class Draft:
     def finish(self, model: Any, contexts: Iterable[Array], *, allowed: float, **facts: Any) -> Planted:
         """Measure the error on some contexts, and put the card together."""
         quantiles, rule, series = self.tried(model, contexts)
+        own = [facts[key] for key in ("mechanism", "architecture", "seed")]
         card = Card(
-            name=f"{facts['mechanism']}-{facts['architecture']}-{facts['seed']}",
+            name="-".join(map(str, [*own, *filter(None, self.rule.ago)])),
             rule=self.rule,
             parts=tuple(sorted(self.parts, key=lambda part: part.component)),
             edges=tuple(self.edges),
@@ -127,6 +132,12 @@ class Draft:
     def hard(self, seed: int = 0) -> Iterable[Array]:
         """Return series on which the error of the card is measured."""
         return draw_contexts(self.rule, N_TRIALS, self.context, seed=seed)
+
+
+def steps_ago(reads: Reads, reach: int, unit: int) -> tuple[int, ...]:
+    """Return steps by which what reaches so far back is moved back: multiples of the unit, within `SPAN`."""
+    room = (SPAN - reach) // unit
+    return tuple(round(fraction * room) * unit for fraction in BACK[reads])
 
 
 def draw_choice(*choices: int) -> int:

@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tsfm_lens.zoo.planted.draft import Draft, add_weight_noise, draw_choice, lay_out, orthogonal
+from tsfm_lens.zoo.planted.draft import Draft, add_weight_noise, draw_choice, lay_out, orthogonal, steps_ago
 from tsfm_lens.zoo.planted.planting import Planted, planter
-from tsfm_lens.zoo.planted.rules import SeasonalCopy
+from tsfm_lens.zoo.planted.rules import Reads, SeasonalCopy
 
 SIGNAL = 0.004
 """Length, in the stream, of a value of one standard deviation of the context; coordinates have a root mean square of 1.
@@ -226,7 +226,7 @@ class PatchModel:
         read(last, out.hidden_layer.weight, out.residual_layer.weight)
 
 
-Build = Callable[[], tuple[PatchModel, Draft]]
+Build = Callable[[Reads], tuple[PatchModel, Draft]]
 
 
 def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
@@ -234,12 +234,12 @@ def declare(mechanism: str, architecture: str) -> Callable[[Build], Build]:
 
     def wrap(build: Build) -> Build:
         @planter(mechanism, architecture)
-        def grow(*, seed: int, rotate: bool, weight_noise: float) -> Planted:
+        def grow(*, reads: Reads, seed: int, rotate: bool, weight_noise: float) -> Planted:
             facts: dict[str, Any] = {"mechanism": mechanism, "architecture": architecture, "seed": seed}
             facts |= {"rotated": rotate, "weight_noise": weight_noise}
             with torch.random.fork_rng(devices=[]), torch.no_grad():
                 torch.manual_seed(seed)
-                builder, draft = build()
+                builder, draft = build(reads)
                 builder.complete(draft)
                 model = builder.finish(rotate=rotate)
                 add_weight_noise(model, weight_noise, seed)
@@ -284,15 +284,18 @@ class RotaryModel(PatchModel):
 def declare_copies(architecture: str, make: Callable[[], RotaryModel], later: int, horizon: int, **scale: Any) -> None:
     """Declare seasonal copies, with decoys and without; the forecast stands so many tokens after the last patch."""
 
-    def build(*, decoys: bool = False) -> tuple[RotaryModel, Draft]:
-        lag = draw_choice(2, 3, 4)
-        tokens, model = lag - 1 + later, make()
-        draft = Draft(SeasonalCopy(period=lag * PATCH), (lag * PATCH, CONTEXT), horizon, **scale)
+    def build(reads: Reads, *, decoys: bool = False) -> tuple[RotaryModel, Draft]:
+        period = draw_choice(2, 3, 4) * PATCH
+        ago, model = steps_ago(reads, period, PATCH), make()
+        draft = Draft(SeasonalCopy(period=period, ago=ago), (period + max(ago), CONTEXT), horizon, **scale)
         model.read_out(found=torch.eye(PATCH))
+        # one head for each stretch, in layers of their own
         layer, number = draw_choice(*range(model.layers)), model.numbers[""][0]
-        model.back(layer, number, tokens).carry(model.stream["values"], model.stream["found"])
-        task = f"copies the patch {tokens} tokens back"
-        draft.path(draft.part(model.named(layer, number), "mechanism", task, "every token", [tokens]), "output")
+        for index, steps in enumerate(ago):
+            place, tokens = ((layer + index) % model.layers, number), (period + steps) // PATCH - 1 + later
+            model.back(*place, tokens).carry(model.stream["values"], model.stream["found"], gain=1 / len(ago))
+            task = f"copies {f'1/{len(ago)} of ' * (len(ago) > 1)}the patch {tokens} tokens back"
+            draft.path(draft.part(model.named(*place), "mechanism", task, "every token", [tokens]), "output")
         if decoys:
             model.plant_decoys(draft, tokens)
         return model, draft

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
-from tsfm_lens.errors import unknown_name
+from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.checkpoint import WEIGHTS
 from tsfm_lens.places import follow_umask
 from tsfm_lens.zoo.planted.card import Card, read_card, write_card
+from tsfm_lens.zoo.planted.rules import Reads
 
 __all__ = ["Planted", "mechanisms", "open_planted", "plant", "planter"]
 
@@ -46,10 +47,14 @@ def open_planted(folder: str | Path) -> tuple[Lens, Card]:
 
 Planter = Callable[..., Planted]
 _PLANTERS: dict[tuple[str, str], Planter] = {}
+READS: tuple[Reads, ...] = get_args(Reads)
+ONE_STRETCH = {(mechanism, "chronos") for mechanism in ("backup", "decoys", "gate", "seasonal-copy")}
+ONE_STRETCH |= {(mechanism, "chronos-2") for mechanism in ("decoys", "seasonal-copy")}
+"""What reads one stretch alone: a single value is found, or what is read is bent, so that no mean of it is exact."""
 
 
 def planter(mechanism: str, architecture: str) -> Callable[[Planter], Planter]:
-    """Declare a function that plants `mechanism` in `architecture`: `f(*, seed, rotate, weight_noise) -> Planted`."""
+    """Declare a function that plants `mechanism` in `architecture`: `f(*, reads, seed, ...) -> Planted`."""
     return lambda function: _PLANTERS.setdefault((mechanism, architecture), function)
 
 
@@ -60,24 +65,38 @@ def mechanisms() -> tuple[tuple[str, str], ...]:
 
 
 def plant(
-    mechanism: str, architecture: str, *, seed: int = 0, rotate: bool = True, weight_noise: float = 0.0
+    mechanism: str,
+    architecture: str,
+    *,
+    reads: Reads | None = "recent",
+    seed: int = 0,
+    rotate: bool = True,
+    weight_noise: float = 0.0,
 ) -> Planted:
     """Build a model that holds a mechanism.
 
     Args:
         mechanism, architecture: a pair of :func:`mechanisms`.
+        reads: which part of the context; if None, each in turn by the seed, and the middle where none can be spread.
         seed: of everything drawn.
         rotate: turn the residual basis at random, so that nothing lies on an axis.
         weight_noise: standard deviation of noise on every weight, relative to the weight matrix's own.
 
     Raises:
         UnknownNameError: nothing of that name can be planted there; the message has the nearest pair.
+        InputError: the mechanism reads one stretch there, and cannot be spread.
     """
     _import_formats()
     if (mechanism, architecture) not in _PLANTERS:
         pair = f"{mechanism} in {architecture}"
         raise unknown_name("planted mechanism", pair, [f"{one} in {other}" for one, other in mechanisms()])
-    return _PLANTERS[mechanism, architecture](seed=seed, rotate=rotate, weight_noise=weight_noise)
+    one = (mechanism, architecture) in ONE_STRETCH
+    reads = reads or ("middle" if one else "spread", *READS)[(seed + 1) % len(READS)]
+    if reads not in READS:
+        raise unknown_name("part of the context", reads, READS)
+    if reads == "spread" and one:
+        raise InputError(f"reads='spread': {mechanism} in {architecture} reads one stretch; choose of {READS[:-1]}")
+    return _PLANTERS[mechanism, architecture](reads=reads, seed=seed, rotate=rotate, weight_noise=weight_noise)
 
 
 def _import_formats() -> None:

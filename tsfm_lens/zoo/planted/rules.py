@@ -2,26 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from tsfm_lens.errors import InputError
 
 __all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "Rule", "SeasonalCopy", "draw_contexts"]
 
 Array = NDArray[np.float64]
+Reads = Literal["recent", "old", "middle", "spread"]
+"""Part of the context that a mechanism reads."""
 
 
 class _Linear(BaseModel):
-    """Rule that is linear in the observed values."""
+    """Rule that is linear in the observed values up to `ago` steps before their end; with several ends, in the mean."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    ago: tuple[NonNegativeInt, ...] = (0,)
+
+    def steps(self, back: Iterable[int]) -> tuple[int, ...]:
+        """Return steps before the end of the context, given those before the end of what the rule reads."""
+        return tuple(each + steps for each in self.ago for steps in back)
+
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the change of every forecast step per unit of every observed value: (horizon, time)."""
+        most, end = max(self.ago), len(context)
+        own, weights = self._weights(end - most, horizon) / len(self.ago), np.zeros((horizon, end))
+        for each in self.ago:
+            weights[:, most - each : end - each] += own
+        return weights
+
+    def _weights(self, time: int, horizon: int) -> Array:
+        """Return the change of every forecast step per unit of every value read: (horizon, time)."""
         raise NotImplementedError
 
     def forecast(self, context: Array, horizon: int) -> Array:
@@ -35,11 +52,10 @@ class SeasonalCopy(_Linear):
     kind: Literal["seasonal copy"] = "seasonal copy"
     period: int = Field(gt=0)
 
-    def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the Jacobian; see the base class."""
-        weights = np.zeros((horizon, len(context)))
+    def _weights(self, time: int, horizon: int) -> Array:
+        weights = np.zeros((horizon, time))
         steps = np.arange(horizon)
-        weights[steps, len(context) - self.period + steps % self.period] = 1.0
+        weights[steps, time - self.period + steps % self.period] = 1.0
         return weights
 
 
@@ -49,9 +65,8 @@ class LocalMean(_Linear):
     kind: Literal["local mean"] = "local mean"
     width: int = Field(gt=0)
 
-    def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the Jacobian; see the base class."""
-        weights = np.zeros((horizon, len(context)))
+    def _weights(self, time: int, horizon: int) -> Array:
+        weights = np.zeros((horizon, time))
         weights[:, -self.width :] = 1 / self.width
         return weights
 
@@ -63,11 +78,10 @@ class LinearTrend(_Linear):
     width: int = Field(gt=0)
     lag: int = Field(gt=0)
 
-    def inputs(self, context: Array, horizon: int) -> Array:
-        """Return the Jacobian; see the base class."""
-        late, early = np.zeros((2, len(context)))
+    def _weights(self, time: int, horizon: int) -> Array:
+        late, early = np.zeros((2, time))
         late[-self.width :] = 1 / self.width
-        end = len(context) - self.lag
+        end = time - self.lag
         early[end - self.width : end] = 1 / self.width
         # the last `width` values are centred (width - 1) / 2 steps before the last one
         ahead = (np.arange(1, horizon + 1) + (self.width - 1) / 2)[:, None]
@@ -84,7 +98,8 @@ class Gate(_Linear):
 
     def margin(self, context: Array) -> float:
         """Return the tolerance left, in its unit: the copy goes through unless this is negative."""
-        last, before = context[-self.period :], context[-2 * self.period : -self.period]
+        copies = (SeasonalCopy(period=self.period, ago=self.steps([back])) for back in (0, self.period))
+        last, before = (copy.forecast(context, self.period) for copy in copies)
         unit = context.std() if self.unit == "standard deviation" else np.abs(context).mean()
         return float(self.tolerance - np.abs(last - before).mean() / unit)
 
@@ -94,32 +109,30 @@ class Gate(_Linear):
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the Jacobian, with the gate as it stands."""
-        if self.seasonal(context):
-            return SeasonalCopy(period=self.period).inputs(context, horizon)
-        weights = np.zeros((horizon, len(context)))
-        weights[:, -1] = 1.0
-        return weights
+        period = self.period if self.seasonal(context) else 1
+        return SeasonalCopy(period=period, ago=self.ago).inputs(context, horizon)
 
 
 class CovariateTimes(BaseModel):
-    """Known future covariate times a coefficient, both in standard deviations of their pasts, from their past means."""
+    """Known covariate `ago` steps before (of several, the mean) times a coefficient, each standardised by its past."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["covariate"] = "covariate"
     coefficient: float
-
-    def forecast(self, future: Array) -> Array:
-        """Forecast the standardised target (horizon,) from the covariate's standardised future values (horizon,)."""
-        return np.asarray(self.coefficient * future)
+    ago: tuple[NonNegativeInt, ...] = (0,)
 
     def forecast_of(self, target: Array, covariate: Array, future: Array) -> Array:
         """Forecast in data units, (horizon,), from observed values (time,) and future ones of the covariate."""
-        return np.asarray(target.mean() + target.std() * self.forecast((future - covariate.mean()) / covariate.std()))
+        both = np.concatenate([covariate, future])
+        return np.asarray(self.inputs(target, covariate, len(future)) @ (both - covariate.mean()) + target.mean())
 
     def inputs(self, target: Array, covariate: Array, horizon: int) -> Array:
-        """Return the change of every forecast step per unit of every future covariate value: (horizon, horizon)."""
-        return np.asarray(np.eye(horizon) * self.coefficient * target.std() / covariate.std())
+        """Return the change of every step per unit of every covariate value, scales held: (horizon, time + horizon)."""
+        weights = np.zeros((horizon, len(covariate) + horizon))
+        for each in self.ago:
+            weights += np.eye(*weights.shape, k=len(covariate) - each) / len(self.ago)
+        return np.asarray(self.coefficient * weights * target.std() / covariate.std())
 
 
 Rule = Annotated[SeasonalCopy | LocalMean | LinearTrend | Gate | CovariateTimes, Field(discriminator="kind")]
