@@ -32,6 +32,8 @@ CONTENT: dict[str, Any] = {
         "heads_at": {"tolerance": 0.05, "orders": ["stable_rank"]},
         "random_seeds": 2,
     },
+    # of older configurations, and no longer read
+    "statistics": {"replicates": 200},
 }
 
 

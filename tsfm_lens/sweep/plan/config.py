@@ -140,7 +140,7 @@ class SweepConfig(Strict):
         distance_steps: forecast steps that distances to the plain forecast are taken over.
         how: what takes the place of ablated components.
         reference_windows: windows on which the values of "mean" and "resample" are recorded.
-        seed: of the windows, forecasts and replicates.
+        seed: of the windows and forecasts.
         memory: limit of what the forecasts of one worker may hold, such as "4 GB"; half of what is free if None.
         devices: torch devices that workers are dealt out to.
         statistics: see there.
