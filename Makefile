@@ -5,7 +5,7 @@ SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test house core test-hard campaigns figures-check test-latest test-sdist lint typecheck docs conformance planted-scores explanation-scores bench notebook clean
+.PHONY: setup report sweep-demo test house core test-hard campaigns figures-check test-latest test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -93,6 +93,10 @@ planted-scores: $(STAMP)
 # explanations of single forecasts on the same models; ONLY="shapley occlusion" measures some methods again
 explanation-scores: $(STAMP)
 	$(BIN)/python -m tsfm_lens.studies.method_scores.leaderboard --out docs/planted.md $(foreach name,$(ONLY),--only "$(name)")
+
+# rise of the error by method of compression, on sources that did not calibrate
+compression-scores: $(STAMP)
+	$(BIN)/python -m benchmarks.compress quality --out docs/compressing.md
 
 bench: $(STAMP)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[bench]"

@@ -1,6 +1,7 @@
 """``python -m benchmarks.compress``: what compression buys and costs, all sides in one run.
 
-``quality``: the rise of MASE of both embedded models at several shares by method, on series that did not calibrate.
+``quality``: the rise of MASE of the embedded models at several shares by method, on series of sources that did not
+calibrate: half of the bundled publishers, and synthetic seasons. ``--out docs/compressing.md`` writes it into the page.
 ``speed``: published sizes with random weights cut off to a quarter of the rank of their attentions: numbers, file,
 forward time, and memory, as ratios to the whole model, beside what numbers and multiplications allow.
 """
@@ -9,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 import tempfile
 import threading
 import time
@@ -23,65 +23,55 @@ from rich.table import Table
 from torch.utils.flop_counter import FlopCounterMode
 
 from tsfm_lens import compress, load
-from tsfm_lens.data import as_series
-from tsfm_lens.models import Lens, Run, architectures
+from tsfm_lens.data import SeriesBatch, as_series, bundled
+from tsfm_lens.models import Lens, architectures
 from tsfm_lens.models.timing import ratios
-from tsfm_lens.stats import mean_interval
-from tsfm_lens.studies.recipes.evaluate import VALIDATION_SEED, SkillCase, measure, real_cases, synthetic_cases
+from tsfm_lens.studies.recipes.evaluate import synthetic_cases
 
 HORIZON = 24
 KEEPS = (0.1, 0.25, 0.5)
 SAMPLES = 20
 """Paths of a sampling model: all of chronos-nano's would take five times as long, and differences are paired."""
+COLUMNS = {
+    "svd": "plain SVD",
+    "weighted": "weighted by what enters",
+    "sensitive": "and by what the forecast feels",
+    "measured": "ranks by measured effect (default)",
+}
 
 
-def calibrated(lens: Lens, count: int) -> Run:
-    """A run of series that are not among the test's; a decoder follows their own ends."""
-    series = [case.values for case in synthetic_cases(seed=VALIDATION_SEED, count=count)]
-    run = lens.run(as_series(series), HORIZON, holdout=True)
-    return lens.run(run.batch, HORIZON, forced_path=run.truth) if run.tokens_read else lens.run(run.batch, HORIZON)
-
-
-def errors(lens: Lens, cases: Sequence[SkillCase]) -> dict[str, float]:
-    """MASE of each series."""
+def quality(model: str, keeps: Sequence[float], methods: Sequence[str], cases: int) -> list[list[str]]:
+    """Rows: model, share kept, rise of MASE with its interval by method, on sources that do not calibrate."""
+    lens, drawn = load(model), synthetic_cases(count=cases)
+    own, others = compress.measure.sources_apart(bundled(), HORIZON)
+    calibration = compress.calibration_run(lens.run(own, HORIZON, holdout=True))
+    seasons = tuple(case.season for case in drawn)
+    synthetic = SeriesBatch(tuple(case.values for case in drawn), seasonalities=seasons)
     samples = SAMPLES if lens.emits == "token" else None
-    return {skill.name: skill.model for skill in measure(lens.native, cases, horizon=HORIZON, samples=samples)}
-
-
-def quality(model: str, methods: Sequence[str], calibration: int, cases: int) -> list[list[str]]:
-    """Rows: method, share, what is left of the attentions, rise of MASE with its interval, against plain truncation."""
-    lens = load(model)
-    run = calibrated(lens, calibration)
-    tests = [*synthetic_cases(count=cases), *real_cases()]
-    plain = errors(lens, tests)
-    names = list(plain)
-    rows, by_svd = [], {}
-    for keep in KEEPS:
+    run = lens.run(SeriesBatch.concat([others, synthetic]), HORIZON, holdout=True, num_samples=samples)
+    rows = []
+    for keep in keeps:
+        row = [f"`{model}`", f"{keep:g}"]
         for method in methods:
-            smaller, _ = compress.compressed(run, keep, method=method)
-            found = errors(smaller, tests)
-            logs = np.log([found[name] / plain[name] for name in names])
-            mean, low, high = (100 * math.expm1(float(value)) for value in mean_interval(logs))
-            if method == "svd":
-                by_svd[keep] = (mean, logs)
-            against, beside = by_svd.get(keep, (math.nan, logs))
-            paired = [100 * math.expm1(float(value)) for value in mean_interval(logs - beside)]
-            left = compress.sizes(smaller)["attention"] / compress.sizes(lens)["attention"]
-            moved = float(compress.deviation(run, smaller.adapter.run(run.encoded.inputs)).mean())
-            rows.append(
-                [
-                    model,
-                    f"{keep:g}",
-                    method,
-                    f"{left:.2f}",
-                    f"{mean:+.2f} % ({low:+.2f} to {high:+.2f})",
-                    f"{mean / against:.2f}",
-                    f"{paired[0]:+.2f} % ({paired[1]:+.2f} to {paired[2]:+.2f})",
-                    f"{moved:.3g}",
-                ]
-            )
-            Console(stderr=True).print(rows[-1])
+            smaller, _ = compress.compressed(calibration, keep, method=method)
+            found = compress.quality(run, smaller)
+            mean, low, high = (100 * float(found[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
+            row.append(f"{mean:+.1f} % ({low:+.1f} to {high:+.1f})")
+        rows.append(row)
+        Console(stderr=True).print(row)
     return rows
+
+
+def put_into(page: Path, rows: Sequence[Sequence[str]]) -> None:
+    """Put rows into the table of a page, in the place of those with the same model and share."""
+    lines = page.read_text().splitlines()
+    held = [place for place, line in enumerate(lines) if line.startswith("| `")]
+    table = {tuple(lines[place].split(" | ")[:2]): lines[place] for place in held}
+    for row in rows:
+        line = f"| {' | '.join(row)} |"
+        table[tuple(line.split(" | ")[:2])] = line
+    lines[held[0] : held[-1] + 1] = [table[key] for key in sorted(table)]
+    page.write_text("\n".join(lines) + "\n")
 
 
 def peak(work: Callable[[], object]) -> int:
@@ -156,22 +146,21 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("what", choices=["quality", "speed"])
-    parser.add_argument("--models", default="bolt-nano,chronos-nano")
-    parser.add_argument("--methods", default="svd,weighted,measured")
-    parser.add_argument("--calibration", type=int, default=48, help="series")
-    parser.add_argument("--cases", type=int, default=48, help="synthetic test series, beside all bundled ones")
+    parser.add_argument("--models", default="bolt-nano,chronos-nano,chronos2-nano")
+    parser.add_argument("--keeps", default=",".join(map(str, KEEPS)))
+    parser.add_argument("--cases", type=int, default=48, help="synthetic series, beside bundled ones")
+    parser.add_argument("--out", type=Path, help="page whose table is written anew")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--published", default="chronos/base,chronos-bolt/base")
     parser.add_argument("--shapes", default="1x512,16x512", help="series x steps of context")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.what == "quality":
-        header = ["model", "kept", "method", "of attention", "rise of MASE", "/ svd's", "MASE / svd's", "moves outputs"]
-        rows = [
-            row
-            for model in given.models.split(",")
-            for row in quality(model, given.methods.split(","), given.calibration, given.cases)
-        ]
+        header = ["model", "kept", *COLUMNS.values()]
+        keeps = [float(keep) for keep in given.keeps.split(",")]
+        rows = [row for model in given.models.split(",") for row in quality(model, keeps, list(COLUMNS), given.cases)]
+        if given.out:
+            put_into(given.out, rows)
     else:
         header = ["model", "measured", "ratio to the whole", "allowed"]
         shapes = [(int(shape.split("x")[0]), int(shape.split("x")[1])) for shape in given.shapes.split(",")]

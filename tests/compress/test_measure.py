@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 import torch
 import xarray as xr
+from scipy.special import stdtr
 from typer.testing import CliRunner
 
 from tiny_lenses import lens_of
-from tsfm_lens import compress, viz
+from tsfm_lens import compress, data, viz
 from tsfm_lens.cli import app
 from tsfm_lens.compress import Compressed
 from tsfm_lens.errors import InputError
@@ -27,25 +28,48 @@ SERIES = "bundled:co2,sunspots,elnino"
 
 def test_the_smallest_harmless_model_is_chosen_and_drawn() -> None:
     rise, high = np.array([[0.2, 0.0], [0.03, -0.01]]), np.array([[0.3, 0.008], [0.05, 0.005]])
-    columns = {"parameters": [[0.6, 0.8], [0.6, 0.8]], "mase_rise": rise, "mase_rise_high": high}
-    columns["mase_rise_low"] = 2 * rise - high
+    columns = {"parameters": [[0.6, 0.8], [0.5, 0.8]], "mase_rise": rise, "mase_rise_high": high}
+    columns |= {"mase_rise_low": 2 * rise - high, "harm_p": [[1.0, 0.02], [0.03, 0.001]]}
     coords = {"method": ["svd", "weighted"], "keep": [0.25, 0.5]}
     attrs = {"kind": "compression", "model": "planted", "n_series": 5}
     ds = xr.Dataset({name: (("method", "keep"), values) for name, values in columns.items()}, coords, attrs)
-    assert compress.measure.smallest_harmless(ds)["choice"] in ("svd, 0.5 kept", "weighted, 0.5 kept")
-    chosen = compress.measure.smallest_harmless(ds, 0.06)
-    assert chosen["choice"] == "weighted, 0.25 kept"
-    none = compress.measure.smallest_harmless(ds, 0.0)
+    chosen = compress.measure.smallest_harmless(ds)
+    assert chosen["choice"] == "weighted, 0.5 kept"
+    none = compress.measure.smallest_harmless(ds.assign(harm_p=ds["harm_p"] + 0.025))
     assert none["choice"] == ""
     assert "nearest is weighted, 0.5 kept" in none["why"]
     # too few series: nothing is known
-    assert not compress.measure.smallest_harmless(ds.assign(mase_rise_high=ds["mase_rise_high"] * np.nan))["choice"]
+    assert not compress.measure.smallest_harmless(ds.assign(harm_p=ds["harm_p"] * np.nan))["choice"]
     fig = viz.size_and_error(ds.assign_attrs(chosen))
     lines = [trace for trace in fig.data if trace.mode == "lines+markers"]
     np.testing.assert_array_equal(lines[1].y, [3, -1])
     assert_close(lines[1].error_y.array, [2, 1.5], depth=10)
     (ring,) = (trace for trace in fig.data if trace.mode == "markers")
-    assert (ring.x[0], ring.y[0]) == (60, 3)
+    assert (ring.x[0], ring.y[0]) == (80, -1)
+
+
+def test_the_choice_is_corrected_for_the_number_of_models() -> None:
+    lens = lens_of("chronos-bolt")
+    run = lens.run(seasons(), 6, holdout=True)
+    calibration = compress.calibration_run(run)
+    curve = compress.pareto(run, calibration, [0.2, 0.4, 0.6, 0.8], methods=["svd"])
+    smaller = [compress.compressed(calibration, keep, method="svd")[0] for keep in (0.2, 0.4, 0.6, 0.8)]
+    logs = [np.log1p(compress.quality(run, each)["mase_rise"].values) for each in smaller]
+    raw = [stdtr(7, (each.mean() - np.log(1.01)) / (each.std(ddof=1) / 8**0.5)) for each in logs]
+    order = np.argsort(raw)
+    expected = np.minimum(np.maximum.accumulate(np.array(raw)[order] * [4, 3, 2, 1]), 1.0)
+    np.testing.assert_allclose(curve["harm_p"].values[0][order], expected)
+
+
+def test_other_sources_measure() -> None:
+    names = set(data.bundled_names())
+    own, others = compress.measure.sources_apart(data.bundled("unemployment", "co2"))
+    assert own.ids == ("unemployment", "co2")
+    # of one publisher
+    assert names - set(others.ids) == {"co2", "unemployment", "inflation", "retail_jobs", "leisure_jobs"}
+    own, others = compress.measure.sources_apart(data.bundled())
+    assert (set(own.ids) | set(others.ids), set(own.ids) & set(others.ids)) == (names, set())
+    assert ("elnino" in own.ids) == ("seattle_heat" in own.ids) == ("sunspots" in own.ids)
 
 
 def test_errors_are_those_of_the_forecasts() -> None:
@@ -101,12 +125,24 @@ def test_calibration_sees_nothing_of_the_truth() -> None:
     lens = lens_of("chronos")
     batch = example_case(lens).batch.select([1, 2, 3])
     run = lens.run(batch, 6, holdout=True)
-    earlier = compress.calibration_run(run)
-    assert earlier.batch.lengths == tuple(length - 6 for length in run.batch.lengths)
-    np.testing.assert_array_equal(earlier.path, [series[-6:] for series in run.batch.values])
-    # series too short to go back are taken as they are
+    earlier = compress.calibration_run(run, windows=2)
+    assert run.full_batch is not None
+    for row, whole in enumerate([*run.full_batch.values] * 2):
+        origin = len(whole) - 6 * (2 + row // 3)
+        np.testing.assert_array_equal(earlier.batch.values[row], whole[:origin][-len(earlier.batch.values[row]) :])
+        np.testing.assert_array_equal(earlier.path[row], whole[origin : origin + 6])
+    # both windows of a series are on one side of every fold
+    parts = compress.moments.folds(earlier)
+    assert [len(part.batch) for part in parts] == [4, 2]
+    crossed = compress.moments.crossed(earlier, ["encoder_blocks.0.self_attn.q"])
+    assert [part.batch.ids for part, _ in crossed] == [parts[0].batch.ids[::2], parts[1].batch.ids[:1]]
+    # series too short to go back are taken as they are, and cannot be both sides where there is one
     short = lens.run(batch.tail(15), 6, holdout=True)
     assert compress.calibration_run(short).batch.lengths == short.batch.lengths
+    with pytest.raises(InputError, match=r"1 series or windows calibrate, .* at least 2"):
+        compress.compressed(short.select([0]), 0.25)
+    with pytest.warns(UserWarning, match=r"see fewer vectors than they have columns .*3 forecast origins calibrate"):
+        compress.compressed(short, 0.25, method="weighted")
 
 
 def test_ranks_by_one_number() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
 from tiny_lenses import lens_of
 from tsfm_lens import explain
@@ -52,12 +53,13 @@ def test_effects_are_the_mean_over_seeds_and_their_spread_is_the_error(chronos: 
         seeds.append(explain.shapley.exact_shapley(values, len(parts)).transpose(0, 2, 1))
         run = run.redraw()
     assert_close(found["attribution"], np.mean(seeds, axis=0), depth=10, magnitude=40.0)
-    assert_close(found["attribution_error"], np.std(seeds, axis=0, ddof=1) / np.sqrt(3), depth=10, magnitude=40.0)
-    by_mean = np.std(np.mean(seeds, axis=2), axis=0, ddof=1) / np.sqrt(3)
-    assert_close(found["mean_error"], by_mean, depth=10, magnitude=40.0)
+    reach = t.ppf(0.975, 2) / np.sqrt(3)
+    assert_close(found["half_width"], reach * np.std(seeds, axis=0, ddof=1), depth=10, magnitude=40.0)
+    by_mean = reach * np.std(np.mean(seeds, axis=2), axis=0, ddof=1)
+    assert_close(found["mean_half_width"], by_mean, depth=10, magnitude=40.0)
     assert_close(found["remainder"], 0.0, depth=20, magnitude=40.0)
     assert (found.attrs["repeats"], found.attrs["statistic"]) == (3, "quantiles of sample paths")
-    assert float(found["attribution_error"].max()) > 0
+    assert float(found["half_width"].max()) > 0
     assert "3 seeds" in " ".join(read_inputs(found))
 
 

@@ -37,8 +37,21 @@ def results() -> dict[str, xr.Dataset]:
     }
 
 
-def effect(ds: xr.Dataset) -> np.ndarray:
-    return ds["attribution"].sel(quantile=0.5).mean("step").values
+def by_step(ds: xr.Dataset) -> np.ndarray:
+    """(segment, step) at the median."""
+    return ds["attribution"].sel(quantile=0.5).transpose("segment", "step").values
+
+
+def groups(ds: xr.Dataset) -> list[np.ndarray]:
+    """Places of each stretch of the target, and of the covariate (the second series) in all, largest first."""
+    steps, row = by_step(ds), ds["row"].values
+    parts = [*np.flatnonzero(row == 0)[:, None], np.flatnonzero(row == 1)]
+    return sorted(parts, key=lambda places: -np.abs(steps[places].sum(0)).mean())
+
+
+def totals(ds: xr.Dataset) -> list[np.ndarray]:
+    """(step,) of each group."""
+    return [by_step(ds)[places].sum(0) for places in groups(ds)]
 
 
 def test_strips_cover_the_segments_of_each_series() -> None:
@@ -46,7 +59,8 @@ def test_strips_cover_the_segments_of_each_series() -> None:
     fig = viz.input_timeline(ds)
     strips = [trace for trace in fig.data if trace.type == "heatmap"]
     assert len(strips) == 2
-    np.testing.assert_allclose(np.concatenate([np.ravel(strip.z) for strip in strips]), effect(ds))
+    size, mean = np.abs(by_step(ds)).mean(1), by_step(ds).mean(1)
+    np.testing.assert_allclose(np.concatenate([np.ravel(strip.z) for strip in strips]), size * np.sign(mean))
     for row, strip in enumerate(strips):
         here = ds.isel(segment=np.flatnonzero(ds["row"].values == row))
         edges = [*here["start"].values, here["stop"].values[-1]]
@@ -86,14 +100,12 @@ def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
     assert bars[0].base[0] == pytest.approx(reference)
     assert ends[-1] == pytest.approx(forecast, abs=ds.attrs["rounding"])
     assert [bar.base[0] for bar in bars[1:]] == pytest.approx(ends[:-1])
-    sizes = np.sort(np.abs(effect(ds)))[::-1][:3]
-    np.testing.assert_allclose([abs(bar.x[0]) for bar in bars[:3]], sizes)
+    np.testing.assert_allclose([bar.x[0] for bar in bars[:3]], [total.mean() for total in totals(ds)[:3]])
     whiskers = [bar.error_x.array for bar in bars[:3]]
     assert all(each is not None for each in whiskers) == (name == "sampled")
     if name == "sampled":
-        order = np.argsort(-np.abs(effect(ds)))[:3]
-        expected = ds["mean_error"].sel(quantile=0.5).values[order]
-        np.testing.assert_allclose([each[0] for each in whiskers], expected)
+        reach = ds["mean_half_width"].sel(quantile=0.5).values
+        np.testing.assert_allclose([each[0] for each in whiskers], [reach[places].sum() for places in groups(ds)[:3]])
 
 
 def test_the_map_has_every_segment_and_step() -> None:
@@ -119,9 +131,16 @@ def test_each_series_is_a_dot_in_each_row() -> None:
 
 
 def test_readings_tell_the_sum_and_what_stands_out() -> None:
-    told = read_inputs(results()["exact"])
-    first = results()["exact"]["segment"].values[int(np.abs(effect(results()["exact"])).argmax())]
-    assert f"It is moved most by {first}" in told[0]
+    exact = results()["exact"]
+    told = read_inputs(exact)
+    sizes = [f" by {np.abs(total).mean():.3g} (" for total in totals(exact)[:3]]
+    assert [told[0].index(size) for size in sizes] == sorted(told[0].index(size) for size in sizes)
+    # a mean that hides the moves of single steps is told beside their size
+    steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
+    alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
+    (hidden, *_) = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
+    assert "moved most by k in all by 59.5 (up at 4 of 8 steps, −0.5 on average; k, past by 59.5; " in hidden
+    assert "this explanation holds in part." in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
     apart = results()["exact"].assign(remainder=results()["exact"]["remainder"] + 5)
     assert "The parts do not add up: +5 belongs to several of them together." in read_inputs(apart)
     assert not any("do not add up" in each for each in told)

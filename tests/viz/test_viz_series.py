@@ -127,7 +127,7 @@ def test_layer_gain_values_zero_line_and_direction(gain):
     fig = viz.layer_gain(gain)
     assert [t.y[0] for t in named(fig, "rivers")] == [-1.0, 9.0, 19.0]
     np.testing.assert_allclose(
-        [t.y for t in named(fig, "mean over series") if t.mode == "lines"], [[1, 0], [11, 10], [21, 20]]
+        [t.y for t in named(fig, "median over series") if t.mode == "lines"], [[1, 0], [11, 10], [21, 20]]
     )
     assert [s.y0 for s in fig.layout.shapes] == [0, 0, 0]
     assert "negative = better" in fig.layout.yaxis.title.text

@@ -6,11 +6,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
+from warnings import catch_warnings
 
 import typer
 
 from tsfm_lens.cli.common import Model, app, open_shown, progress_display, show_rows, stage
-from tsfm_lens.cli.reading import Request, check_sampling, forecasts
+from tsfm_lens.cli.reading import Request, check_sampling, forecasts, read_data
 from tsfm_lens.console import echo
 from tsfm_lens.places import refuse_unwritable
 
@@ -47,7 +48,7 @@ def compress(
         Literal["svd", "weighted", "sensitive", "measured"],
         typer.Option(
             help="svd: plain truncation; weighted: by what enters each matrix; sensitive: and by what the forecast "
-            "feels of what leaves it; measured: weighted, with ranks by what each matrix does to the forecast."
+            "feels of what leaves it; measured: sensitive, with ranks by what each matrix does to other forecasts."
         ),
     ] = "measured",
     of: Annotated[Literal["rank", "parameters"], typer.Option(help="What --keep is a share of.")] = "rank",
@@ -59,6 +60,17 @@ def compress(
     figure: Annotated[
         Path | None, typer.Option(help="File of a figure of forecasts before and after, such as forecasts.html.")
     ] = None,
+    judge: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE|bundled:NAME",
+            help="Series that measure the rise of the error; by default bundled ones of sources that --data has none "
+            "of, or, of all bundled ones, those of half of the sources, which then do not calibrate.",
+        ),
+    ] = None,
+    calibration_windows: Annotated[
+        int, typer.Option(min=1, help="Forecast origins of each series that calibrate, HORIZON steps apart.")
+    ] = 8,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Size against error for several shares and all methods; no checkpoint.")
     ] = False,
@@ -67,8 +79,12 @@ def compress(
 ) -> None:
     """Write a smaller checkpoint that `tsfm-lens` opens like any other, and say what it did to forecasts.
 
-    The last HORIZON steps of each series are held out to judge by; the horizon before them calibrates.
+    Series calibrate up to HORIZON steps before their end. The rise of the error is measured on the last HORIZON steps
+    of series of other sources, and on those of the series that calibrate.
     """
+    from tsfm_lens.compress.measure import sources_apart
+    from tsfm_lens.compress.methods import calibration_run
+
     choices = (("--keep", keep), ("--epsilon", epsilon), ("--rank", rank), ("--without", without or None))
     numbers = [name for name, value in choices if value is not None]
     if pareto and numbers:
@@ -83,17 +99,25 @@ def compress(
         if file is not None:
             refuse_unwritable(file.parent)
     check_sampling(model, request.samples)
-    series = request.series()
-    with progress_display() as bar:
+    series, files = request.series(), any(not source.startswith("bundled:") for source in judge or ())
+    if judge:
+        others = read_data(judge, request.reading if files else {}, request.horizon, holdout=True)
+    else:
+        series, others = sources_apart(series, request.horizon or 1)
+    with progress_display() as bar, catch_warnings(record=True) as caught:
         lens = open_shown(bar, model)
-        run = request.run(lens, series)
+        run, other = request.run(lens, series), request.run(lens, others)
+        calibration = calibration_run(run, calibration_windows)
         if pareto:
-            curve = _curve(run, bar, of, mlps)
+            curve = _curve(calibration, other, bar, of, mlps)
         else:
             assert out is not None
             choice = {"keep": keep, "epsilon": epsilon, "rank": rank}
             options = {"method": method, "of": of, "mlps": mlps, "by_head": by_head}
-            facts = _compress(run, out, bar, choice, options, heal, _components(lens, without or ()), figure)
+            components = _components(lens, without or ())
+            facts = _compress((calibration, run, other), out, bar, choice, options, heal, components, figure)
+    for note in dict.fromkeys(str(each.message) for each in caught):
+        echo(f"note: {note.replace('windows=…', '--calibration-windows')}", err=True)
     if pareto:
         _show_curve(curve, out, request.as_json)
     elif request.as_json:
@@ -103,7 +127,7 @@ def compress(
 
 
 def _compress(
-    run: Run,
+    runs: tuple[Run, Run, Run],
     out: Path,
     bar: Any,
     choice: dict[str, Any],
@@ -112,18 +136,20 @@ def _compress(
     components: list[str],
     figure: Path | None,
 ) -> dict[str, Any]:
-    """Compress, write, open the written checkpoint, and compare it with the whole model."""
+    """Compress by a run that calibrates, write, open the written checkpoint, and compare models on two others."""
     from tsfm_lens import compress as package
     from tsfm_lens import load
+    from tsfm_lens.compress.measure import sources_of
     from tsfm_lens.models.checkpoint import COMPRESSED, SUFFIX
 
+    calibration, run, other = runs
     ranks: dict[str, int] | None = None
     native, by_head = False, bool(options["by_head"])
     with stage(bar, "measure the matrices" if options["method"] == "measured" else "find factors", None) as progress:
         if components:
             smaller, native = package.pruned(run.lens, components)
         else:
-            smaller, ranks = package.compressed(package.calibration_run(run), **choice, **options, progress=progress)
+            smaller, ranks = package.compressed(calibration, **choice, **options, progress=progress)
     if heal:
         with stage(bar, "heal", heal) as progress:
             # contexts alone: the ends by which it is judged stay unseen
@@ -133,14 +159,14 @@ def _compress(
         package.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
         compact = load(out)
     with stage(bar, "forecast with both"):
-        quality = package.quality(run, compact)
+        own, quality = (package.quality(each, compact) for each in (run, other))
     with stage(bar, "time both"):
         cost = package.cost(run.lens, compact)
     page = None
     if figure is not None:
         from tsfm_lens import viz
 
-        page = str(viz.save(viz.compressed_forecasts(quality), figure))
+        page = str(viz.save(viz.compressed_forecasts(own), figure))
     matrices = package.matrices(run.lens, mlps=options["mlps"])
     ratio = ranks and package.ratio_of({name: matrices[name].form(by_head=by_head) for name in ranks}, ranks)._asdict()
     n_bytes = [sum(part.numel() * part.element_size() for part in each.parameters()) for each in (run.lens, compact)]
@@ -156,10 +182,11 @@ def _compress(
             {name: cost[name].sel(shape=shape).values.tolist() for name in cost} | {"shape": str(shape)}
             for shape in cost["shape"].values
         ],
-        "series": len(run.batch),
+        "sources": sources_of(calibration, other),
+        "series": [len(other.batch), len(run.batch)],
         **{
-            name: [float(quality[f"{name}_{end}"]) for end in ("estimate", "low", "high")]
-            for name in ("mase_rise", "wql_rise")
+            name: [float(each[f"{name.removeprefix('own_')}_{end}"]) for end in ("estimate", "low", "high")]
+            for name, each in (("mase_rise", quality), ("wql_rise", quality), ("own_mase_rise", own))
         },
         **{name: quality[name].values.tolist() for name in ("overlap", "log_perplexity") if name in quality},
     }
@@ -179,12 +206,12 @@ def _show(facts: dict[str, Any]) -> None:
             f"ratio: {ratio['ranks']:.3g} of the ranks, {ratio['factors']:.3g} of the entries as factors, "
             f"{ratio['stored']:.3g} as stored"
         )
-    for name, words in (("mase_rise", "MASE"), ("wql_rise", "WQL")):
-        mean, low, high = (100 * value for value in facts[name])
-        echo(
-            f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {facts['series']} "
-            "series, 95 % interval)"
-        )
+    echo(facts["sources"])
+    others, own = facts["series"]
+    over_others, over_own = f"{others} other series", f"later steps of the {own} series that calibrated"
+    for name, over in (("mase_rise", over_others), ("wql_rise", over_others), ("own_mase_rise", over_own)):
+        words, (mean, low, high) = name.split("_")[-2].upper(), (100 * value for value in facts[name])
+        echo(f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {over}, 95 % interval)")
     if "overlap" in facts:
         whole, other = facts["log_perplexity"]
         echo(f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")
@@ -221,12 +248,12 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} %" if whole else "-"
 
 
-def _curve(run: Run, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
+def _curve(calibration: Run, run: Run, bar: Any, of: Any, mlps: bool) -> xr.Dataset:
     from tsfm_lens import compress as package
 
     task = bar.add_task("size against error", total=len(KEEPS) * len(package.METHODS))
     how = {"of": of, "mlps": mlps, "progress": lambda what: bar.update(task, advance=1, description=what)}
-    return package.pareto(run, package.calibration_run(run), KEEPS, **how)
+    return package.pareto(run, calibration, KEEPS, **how)
 
 
 def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
@@ -240,8 +267,9 @@ def _show_curve(curve: xr.Dataset, out: Path | None, as_json: bool) -> None:
         return
     frame = curve.to_dataframe().reset_index()
     columns = ["method", "keep", "parameters", "rank_ratio", "factor_ratio"]
-    columns += ["mase_rise", "mase_rise_low", "mase_rise_high"]
+    columns += ["mase_rise", "mase_rise_low", "mase_rise_high", "harm_p"]
     show_rows([column.replace("_", " ") for column in columns], frame[columns].to_numpy().tolist())
+    echo(str(curve.attrs["sources"]))
     echo(str(curve.attrs["why"]))
     if page is not None:
         echo(str(page))

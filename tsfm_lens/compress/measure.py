@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
@@ -16,14 +18,15 @@ from tsfm_lens.ablation.metrics import mae, seasonal_scale
 from tsfm_lens.compress.layers import Compressed
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.methods import METHODS, calibration_run, compressed
+from tsfm_lens.compress.moments import ITEM
 from tsfm_lens.compress.schedule import ratio_of
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import in_turn, measured
 from tsfm_lens.registry import probe
-from tsfm_lens.stats import mean_interval
+from tsfm_lens.stats import CONFIDENCE, FEWEST, holm, mean_interval
 
 __all__ = ["cost", "pareto", "quality", "sizes"]
 
@@ -47,6 +50,38 @@ def sizes(lens: Lens) -> dict[str, int]:
         entries = layer.entries if isinstance(layer, Compressed) else matrix.shape[0] * matrix.shape[1]
         out["attention" if matrix.is_attention else "mlp"] += entries
     return out
+
+
+def sources_apart(batch: SeriesBatch, horizon: int = 1) -> tuple[SeriesBatch, SeriesBatch]:
+    """Part series into those that calibrate and those of other sources, which measure the compressed model.
+
+    The publisher is the source of a bundled series; all others have one source. The batch calibrates, and bundled
+    series of other sources, long enough, measure; where these are fewer than three, the batch is parted by source.
+    """
+    # a publisher is what a source begins with
+    infos = {name: bundled_info(name) for name in bundled_names()}
+    publishers = {name: re.split(" through| daily|[,;(/]", info.source)[0] for name, info in infos.items()}
+    rows: dict[str, list[int]] = {}
+    for row, name in enumerate(batch.groups):
+        rows.setdefault(publishers.get(name, ""), []).append(row)
+    others = [name for name in infos if publishers[name] not in rows and infos[name].length > 3 * horizon]
+    if len(others) >= FEWEST:
+        return batch, bundled(*others)
+    halves: tuple[list[int], list[int]] = ([], [])
+    for of_source in rows.values():
+        min(halves, key=len).extend(of_source)
+    if not halves[1]:
+        raise InputError(f"no series of other sources measure a compressed model at horizon {horizon}; give some")
+    measuring, calibrating = (batch.select(sorted(half)) for half in sorted(halves, key=len))
+    return calibrating, measuring
+
+
+def sources_of(calibration: Run, run: Run) -> str:
+    """Say which series calibrate and which measure."""
+    pairs = zip(calibration.batch.static, calibration.batch.groups, strict=True)
+    own, others = (dict.fromkeys(names) for names in ([more.get(ITEM, name) for more, name in pairs], run.batch.groups))
+    measuring = "later steps of them" if own.keys() & others else f"other series, {', '.join(others)}"
+    return f"Calibrated on {', '.join(own)}; measured on {measuring}."
 
 
 def quality(run: Run, other: Lens) -> xr.Dataset:
@@ -152,19 +187,23 @@ def pareto(
 
     Returns:
         Dataset of kind "compression" over (method, keep): ``parameters``, share of all numbers that is left;
-        ``rank_ratio`` and ``factor_ratio`` (S0-TSVD); ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``. The
-        attribute ``choice`` names the smallest model whose rise of MASE is at most 1 % at the upper end of its interval
-        ("" for none), ``why`` says it in a sentence.
+        ``rank_ratio`` and ``factor_ratio`` (S0-TSVD); ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``; and
+        ``harm_p``, the one-sided p-value of a t test over series that MASE rises by 1 % or more, corrected by Holm's
+        method for all points. The attribute ``choice`` names the smallest model where it is at most 2.5 % ("" for
+        none), ``why`` says it in a sentence.
 
     Example:
         >>> curve = compress.pareto(run, run, [0.25, 0.5], methods=["svd"])
         >>> curve["mase_rise"].dims
         ('method', 'keep')
     """
+    # scipy.stats takes half a second to import
+    from scipy.stats import ttest_1samp
+
     by_name = matrices(run.lens, mlps=mlps)
     forms = {name: matrix.form() for name, matrix in by_name.items()}
     whole = sizes(run.lens)["all"]
-    rows: list[dict[str, float]] = []
+    rows, harm = list[dict[str, float]](), []
     for method, keep in product(methods, keeps):
         if progress is not None:
             progress(f"{method}, {keep:g} kept")
@@ -175,20 +214,23 @@ def pareto(
         for error, (end, part) in product(("mase", "wql"), (("", "estimate"), ("_low", "low"), ("_high", "high"))):
             row[f"{error}_rise{end}"] = float(result[f"{error}_rise_{part}"])
         rows.append(row)
+        logs = np.log1p(result["mase_rise"].values)
+        harm.append(ttest_1samp(logs, math.log1p(TOLERANCE), alternative="less", nan_policy="omit").pvalue)
+    rows = [row | {"harm_p": float(p)} for row, p in zip(rows, holm(np.array(harm)), strict=True)]
     shape = len(methods), len(keeps)
     data = xr.Dataset(
         {name: (("method", "keep"), np.reshape([row[name] for row in rows], shape)) for name in rows[0]},
         coords={"method": list(methods), "keep": list(keeps)},
         attrs=run.describe("compression", "Size and error", _SOURCE, n_series=len(run.batch), of=str(of)),
     )
-    return data.assign_attrs(smallest_harmless(data))
+    return data.assign_attrs(smallest_harmless(data), sources=sources_of(calibration, run))
 
 
-def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mapping[str, Any]:
-    """Choose the smallest model of a curve of :func:`pareto` whose error is known to rise by no more than a share."""
-    axes, share = ("method", "keep"), f"{100 * tolerance:g} %"
+def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
+    """Choose the smallest model of a curve of :func:`pareto` whose error is known not to rise by the tolerance."""
+    axes, share = ("method", "keep"), f"{100 * TOLERANCE:g} %"
     points = sorted(
-        (float(curve["parameters"][at]), float(curve["mase_rise_high"][at]), at)
+        (float(curve["parameters"][at]), float(np.nan_to_num(curve["harm_p"][at], nan=1.0)), at)
         for at in np.ndindex(curve["parameters"].shape)
     )
 
@@ -196,19 +238,14 @@ def smallest_harmless(curve: xr.Dataset, tolerance: float = TOLERANCE) -> Mappin
         method, keep = (curve[axis].values[place] for axis, place in zip(axes, at, strict=True))
         return f"{method}, {keep:g} kept"
 
-    for size, high, at in points:
-        if high <= tolerance:
-            return {
-                "choice": name_of(at),
-                "why": f"{name_of(at)}: of the models whose MASE rises by at most {share} (upper end of the 95 % "
-                f"interval, here {100 * high:.2g} %), it is the smallest, with {100 * size:.3g} % of the numbers.",
-            }
-    _, high, at = min(points, key=lambda point: (np.nan_to_num(point[1], nan=np.inf), point[0]))
-    return {
-        "choice": "",
-        "why": f"None: of no model it is known that its MASE rises by at most {share}; nearest is {name_of(at)}, whose "
-        f"interval ends at {100 * high:.2g} %. Keep more, or judge by more series.",
-    }
+    known = f"known to rise by less than {share} (t test over series, Holm's correction for {len(points)} models)"
+    fit = [point for point in points if point[1] <= (1 - CONFIDENCE) / 2]
+    size, p, at = fit[0] if fit else min(points, key=lambda point: (point[1], point[0]))
+    if fit:
+        why = f"{name_of(at)}, with {100 * size:.3g} % of the numbers: the smallest whose MASE is {known}."
+    else:
+        why = f"None: the MASE of no model is {known}; nearest is {name_of(at)}, p = {p:.2g}. Judge by more series."
+    return {"choice": name_of(at) if fit else "", "why": why}
 
 
 @probe("compression", words="compress.pareto on all series")
@@ -220,8 +257,9 @@ def _curve(
 
 @probe("compression_quality", words="compress.quality of a model at a quarter of the rank")
 def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
-    smaller, _ = compressed(calibration_run(run), keep=keep, **options)
-    return quality(run, smaller)
+    calibration = calibration_run(run)
+    smaller, _ = compressed(calibration, keep=keep, **options)
+    return quality(run, smaller).assign_attrs(sources=sources_of(calibration, run))
 
 
 ROUNDS = 9

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -14,8 +16,9 @@ from torch import Tensor
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.compress.layers import Factors, LowRankLinear, replace_layer
 from tsfm_lens.compress.matrices import factorised, factors_of, matrices, matrices_by_name
-from tsfm_lens.compress.moments import output_sensitivity, second_moments
+from tsfm_lens.compress.moments import FOLDS, ITEM, crossed, folds, shortage, weights
 from tsfm_lens.compress.schedule import BlockShape, ranks_by_epsilon, ranks_by_share
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models.lens import Lens
@@ -23,8 +26,11 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["METHODS", "calibration_run", "chosen_ranks", "compressed", "deviation"]
 
+WINDOWS = 8
 # shares of the full rank at which a matrix is tried
 SHARES = (1 / 32, 1 / 16, 1 / 8, 3 / 16, 1 / 4, 3 / 8)
+# amounts of numbers that a budget is told apart by
+_AMOUNTS = 100_000
 
 
 def deviation(run: Run, output: Tensor) -> np.ndarray:
@@ -51,40 +57,38 @@ def deviation(run: Run, output: Tensor) -> np.ndarray:
 
 
 def rank_effects(
-    run: Run,
-    candidates: Mapping[str, Sequence[int]],
-    *,
-    moments: Mapping[str, Tensor] | None = None,
-    by_head: bool = False,
-    progress: Progress | None = None,
+    run: Run, candidates: Mapping[str, Sequence[int]], *, by_head: bool = False, progress: Progress | None = None
 ) -> dict[str, dict[int, float]]:
-    """Measure the deviation of the forecast with one matrix truncated, by name and rank; a mean over series."""
-    by_name = matrices_by_name(run.lens, candidates)
-    twin = copy.deepcopy(run.lens)
-    model = twin.adapter.model
-    effects: dict[str, dict[int, float]] = {}
-    for count, (name, ranks) in enumerate(candidates.items()):
-        matrix, full = by_name[name], by_name[name].form(by_head=by_head).full
-        layer = model.get_submodule(matrix.path)
-        moment = None if moments is None else moments[name]
-        smaller = [rank for rank in ranks if rank < full]
-        # the factors of smaller ranks begin as those of the largest
-        widest = factors_of(run.lens, matrix, max(smaller), moment, None, by_head) if smaller else None
-        effects[name] = dict.fromkeys(ranks, 0.0)
-        for rank in smaller:
-            assert widest is not None
-            replace_layer(model, matrix.path, LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain))
-            effects[name][rank] = _mean_deviation(run, twin)
-        parent, _, last = matrix.path.rpartition(".")
-        setattr(model.get_submodule(parent), last, layer)
-        if progress is not None:
-            progress(count + 1, len(candidates))
+    """Measure the deviation of the forecast with one matrix truncated, by name and rank; a sum over series.
+
+    Each fold of series is forecast with factors that the other folds calibrate.
+    """
+    by_name, twin, count = matrices_by_name(run.lens, candidates), copy.deepcopy(run.lens), 0
+    model, effects = twin.adapter.model, {name: dict.fromkeys(ranks, 0.0) for name, ranks in candidates.items()}
+    for part, (inner, outer) in ((part, how.values()) for part, how in crossed(run, candidates)):
+        for name, ranks in candidates.items():
+            matrix, full = by_name[name], by_name[name].form(by_head=by_head).full
+            layer = model.get_submodule(matrix.path)
+            smaller = [rank for rank in ranks if rank < full]
+            # the factors of smaller ranks begin as those of the largest
+            how = inner[name], outer and outer[name], by_head
+            widest = factors_of(run.lens, matrix, max(smaller), *how) if smaller else None
+            for rank in smaller:
+                assert widest is not None
+                replace_layer(model, matrix.path, LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain))
+                effects[name][rank] += _deviation(part, twin)
+            parent, _, last = matrix.path.rpartition(".")
+            setattr(model.get_submodule(parent), last, layer)
+            count += 1
+            if progress is not None:
+                progress(count, FOLDS * len(candidates))
     return effects
 
 
-def _mean_deviation(run: Run, other: Lens) -> float:
+def _deviation(run: Run, other: Lens) -> float:
+    """Sum the deviation over series."""
     with torch.no_grad():
-        return float(deviation(run, other.adapter.run(run.encoded.inputs)).mean())
+        return float(deviation(run, other.adapter.run(run.encoded.inputs)).sum())
 
 
 def _leading(factors: Factors, rank: int) -> Factors:
@@ -100,67 +104,53 @@ def _leading(factors: Factors, rank: int) -> Factors:
 def allocate(
     effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, BlockShape], budget: int
 ) -> tuple[dict[str, int], float]:
-    """Choose the ranks of least summed effect that fit a budget of numbers, by marginal effect per number."""
-    points = {
-        name: _hull([(forms[name].stored(rank), effect, rank) for rank, effect in of.items()])
-        for name, of in effects.items()
-    }
-    positions = dict.fromkeys(points, 0)
-    spent = sum(hull[0][0] for hull in points.values())
-    if spent > budget:
+    """Choose the ranks of least summed effect that fit a budget of numbers: no choice among those given is better.
+
+    A knapsack of which each matrix takes one item, by dynamic programming. Exact where the budget has at most 100,000
+    multiples of the sizes' greatest common divisor; for more, what ranks take beyond the smallest is rounded up.
+    """
+    sizes = {name: [forms[name].stored(rank) for rank in of] for name, of in effects.items()}
+    if (spent := sum(min(of) for of in sizes.values())) > budget:
         raise InputError(
             f"no rank meets a budget of {budget:,} numbers: the smallest ranks that were tried take {spent:,}; give "
             "that or more"
         )
-    steps = [
-        (_slope(before, after), name, place)
-        for name, hull in points.items()
-        for place, (before, after) in enumerate(pairwise(hull), 1)
-    ]
-    for _, name, place in sorted(steps, key=lambda step: -step[0]):
-        cost = points[name][place][0] - points[name][place - 1][0]
-        if positions[name] == place - 1 and spent + cost <= budget:
-            positions[name], spent = place, spent + cost
-    selection = {name: points[name][place] for name, place in positions.items()}
-    return {name: point[2] for name, point in selection.items()}, float(sum(point[1] for point in selection.values()))
-
-
-def _hull(points: Sequence[tuple[int, float, int]]) -> list[tuple[int, float, int]]:
-    """Return the points (cost, effect, rank) of falling effect on the lower convex hull, by cost."""
-    hull: list[tuple[int, float, int]] = []
-    for point in sorted(points):
-        if hull and point[1] >= hull[-1][1]:
-            continue
-        if hull and point[0] == hull[-1][0]:
-            hull.pop()
-        while len(hull) > 1 and _slope(hull[-2], hull[-1]) <= _slope(hull[-1], point):
-            hull.pop()
-        hull.append(point)
-    return hull
-
-
-def _slope(before: tuple[int, float, int], after: tuple[int, float, int]) -> float:
-    return (before[1] - after[1]) / (after[0] - before[0])
+    step = max(math.gcd(*(size for of in sizes.values() for size in of)), -(-budget // _AMOUNTS))
+    # never more than is left where the smallest ranks take all of the budget
+    prices = {name: [-(-(size - min(of)) // step) for size in of] for name, of in sizes.items()}
+    left, choices = (budget - spent) // step, []
+    best = np.zeros(left + 1)
+    for name, of in effects.items():
+        table = np.full((len(of), len(best)), np.inf)
+        for row, price, effect in zip(table, prices[name], of.values(), strict=True):
+            row[price:] = best[: max(len(row) - price, 0)] + effect
+        choices.append(table.argmin(axis=0).astype(np.uint8))
+        best = table.min(axis=0)
+    ranks: dict[str, int] = {}
+    for name, chosen in reversed(list(zip(effects, choices, strict=True))):
+        ranks[name] = list(effects[name])[chosen[left]]
+        left -= prices[name][chosen[left]]
+    return {name: ranks[name] for name in effects}, float(best[-1])
 
 
 def allocated(
-    run: Run,
-    uniform: Mapping[str, int],
-    *,
-    moments: Mapping[str, Tensor] | None = None,
-    by_head: bool = False,
-    progress: Progress | None = None,
-) -> dict[str, int]:
-    """Choose ranks that take no more than given ones and move the forecast least, or those, if they move it less."""
-    by_name = matrices_by_name(run.lens, uniform)
-    forms = {name: by_name[name].form(by_head=by_head) for name in uniform}
+    run: Run, uniform: Mapping[str, int], *, by_head: bool = False, progress: Progress | None = None
+) -> tuple[dict[str, int], bool]:
+    """Choose ranks that take no more than given ones, and whether moments weigh factors, by what moves forecasts least.
+
+    Of three choices, each measured on folds of series that did not calibrate it: ranks of least summed effect, those
+    given, and plain truncation to those given, the only one without weights.
+    """
+    forms = {name: matrix.form(by_head=by_head) for name, matrix in matrices_by_name(run.lens, uniform).items()}
     candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
-    effects = rank_effects(run, candidates, moments=moments, by_head=by_head, progress=progress)
-    budget = sum(forms[name].stored(rank) for name, rank in uniform.items())
-    ranks, _ = allocate(effects, forms, budget)
-    models = [factorised(run.lens, choice, moments=moments, by_head=by_head) for choice in (ranks, uniform)]
-    together = [_mean_deviation(run, model) for model in models]
-    return dict(uniform) if together[1] < together[0] else ranks
+    effects = rank_effects(run, candidates, by_head=by_head, progress=progress)
+    ranks, _ = allocate(effects, forms, sum(forms[name].stored(rank) for name, rank in uniform.items()))
+    choices, moved = ((ranks, True), (dict(uniform), True), (dict(uniform), False)), np.zeros(3)
+    for part, how in crossed(run, uniform):
+        for place, (choice, weighted) in enumerate(choices):
+            other = factorised(run.lens, choice, by_head=by_head, **(how if weighted else {}))
+            moved[place] += _deviation(part, other)
+    return choices[int(moved.argmin())]
 
 
 def _candidates(form: BlockShape, rank: int) -> list[int]:
@@ -172,26 +162,40 @@ def _candidates(form: BlockShape, rank: int) -> list[int]:
 
 
 METHODS = ("svd", "weighted", "sensitive", "measured")
-"""Plain truncation; weighted by what enters; by the sensitivity to what leaves, too; weighted by what enters, with
-ranks by the deviation of the forecast that each matrix causes."""
+"""Plain truncation; weighted by what enters; by the sensitivity to what leaves, too; and with ranks by the deviation of
+the forecast that each matrix causes on series that did not give its factors."""
 
 
-def calibration_run(run: Run) -> Run:
-    """Run the same series one horizon earlier, within one pass, to calibrate a model that sees nothing of the truth.
+def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
+    """Run the same series from earlier origins, within one pass, to calibrate a model that sees nothing of the truth.
 
-    Series too short for that are forecast as they are.
+    Origins are one horizon apart, the last of them one horizon before the run's, as many as leave a context of two. A
+    batch with a series too short for one is forecast as it is.
 
     Example:
-        >>> earlier = compress.calibration_run(run)
-        >>> earlier.horizon == run.horizon, earlier.batch.lengths[0] == run.batch.lengths[0] - run.horizon
+        >>> earlier = compress.calibration_run(run, windows=2)
+        >>> earlier.horizon == run.horizon, len(earlier.batch) == 2 * len(run.batch)
         (True, True)
     """
     steps = min(run.horizon, run.lens.adapter.longest_pass)
-    if min(run.batch.lengths) <= 2 * steps:
+    if windows < 1:
+        raise InputError(f"windows={windows}: expected 1 or more")
+    batch = run.batch if run.full_batch is None else run.full_batch.split(run.horizon)[0]
+    if min(batch.lengths) <= 2 * steps:
         return run.lens.run(run.batch, steps, seed=run.seed)
-    batch, ends = run.batch.split(steps)
-    forced_path = ends if run.tokens_read and np.isfinite(ends).all() else None
-    return run.lens.run(batch, steps, truth=ends, forced_path=forced_path, seed=run.seed)
+    parts, ends = list[SeriesBatch](), list[np.ndarray]()
+    while len(parts) < windows:
+        rows = [row for row, length in enumerate(batch.lengths) if length >= 3 * steps or not parts]
+        if not rows:
+            break
+        batch, end = batch.select(rows).split(steps)
+        ids, groups = ([f"{name} {len(parts) + 1} earlier" for name in names] for names in (batch.ids, batch.groups))
+        origin = [{**each, ITEM: each.get(ITEM, group)} for each, group in zip(batch.static, batch.groups, strict=True)]
+        parts.append(replace(batch, ids=tuple(ids), groups=tuple(groups), static=tuple(origin)))
+        ends.append(end)
+    truth = np.concatenate(ends)
+    forced_path = truth if run.tokens_read and np.isfinite(truth).all() else None
+    return run.lens.run(SeriesBatch.concat(parts), steps, truth=truth, forced_path=forced_path, seed=run.seed)
 
 
 def chosen_ranks(
@@ -229,9 +233,6 @@ def chosen_ranks(
             raise InputError(f"rank {rank}; expected 1 or more")
         return {name: min(rank, form.full) for name, form in forms.items()}
     assert epsilon is not None
-    if not 0 < epsilon < 1:
-        # refused before spectra are computed
-        raise InputError(f"epsilon is {epsilon}, expected above 0 and below 1")
     spectra = {}
     for name, matrix in by_name.items():
         exact = parameters(lens.adapter.model, matrix.path)[0].detach().double()
@@ -259,7 +260,7 @@ def compressed(
         run: the whole model on calibration series, over a horizon of one pass; "svd" does not look at them.
         keep, epsilon, rank, of, mlps, by_head: as in :func:`chosen_ranks`; one of the first three.
         method: "svd", "weighted", "sensitive" or "measured", which spreads what these ranks take by what each matrix
-            does to the forecast.
+            does to the forecast, and goes without sensitivity where the backward pass gives no derivatives.
         progress: called with the matrices measured and their number.
 
     Returns:
@@ -267,6 +268,10 @@ def compressed(
 
     Raises:
         UnknownNameError: no such method.
+        InputError: a rank is out of range; "measured" has fewer than three series and windows to measure on.
+
+    Warns:
+        UserWarning: fewer vectors enter a matrix than it has columns.
 
     Example:
         >>> smaller, ranks = compress.compressed(run, 0.25, method="svd")
@@ -276,9 +281,11 @@ def compressed(
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     ranks = chosen_ranks(run.lens, keep=keep, epsilon=epsilon, rank=rank, of=of, mlps=mlps, by_head=by_head)
-    moments = None if method == "svd" else second_moments(run, ranks)
-    sensitivity = output_sensitivity(run, ranks) if method == "sensitive" else None
+    runs, weighted, gradients = [run], method != "svd", method == "sensitive"
     if method == "measured":
-        ranks = allocated(run, ranks, moments=moments, by_head=by_head, progress=progress)
-    name = f"{run.lens.model_id} ({method})"
-    return factorised(run.lens, ranks, moments=moments, sensitivity=sensitivity, by_head=by_head, name=name), ranks
+        ranks, weighted = allocated(run, ranks, by_head=by_head, progress=progress)
+        runs, gradients = folds(run), run.lens.wiring.true_gradients
+    how = weights(runs, ranks, gradients) if weighted else {}
+    if weighted and (few := shortage(runs, ranks, gradients)):
+        warnings.warn(few, stacklevel=2)
+    return factorised(run.lens, ranks, by_head=by_head, name=f"{run.lens.model_id} ({method})", **how), ranks

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from itertools import product
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,83 +15,78 @@ from torch import Tensor
 
 from tsfm_lens.compress.matrices import matrices_by_name
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.replay import seen_inputs
+from tsfm_lens.hooks.native import get_input
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
+from tsfm_lens.stats import FEWEST
 
-# series in one forward; what enters is added up at once and never held
-_AT_ONCE = 32
 DRAWS = 4
+FOLDS = 2
+"""Parts of the calibration series, each of which tells the effects of factors that the others give."""
+ITEM = "series that calibrates"
+"""Property of a window that names the series it was cut from."""
 
 
-def second_moments(run: Run, names: Iterable[str] | None = None) -> dict[str, Tensor]:
-    """Compute the mean of x xᵀ over what enters each matrix in single forwards over a run's series, on its path."""
+class Moment(NamedTuple):
+    """Second moment of one matrix as sums over series with their windows, which count alike."""
+
+    total: Tensor
+    squares: float
+    series: int
+    vectors: int
+
+    def plus(self, other: Moment) -> Moment:
+        """Join the series of two."""
+        counts = self.series + other.series, self.vectors + other.vectors
+        return Moment(self.total + other.total, self.squares + other.squares, *counts)
+
+    @property
+    def shrunk(self) -> Tensor:
+        """Mean, shrunk towards a multiple of the identity: the more, the less series agree; wholly for one.
+
+        Source:
+            Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2, with series in the place of vectors
+            and n - 1 for n.
+        """
+        mean, n = self.total / self.series, self.series
+        even = mean.trace() / len(mean) * torch.eye(len(mean), dtype=mean.dtype)
+        between = (self.squares - n * float(mean.square().sum())) / max(n * (n - 1), 1)
+        apart = float((mean - even).square().sum())
+        share = 1.0 if n < 2 else min(max(between, 0.0) / apart, 1.0) if apart > 0 else 0.0
+        return (1 - share) * mean + share * even
+
+
+def calibrate(
+    run: Run, names: Iterable[str] | None = None, *, gradients: bool = False, draws: int = DRAWS
+) -> tuple[dict[str, Moment], dict[str, Moment]]:
+    """Compute moments by name in single forwards over a run's series, on its path, once for a run.
+
+    Returns:
+        The mean of x xᵀ over vectors x that enter; and if asked for, the sum of g gᵀ over the gradients at vectors that
+        leave. Its product with a small change's second moment is the deviation of the forecast that this causes.
+    """
     by_name = matrices_by_name(run.lens, names)
-    name_of = {matrix.path: name for name, matrix in by_name.items()}
-    sums = {name: torch.zeros(2 * matrix.shape[1:], dtype=torch.float64) for name, matrix in by_name.items()}
-    counts = dict.fromkeys(by_name, 0)
-    # queries, keys and values read one tensor, whose moment is taken once
-    last: list[tuple[Tensor, Tensor]] = []
+    key = ("moments", gradients, draws, *by_name)
+    if key in run.cache:
+        return run.cache[key]
+    if gradients:
+        refuse_gradients(run.lens.wiring)
+    twin, generator = copy.deepcopy(run.lens), torch.Generator().manual_seed(0)
+    sums, counts = dict[tuple[int, str], Tensor](), defaultdict[tuple[int, str], int](int)
 
-    def add(path: str, x: Tensor) -> None:
-        if not (last and last[0][0] is x):
-            last[:] = [(x, _square(x))]
-        sums[name_of[path]] += last[0][1]
-        counts[name_of[path]] += x.numel() // x.shape[-1]
-
-    with torch.no_grad(), seen_inputs(run.lens.adapter.model, name_of, add):
-        for part in _parts_of_one_length(run):
-            run.lens.adapter.run(part.encoded.inputs)
-    return _means(sums, counts, "what enters {}", "is nothing: the forward never calls it")
-
-
-def _means(sums: Mapping[str, Tensor], counts: Mapping[str, int], what: str, missing: str) -> dict[str, Tensor]:
-    for name, total in sums.items():
-        if not counts[name] or not bool(torch.isfinite(total).all()):
-            fault = "is not finite" if counts[name] else missing
-            raise InputError(f"{what.format(name)} on the calibration series {fault}; give other series")
-    return {name: total / counts[name] for name, total in sums.items()}
-
-
-def _square(x: Tensor) -> Tensor:
-    """Sum x xᵀ over all rows, in double precision, on the CPU."""
-    rows = x.reshape(-1, x.shape[-1]).double()
-    return (rows.T @ rows).cpu()
-
-
-def _parts_of_one_length(run: Run) -> Iterator[Run]:
-    """Split a run into parts, each of series of one length and one number of variates."""
-    items, alike = defaultdict[str, list[int]](list), defaultdict[tuple[int, ...], list[list[int]]](list)
-    for index, group in enumerate(run.batch.groups):
-        items[group].append(index)
-    for members in items.values():
-        alike[tuple(run.batch.lengths[index] for index in members)].append(members)
-    for same in alike.values():
-        for first in range(0, len(same), _AT_ONCE):
-            rows = [index for members in same[first : first + _AT_ONCE] for index in members]
-            forced_path = run.path[rows] if run.tokens_read else None
-            yield run.lens.run(run.batch.select(rows), run.horizon, forced_path=forced_path)
-
-
-def output_sensitivity(
-    run: Run, names: Iterable[str] | None = None, *, draws: int = DRAWS, seed: int = 0
-) -> dict[str, Tensor]:
-    """Compute the mean of g gᵀ over what leaves each matrix; the square of g is the forecast's deviation."""
-    refuse_gradients(run.lens.wiring)
-    by_name = matrices_by_name(run.lens, names)
-    twin = copy.deepcopy(run.lens)
-    sums = {name: torch.zeros(2 * matrix.shape[:1], dtype=torch.float64) for name, matrix in by_name.items()}
-    counts = dict.fromkeys(by_name, 0)
+    def add(at: tuple[int, str], x: Tensor) -> None:
+        rows = x.detach().reshape(-1, x.shape[-1]).double()
+        square = (rows.T @ rows).cpu()
+        sums[at] = sums[at] + square if at in sums else square
+        counts[at] += len(rows)
 
     def tapped(name: str, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def add(gradient: Tensor) -> None:
-            sums[name] += _square(gradient)
-            counts[name] += gradient.numel() // gradient.shape[-1]
-
         def tap(*args: Any, **kwargs: Any) -> Tensor:
+            add((0, name), get_input(args, kwargs, 0))
             output = forward(*args, **kwargs)
-            output.register_hook(add)
+            if gradients:
+                output.register_hook(lambda gradient: add((1, name), gradient))
             return output
 
         return tap
@@ -97,13 +94,93 @@ def output_sensitivity(
     for name, matrix in by_name.items():
         layer: Any = twin.adapter.model.get_submodule(matrix.path)
         layer.__dict__["forward"] = tapped(name, layer.forward)
-    generator = torch.Generator().manual_seed(seed)
-    for part in _parts_of_one_length(run):
-        inputs = part.encoded.inputs
-        for _ in range(draws):
-            with torch.enable_grad():
-                _random_scalar(twin, part, twin.adapter.run(inputs), generator).backward()
-    return _means(sums, counts, "the gradient at {}", "never came back")
+    moments: tuple[dict[str, Moment], dict[str, Moment]] = ({}, {})
+    repeats = draws if gradients else 1
+    for parts in _groups(run):
+        for part in parts * repeats:
+            with torch.set_grad_enabled(gradients):
+                output = twin.adapter.run(part.encoded.inputs)
+                if gradients:
+                    _random_scalar(twin, part, output, generator).backward()
+        for side, name in counts:
+            size = repeats * sum(len(part.batch) for part in parts) if side else counts[side, name]
+            mean = sums[side, name] / size
+            own = Moment(mean, float(mean.square().sum()), 1, counts[side, name] // repeats)
+            moments[side][name] = moments[side][name].plus(own) if name in moments[side] else own
+        sums.clear()
+        counts.clear()
+    for side, name in product((0, 1) if gradients else (0,), by_name):
+        what = "the gradient at what leaves" if side else "what enters"
+        if name not in moments[side] or not bool(torch.isfinite(moments[side][name].total).all()):
+            fault = "is not finite" if name in moments[side] else "is nothing: no pass calls it"
+            raise InputError(f"{what} {name} on the calibration series {fault}; give other series")
+    run.cache[key] = moments
+    return moments
+
+
+def _groups(run: Run) -> Iterator[list[Run]]:
+    """Part a run by series, and these by length and number of variates, so that a forward fills nothing up."""
+    for windows in _series(run, FEWEST):
+        alike = defaultdict[tuple[int, ...], list[int]](list)
+        for rows in windows:
+            alike[tuple(run.batch.lengths[row] for row in rows)] += rows
+        yield [run.select(rows) for rows in alike.values()]
+
+
+def _series(run: Run, fewest: int = 1) -> list[list[list[int]]]:
+    """List the rows of each window of each series; each window alone where there are fewer series."""
+    series = defaultdict[str, list[list[int]]](list)
+    for group, rows in run.batch.rows_by_group().items():
+        series[run.batch.static[rows[0]].get(ITEM, group)].append(rows)
+    return list(series.values()) if len(series) >= fewest else [[rows] for each in series.values() for rows in each]
+
+
+def folds(run: Run) -> list[Run]:
+    """Part a run by series, windows of one series together; by windows where there are fewer series than parts."""
+    if "folds" not in run.cache:
+        series = _series(run, FOLDS)
+        if len(series) < FOLDS:
+            raise InputError(
+                f"{len(series)} series or windows calibrate, and ranks by effect take at least {FOLDS}: factors come "
+                "from some and effects from others; give more series, longer ones, or method='weighted'"
+            )
+        parts = [[row for each in series[first::FOLDS] for rows in each for row in rows] for first in range(FOLDS)]
+        run.cache["folds"] = [run.select(rows) for rows in parts]
+    return run.cache["folds"]
+
+
+def weights(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> dict[str, Any]:
+    """Return the shrunk moments over runs as arguments of :func:`tsfm_lens.compress.factorised`."""
+    inner, outer = (
+        {name: reduce(Moment.plus, (each[name] for each in side)).shrunk for name in side[0]}
+        for side in zip(*(calibrate(run, names, gradients=gradients) for run in runs), strict=True)
+    )
+    return {"moments": inner, "sensitivity": outer or None}
+
+
+def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any]]]:
+    """Yield the latest window of each series of each fold, and the weights that the other folds give."""
+    parts = folds(run)
+    for part in parts:
+        rest = [each for each in parts if each is not part]
+        rows = [row for windows in _series(part) for row in windows[0]]
+        yield part.select(rows), weights(rest, names, run.lens.wiring.true_gradients)
+
+
+def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
+    """Say where fewer vectors enter a matrix than it has columns, and how many origins it takes; "" if nowhere."""
+    of_runs = [calibrate(run, names, gradients=gradients)[0] for run in runs]
+    vectors = {name: sum(each[name].vectors for each in of_runs) for name in of_runs[0]}
+    columns = {name: len(moment.total) for name, moment in of_runs[0].items()}
+    few = [name for name in vectors if vectors[name] < columns[name]]
+    if not few:
+        return ""
+    worst, origins = min(few, key=lambda name: vectors[name] / columns[name]), sum(len(run.batch) for run in runs)
+    return (
+        f"{len(few)} of {len(vectors)} matrices see fewer vectors than they have columns ({worst}: {vectors[worst]:,} "
+        f"of {columns[worst]:,}), so what is not known of them counts evenly; {origins:,} forecast origins calibrate, "
+        f"and {-(-columns[worst] * origins // vectors[worst]):,} would be enough: give more series, or windows=…"
+    )
 
 
 def _random_scalar(lens: Lens, run: Run, output: Tensor, generator: torch.Generator) -> Tensor:

@@ -23,16 +23,17 @@ from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import probe
+from tsfm_lens.stats import half_width
 
 __all__ = ["METHODS", "attribute_inputs"]
 
 
 @dataclass
 class MethodResult:
-    """Result of a method: attribution (segment, quantile, step), standard errors, further variables and attributes."""
+    """Result of a method: attribution (segment, quantile, step), half of 95 % intervals, and more."""
 
     attribution: Array
-    error: Array | None = None
+    half_width: Array | None = None
     variables: dict[str, tuple[tuple[str, ...], Array]] = field(default_factory=dict)
     attrs: dict[str, object] = field(default_factory=dict)
 
@@ -40,15 +41,17 @@ class MethodResult:
 def _shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult:
     players = len(masks.segments)
     if players > exact:
-        # the mean over steps as one step more: its error does not follow from those of the steps
+        # the mean over steps as one step more: its interval does not follow from those of the steps
         def values_and_mean(keep: np.ndarray) -> Array:
             values = masks(keep)
             return np.concatenate([values, values.mean(-1, keepdims=True)], -1)
 
         estimate = sampled_shapley(values_and_mean, players, seed=masks.run.seed, **options)
-        mean_error = (("segment", "quantile"), estimate.error[..., -1])
+        reach = estimate.half_width
         attrs: dict[str, object] = {"exact": 0, "orders": estimate.orders, "settled": int(estimate.settled)}
-        return MethodResult(estimate.attribution[..., :-1], estimate.error[..., :-1], {"mean_error": mean_error}, attrs)
+        result = MethodResult(estimate.attribution[..., :-1], reach[..., :-1], attrs=attrs)
+        result.variables["mean_half_width"] = (("segment", "quantile"), reach[..., -1])
+        return result
     return MethodResult(exact_shapley(masks(all_masks(players)), players), attrs={"exact": 1})
 
 
@@ -131,9 +134,9 @@ def attribute_inputs(
     Returns:
         Dataset of kind "input_attribution", in data units: ``attribution`` (segment, step, quantile); ``forecast`` with
         everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
-        quantile), their difference less the sum over segments; ``attribution_error`` (segment, step, quantile) and
-        ``mean_error`` (segment, quantile), of the mean over steps, standard errors where orders or sample paths are
-        drawn; ``share`` (segment, step) of attention. Attributes ``rounding``: how far rounding moves the forecast;
+        quantile), their difference less the sum over segments; where orders or sample paths are drawn, half of the 95 %
+        intervals: ``half_width`` (segment, step, quantile), and of the mean over steps ``mean_half_width`` (segment,
+        quantile); ``share`` (segment, step) of attention. Attributes ``rounding``: how far rounding moves the forecast;
         ``reference_distance``: from the middle of the reference forecast to the mean of the context, in its standard
         deviations; ``missing_values``: the model's own mask, or what its library fills gaps by.
 
@@ -162,8 +165,8 @@ def attribute_inputs(
         segment_coords(masks.segments) | {"quantile": list(quantiles_of(masks.run))}
     )
     data["attribution"] = (axes, result.attribution)
-    if result.error is not None:
-        data["attribution_error"] = (axes, result.error)
+    if result.half_width is not None:
+        data["half_width"] = (axes, result.half_width)
     data["forecast"], data["reference_forecast"] = (axes[1:], whole), (axes[1:], nothing)
     data["remainder"] = (axes[1:], whole - nothing - result.attribution.sum(0))
     for name, variable in result.variables.items():
@@ -191,16 +194,14 @@ def attribute_inputs(
 
 
 def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:
-    """Average results under several seeds, and add their standard errors."""
+    """Average results under several seeds, and add their intervals."""
     if len(results) < 2:
         return results[0]
-    values = np.stack([each.attribution for each in results])
-    by_seed = 1 / np.sqrt(len(results))
+    values = np.stack([each.attribution for each in results], axis=-1)
     variables = {
         name: (dims, np.mean([each.variables[name][1] for each in results], axis=0))
         for name, (dims, _) in results[0].variables.items()
     }
     # the spread over seeds has that over orders in it
-    variables["mean_error"] = (("segment", "quantile"), values.mean(-1).std(0, ddof=1) * by_seed)
-    error = values.std(0, ddof=1) * by_seed
-    return MethodResult(values.mean(0), error, variables, {**results[0].attrs, "repeats": len(results)})
+    variables["mean_half_width"] = (("segment", "quantile"), half_width(values.mean(2)))
+    return MethodResult(values.mean(-1), half_width(values), variables, {**results[0].attrs, "repeats": len(results)})

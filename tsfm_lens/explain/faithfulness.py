@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -14,6 +17,7 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, reference_words
+from tsfm_lens.explain.over_items import Null, null_runs
 from tsfm_lens.explain.routes import PairedRuns, all_writers
 from tsfm_lens.explain.segments import Segment, segment_coords, segments_in
 from tsfm_lens.explain.values import Masks, single_pass
@@ -26,7 +30,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import places_of
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE
-from tsfm_lens.verdict import RULES, verdict
+from tsfm_lens.verdict import EXCHANGED, RULES, verdict
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
@@ -156,14 +160,14 @@ def route_faithfulness(
         single[place] = (lost[: len(components)] @ total[place]).sum() / size
         if progress is not None:
             progress(place + 1, len(numbers))
-    of = ("segment",)
+    of, pairs = ("segment",), list(zip(measured[:, -1], predicted[:, -1], strict=True))
     data = pair.dataset().isel(segment=numbers).assign_coords(cut=np.arange(cuts))
     data = data.assign(
         cut_name=(("segment", "cut"), cut_names.astype(str)),
         predicted=(("segment", "cut", "step"), predicted),
         measured=(("segment", "cut", "step"), measured),
         total=(("segment", "step"), total),
-        prediction_error=(of, _relative_error(predicted[:, -1:], measured[:, -1:])),
+        prediction_error=(of, np.array([(1 - agreement(*each)[0]) ** 0.5 for each in pairs])),
         overlap=(of, single / shares[0, :, 0]),
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
@@ -210,17 +214,13 @@ def _kind(component: Component) -> tuple[object, ...]:
     return component.stack, component.kind, component.head is None
 
 
-def _relative_error(prediction: np.ndarray, measurement: np.ndarray) -> np.ndarray:
-    """Compute the relative error (segment,) of arrays (segment, cut, step); NaN where nothing is measured."""
-    finite = np.isfinite(prediction) & np.isfinite(measurement)
-    error = np.square(np.where(finite, prediction - measurement, 0.0)).sum((1, 2))
-    size = np.square(np.where(finite, measurement, 0.0)).sum((1, 2))
-    return np.sqrt(np.divide(error, size, out=np.full(len(size), np.nan), where=size > 0))
-
-
 _MASKING = "Samek et al. 2017, arXiv:1509.06321; Petsiuk et al. 2018, arXiv:1806.07421 (deletion and insertion)"
-# orders of all segments that are drawn
-_ORDERS = 64
+# orders of all segments that are drawn, sets of one and two segments whose effects are predicted
+_ORDERS, _SETS = 64, 78
+NOISE = 0.05
+"""Of a series' spread: added to the copy in which predicted effects are measured."""
+CONTROLS = ("signs flipped", "equal sizes", EXCHANGED, "values in random order", "the untrained twin")
+_TWIN = 20_000_000  # weights up to which a twin takes less than a second
 
 
 def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
@@ -250,13 +250,16 @@ def deletion_curves(
     parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
     reference: Reference = "mean",
     orders: int = _ORDERS,
+    twin: bool | None = None,
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Mask segments in the order of each explanation, the largest first, and in random orders.
+    """Predict what masking does by each explanation, and mask segments in its order and in random ones.
 
     Without the first segments of a true explanation the forecast is far away (deletion), and with them alone it is near
     (insertion). The area between the two curves is 0 on average for random orders.
+
+    The sum of its effects must also be what one and two segments change, masked and shown alone; see :data:`RULES`.
 
     Args:
         run: the forecast that is explained.
@@ -264,7 +267,8 @@ def deletion_curves(
             by itself stands for its method.
         item, target, parts, reference: as they were explained; segments of the first result if ``parts`` is None.
         orders: that are drawn.
-        seed: of them, and of a shuffled reference.
+        twin: also try the explanation of the untrained twin; by default of models with up to 20 million weights.
+        seed: of all that is drawn.
         progress: called with the masks done and their number.
 
     Returns:
@@ -273,7 +277,10 @@ def deletion_curves(
         ``masked`` segments; ``random_deletion`` and ``random_insertion`` (draw, masked), and their 95 % bands
         ``random_low`` and ``random_high`` (curve, masked); ``area`` (explanation), the area between the curves as a
         share of the distance with everything masked, ``random_area`` (draw), and ``p`` (explanation), the share of
-        orders at random, itself counted, that are as good. ``order`` (explanation, rank), places of segments.
+        orders at random, itself counted, that are as good. ``order`` (explanation, rank), places of segments. Over
+        sets of segments (``hidden``, (set, segment)) and steps ``measured``, and ``predicted`` by each explanation;
+        their agreement ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores, and ``control_r2``
+        (explanation, control) of what must predict worse, NaN where it was not tried.
 
     Source:
         Samek et al. 2017; Petsiuk et al. 2018.
@@ -330,6 +337,8 @@ def deletion_curves(
         everything_masked=((), float(everything)),
     )
     facts = {"reference": reference_words(reference), "target": masks.name, "orders": orders}
+    data = data.assign(_predictions(masks, list(explanations.values()), twin, seed))
+    data = data.assign_coords(control=list(CONTROLS))
     data.attrs = masks.run.describe("deletion_curves", "Deletion and insertion", _MASKING, units=masks.units, **facts)
     return data
 
@@ -348,14 +357,84 @@ def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def scores_of(explanation: Any, players: int) -> np.ndarray:
     """Compute the importance of each segment, (segment,): mean size over steps at the median, or scores as given."""
-    if isinstance(explanation, xr.Dataset):
-        values = explanation["attribution"]
-        if "quantile" in values.dims:
-            values = values.isel(quantile=int(np.argmin(np.abs(values["quantile"].values - 0.5))))
-        sizes = np.abs(values.transpose("segment", ...).values)
-        scores = sizes.reshape(len(sizes), -1).mean(-1)
-    else:
-        scores = np.asarray(explanation, dtype=float)
+    effects = effects_of(explanation)
+    scores = np.asarray(explanation, dtype=float) if effects is None else np.abs(effects).mean(-1)
     if scores.shape != (players,) or not np.isfinite(scores).all():
         raise InputError(f"an explanation has scores of shape {scores.shape}, expected {players} numbers, one a part")
     return scores
+
+
+def effects_of(explanation: Any) -> Any:
+    """Return effects (segment, step) at the median; None of scores, which are no effects."""
+    if not isinstance(explanation, xr.Dataset):
+        return None
+    values = explanation["attribution"]
+    if "quantile" in values.dims:
+        values = values.isel(quantile=int(np.argmin(np.abs(values["quantile"].values - 0.5))))
+    return np.asarray(values.transpose("segment", ...).values)
+
+
+def _predictions(
+    masks: Masks, explanations: Sequence[Any], twin: bool | None, seed: int
+) -> dict[str, tuple[tuple[str, ...], np.ndarray]]:
+    """Measure what one and two segments do, masked and alone, and how well explanations and controls predict it."""
+    rng, players = np.random.default_rng([seed, 1]), len(masks.segments)
+    pairs = rng.permutation(list(combinations(range(players), 2)))[: max(_SETS - players, 1)]
+    hidden = np.concatenate([np.eye(players, dtype=bool), np.eye(players, dtype=bool)[pairs].any(1)])
+    ends = np.array([[True] * players, [False] * players])
+    keep = np.concatenate([ends, ~hidden, hidden])
+    values = replace(masks, run=_with_noise(masks.run, seed), item=0)(keep)[:, masks.middle]
+    without, alone = np.split(values[2:], 2)
+    measured = (values[0] - without + alone - values[1]) / 2
+    nothing = np.full((players, measured.shape[1]), np.nan)
+    found = [nothing if each is None else each for each in map(effects_of, explanations)]
+    predicted, controls = np.stack([hidden @ each for each in found]), []
+    others = [[hidden @ each] for each in _other_effects(masks, found[0].shape, twin, seed)]
+    for own, each in zip(found, predicted, strict=True):
+        exchanged = [each + np.outer(hidden[:, i] * 1.0 - hidden[:, j], own[j] - own[i]) for i, j in pairs]
+        groups = [[-each], [hidden @ (np.sign(own) * np.abs(own).mean())], exchanged, *others]
+        controls.append([max(agreement(measured, one)[0] for one in group) for group in groups])
+    marks = np.array([agreement(measured, each) for each in predicted])
+    by, names = ("explanation",), ("r2", "slope", "sign_agreement")
+    return {
+        "hidden": (("set", "segment"), hidden),
+        "measured": (("set", "step"), measured),
+        "predicted": (("explanation", "set", "step"), predicted),
+        "control_r2": (("explanation", "control"), np.array(controls)),
+        **{name: (by, column) for name, column in zip(names, marks.T, strict=True)},
+    }
+
+
+def _other_effects(masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int) -> list[np.ndarray]:
+    """Occlude the values in random order and the untrained twin, (segment, step); NaN where a model refuses that."""
+    weights = sum(each.numel() for each in masks.run.lens.adapter.model.parameters())
+    nulls: dict[Null, bool] = {"shuffled series": True, "untrained": weights <= _TWIN if twin is None else twin}
+    how: dict[str, Any] = {"reference": masks.reference, "parts": masks.segments, "target": masks.target, "seed": seed}
+    found = [np.full(shape, np.nan) for _ in nulls]
+    for place, null in enumerate(null for null, wanted in nulls.items() if wanted):
+        with suppress(InputError):
+            (other,) = null_runs(masks.run, null, 1, seed)
+            found[place] = effects_of(attribute_inputs(other, 0, "occlusion", repeats=1, **how))
+    return found
+
+
+def _with_noise(run: Run, seed: int) -> Run:
+    """Repeat a run with noise on its observed values, a small share of each series' spread; categories stay."""
+    batch, values, futures = run.batch, list(run.batch.values), list(run.batch.futures)
+    for row, future in enumerate(futures):
+        rng, spread = np.random.default_rng([seed, row]), NOISE * np.nanstd(values[row]) * (not batch.categories[row])
+        values[row] = values[row] + spread * rng.standard_normal(batch.lengths[row])
+        futures[row] = None if future is None else future + spread * rng.standard_normal(len(future))
+    batch = replace(batch, values=tuple(values), futures=tuple(futures))
+    return replace(run, batch=batch, full_batch=None, forced_path=None, _of=None)
+
+
+def agreement(measured: np.ndarray, predicted: np.ndarray) -> tuple[float, float, float]:
+    """Compute R² of a prediction as it is, the slope on it, and the share of the change that has its sign."""
+    square, size, whole = (
+        np.maximum(each.sum(), np.finfo(float).tiny)
+        for each in (np.square(measured), np.square(predicted), np.abs(measured))
+    )
+    explained = 1 - np.square(measured - predicted).sum() / square
+    right = np.abs(measured)[np.sign(measured) == np.sign(predicted)].sum() / whole
+    return float(explained), float((measured * predicted).sum() / size), float(right)

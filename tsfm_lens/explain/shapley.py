@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.stats import half_width
 
 Array = NDArray[np.float64]
 Value = Callable[[NDArray[np.bool_]], Array]
@@ -47,10 +48,10 @@ def exact_shapley(values: Any, players: int) -> Array:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Shapley values (player, …), their standard errors, orders followed, and if errors settled before they ended."""
+    """Shapley values (player, …), half of 95 % intervals, orders followed, and if errors settled before they ended."""
 
     attribution: Array
-    error: Array
+    half_width: Array
     orders: int
     settled: bool
 
@@ -58,7 +59,10 @@ class Sampled:
 def sampled_shapley(
     value: Value, players: int, *, orders: int = 400, tolerance: float = 0.02, seed: int = 0
 ) -> Sampled:
-    """Estimate Shapley values by independent blocks of eight orders; the spread of blocks gives the standard error."""
+    """Estimate Shapley values by independent blocks of eight orders, until standard errors are within the tolerance.
+
+    The 95 % interval is that of Student's t over blocks: few blocks make a normal interval too narrow.
+    """
     if players < 2 or orders < 1 or not tolerance >= 0:
         raise InputError(
             f"{players} segments, orders={orders!r}, tolerance={tolerance!r}; expected 2 segments or more, at least "
@@ -74,7 +78,7 @@ def sampled_shapley(
         blocks = np.concatenate([blocks, _contributions(value, permutations)])
         error = blocks.std(0, ddof=1) / np.sqrt(len(blocks))
         converged = bool(error.reshape(players, -1).mean(1).max() <= tolerance * size)
-    return Sampled(blocks.mean(0), error, 2 * _QUARTERS * len(blocks), converged)
+    return Sampled(blocks.mean(0), half_width(np.moveaxis(blocks, 0, -1)), 2 * _QUARTERS * len(blocks), converged)
 
 
 def _contributions(value: Value, permutations: Sequence[NDArray[np.int64]]) -> Array:

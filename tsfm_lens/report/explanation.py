@@ -15,6 +15,7 @@ from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.segments import item_rows
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
+from tsfm_lens.verdict import verdict
 
 __all__ = ["SECTIONS", "explain"]
 
@@ -75,6 +76,10 @@ def explain(
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }
     results = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
+    proofs = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
+    for kind in results.keys() & set(_MASKING_KINDS) if proofs else ():
+        # one verdict on all of the page
+        results[kind].attrs["verdict"] = verdict(*proofs)[0]
     if out is not None:
         heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         pipeline.write_page(run, results, out, heading, sources, progress, missing)

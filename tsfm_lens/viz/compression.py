@@ -22,7 +22,7 @@ WORDS = {
     "svd": "plain truncation",
     "weighted": "weighted by what enters",
     "sensitive": "weighted by what enters and by gradients",
-    "measured": "weighted, ranks by measured effect",
+    "measured": "so weighted, ranks by measured effect",
 }
 _PANELS = 4
 
@@ -31,21 +31,8 @@ COMPRESSION_QUALITY = measurement("compression_quality")
 
 
 def read_curve(ds: xr.Dataset) -> list[str]:
-    """State which point to take and why, and whether the methods differ at one size."""
-    out = [str(ds.attrs["why"])]
-    methods = names(ds, "method")
-    if "svd" not in methods or len(methods) == 1:
-        return out
-    high, low = (array(ds, f"mase_rise_{end}", "method", "keep") for end in ("high", "low"))
-    plain, keeps = methods.index("svd"), names(ds, "keep")
-    for index, method in enumerate(methods):
-        if index != plain:
-            apart = [f"{float(keep):g}" for at, keep in enumerate(keeps) if high[index, at] < low[plain, at]]
-            at_shares = f" where {', '.join(apart)} is kept" if apart else " at no share tried"
-            out.append(f"Clearly below plain truncation is {WORDS.get(method, method)}{at_shares}.")
-    if not np.isfinite(high).any():
-        out.append("There are too few series for intervals.")
-    return out
+    """State which point to take and why, and which series say so."""
+    return [str(ds.attrs[key]) for key in ("why", "sources") if key in ds.attrs]
 
 
 def read_quality(ds: xr.Dataset) -> list[str]:
@@ -56,14 +43,24 @@ def read_quality(ds: xr.Dataset) -> list[str]:
         return ["The errors cannot be told: no truth, or a series without seasonal error."]
     mean, low, high = (100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
     ends = f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)" if np.isfinite([low, high]).all() else ""
-    out = [f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series."]
+    out = [str(ds.attrs["sources"])] if "sources" in ds.attrs else []
+    out += [f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series."]
     if "overlap" in ds:
         out.append(f"Of the ten likeliest tokens the two models share {100 * float(ds['overlap']):.3g} % (Jaccard).")
     return out
 
 
 @COMPRESSION.figure(
-    table=("parameters", "rank_ratio", "factor_ratio", "mase_rise", "mase_rise_low", "mase_rise_high", "wql_rise"),
+    table=(
+        "parameters",
+        "rank_ratio",
+        "factor_ratio",
+        "mase_rise",
+        "mase_rise_low",
+        "mase_rise_high",
+        "harm_p",
+        "wql_rise",
+    ),
     sentences=read_curve,
 )
 def size_and_error(ds: xr.Dataset) -> go.Figure:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -37,31 +38,36 @@ __all__ = ["deletion_lines", "input_beeswarm", "input_map", "input_timeline", "i
 _STRIP, _BAR = 24, 22  # pixels of a strip, and of a bar
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # segments that a reading names
+_MIXED = 0.9  # a mean below this share of the mean absolute effect: steps disagree in sign
 _FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
 
 INPUT_ATTRIBUTION = measurement("input_attribution")
 
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
-    """State the sum from the reference to the forecast, and the segments that make up most of it."""
+    """State what moves the steps of the forecast most, and the sum from the reference to the forecast."""
     level = median_position(ds["quantile"].values)
     whole, nothing, rest = (
         array(ds, name, "step", quantile=level).mean() for name in ("forecast", "reference_forecast", "remainder")
     )
     steps = array(ds, "attribution", "segment", "step", quantile=level)
-    effect = steps.mean(1)
     unit, attrs = unit_of(ds).strip(), ds.attrs
-    error = array(ds, "mean_error", "segment", quantile=level) if "mean_error" in ds else np.zeros_like(effect)
-    clear = np.abs(effect) > np.maximum(2 * error, 2 * float(attrs.get("rounding", 0.0)))
-    order = [int(i) for i in np.argsort(-np.abs(effect), kind="stable") if clear[i]][:_MAX_NAMES]
-    largest = [f"{names(ds, 'segment')[i]} by {signed(effect[i])}" for i in order]
-    most = f"It is moved most by {listed(largest)} {unit}" if order else "No part of the input moves it beyond rounding"
+    reach = np.zeros(len(steps))
+    if "half_width" in ds:
+        reach = array(ds, "half_width", "segment", "step", quantile=level).mean(1)
+    moved = [
+        _moves(ds, steps, group, unit)
+        for group in ranked(ds, steps)
+        # noise of a sum is at most the sum of noises
+        if np.abs(steps[group].sum(0)).mean() > max(reach[group].sum(), 2 * float(attrs.get("rounding", 0.0)))
+    ][:_MAX_NAMES]
+    most = f"Its steps are moved most by {listed(moved)}" if moved else "No part of the input moves it beyond noise"
     # one reading, so that the overview of a page says what moves the forecast
-    target = attrs.get("target", "")
+    target, verdict = attrs.get("target", ""), attrs.get("verdict")
     out = [
         f"On average over {ds.sizes['step']} steps the forecast of {target} is {num(whole)} {unit}".rstrip()
-        + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}. {most.rstrip()}."
-        + _cancellation(ds, steps, order)
+        + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}. {most}."
+        + (f" By the proofs below this explanation {verdict}." if verdict else "")
     ]
     far = float(attrs.get("reference_distance", 0.0))
     if far > _FAR:
@@ -69,43 +75,50 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             f"The reference forecast is {num(far)} standard deviations of the context from its mean: the level of the "
             "series is a part of what is explained here, and a reference that keeps it says more of the rest."
         )
-    if not order:
-        return out
-    if abs(rest) > 0.05 * np.abs(effect).sum():
+    if moved and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum():
         out.append(f"The parts do not add up: {signed(rest)} {unit}".rstrip() + " belongs to several of them together.")
+    drawn = f"95 % intervals reach ±{num(float(reach.max()))} a step"
     if attrs.get("repeats"):
-        out.append(
-            f"Sample paths were drawn under {attrs['repeats']} seeds; standard errors reach {num(float(error.max()))}."
-        )
-    elif "mean_error" in ds and not attrs.get("settled"):
-        out.append(f"Orders were sampled, and the standard error is still {num(float(error.max()))}; sample more.")
+        out.append(f"Sample paths were drawn under {attrs['repeats']} seeds; {drawn}.")
+    elif "half_width" in ds and not attrs.get("settled"):
+        out.append(f"Orders were sampled, and {drawn}; sample more.")
     return out
 
 
-def _cancellation(ds: xr.Dataset, steps: np.ndarray, order: list[int]) -> str:
-    """Name the segment that moves single steps most, if a mean over steps hides it."""
-    size = np.abs(steps).mean(1)
-    first = int(size.argmax())
-    level = median_position(ds["quantile"].values)
-    noise = float(ds.attrs.get("rounding", 0.0))
-    if "attribution_error" in ds:
-        noise = max(noise, float(array(ds, "attribution_error", "segment", "step", quantile=level)[first].mean()))
-    if first in order or size[first] <= 2 * noise:
-        return ""
-    amount = f"{num(size[first])} {unit_of(ds) or ''}".rstrip()
-    return (
-        f" Single steps are moved most by {names(ds, 'segment')[first]}, each by {amount} on average, up or down, "
-        "most of which cancels in the mean."
-    )
+def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
+    """Group the segments of each known covariate, and sort groups by the mean absolute effect (segment, step)."""
+    groups: dict[tuple[int, int], list[int]] = {}
+    for place, (row, kind) in enumerate(zip(ds["row"].values, ds["kind"].values, strict=True)):
+        groups.setdefault((int(row), -1 if kind == "known covariate" else place), []).append(place)
+    return sorted(groups.values(), key=lambda group: -np.abs(effect[group].sum(0)).mean())
+
+
+def group_name(labels: list[str], group: list[int]) -> str:
+    """Name a segment, or the covariate that several are of."""
+    first = labels[group[0]]
+    return first if len(group) == 1 else re.sub(r", past$| [-−]\d+ to [-−]?\d+$", "", first) + " in all"
+
+
+def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int], unit: str) -> str:
+    """Write how far a group moves the steps and which way; of a covariate in parts also how far each does."""
+    total, labels = steps[group].sum(0), names(ds, "segment")
+    size, mean, up = float(np.abs(total).mean()), float(total.mean()), int((total > 0).sum())
+    way = "up" if mean > 0 else "down"
+    if abs(mean) < _MIXED * size:
+        way = f"up at {up} of {len(total)} steps, {signed(mean)} on average"
+    parts = [f"{labels[i]} by {num(float(np.abs(steps[i]).mean()))}" for i in group] if len(group) > 1 else []
+    return f"{group_name(labels, group)} by {num(size)} {unit}".rstrip() + f" ({'; '.join([way, *parts])})"
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the mean over steps, a row per segment and quantile."""
-    table = frame(ds[["attribution"]].mean("step"), "attribution")
+    """Tabulate mean and mean absolute effect over steps, a row per segment and quantile."""
+    effect = ds["attribution"]
+    means = {"mean_absolute": abs(effect).mean("step"), "mean": effect.mean("step")}
+    table = frame(xr.Dataset(means), *means)
     for name in ("kind", "start", "stop"):
         table.insert(1, name, ds[name].sel(segment=table["segment"].values).values)
-    if "mean_error" in ds:
-        table["standard_error"] = frame(ds, "mean_error")["mean_error"]
+    if "mean_half_width" in ds:
+        table["mean_half_width"] = frame(ds, "mean_half_width")["mean_half_width"]
     return table
 
 
@@ -140,7 +153,8 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
     below.x(window.time.title)
     above.y(window.title, nticks=5)
-    canvas.colours(colour_scale(f"effect ({view.unit})", view.effect, diverging=True))
+    what = "mean size of effects,\nsign of their mean" if view.step is None else "effect"
+    canvas.colours(colour_scale(f"{what} ({view.unit})", view.strength, diverging=True))
     return canvas.dress(f"What moves the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
 
 
@@ -151,15 +165,16 @@ def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: i
     edges, values, texts = [float(ds["start"].values[here[0]])], [], []
     for place in map(int, here):
         start, stop = float(ds["start"].values[place]), float(ds["stop"].values[place])
-        error = float(view.errors[place])
-        words = plain(view.names[place]) + (f"<br>standard error {number(error)}" if error else "")
-        cells = [(stop, view.effect[place], words)]
+        reach = float(view.reach[place])
+        words = f"{plain(view.names[place])}<br>moves it by {signed(view.effect[place])} on average"
+        words += f", ±{number(reach)} (95 %)" if reach else ""
+        cells = [(stop, view.strength[place], words)]
         for edge, value, text in [(start, np.nan, "")] * (start > edges[-1]) + cells:
             edges.append(edge)
             values.append(value)
             texts.append(text)
     x = window.time.at(np.array(edges) - 0.5)
-    hover = f"%{{customdata}}<br>moves it by %{{z:+.4g}} {plain(view.unit)}"
+    hover = f"%{{customdata}}<br>%{{z:+.4g}} {plain(view.unit)}"
     # edges: plotly draws no two maps of one row each on an axis of names
     panel.cells(np.array([values]), x, [at - 0.46, at + 0.46], hover, customdata=[texts])
 
@@ -170,10 +185,11 @@ def input_waterfall(
 ) -> go.Figure:
     """Draw the way from the reference forecast to the forecast, segment by segment, in data units."""
     view = _Part(ds, step, quantile)
-    order = np.argsort(-np.abs(view.effect), kind="stable")
-    most, others = order[:top], order[top:]
-    bars = [(view.names[i], float(view.effect[i]), float(view.errors[i])) for i in most]
-    if len(others):
+    order = ranked(ds, view.values)
+    most, others = order[:top], [place for group in order[top:] for place in group]
+    # intervals of a sum are no wider than the sum of theirs
+    bars = [(group_name(view.names, g), float(view.effect[g].sum()), float(view.reach[g].sum())) for g in most]
+    if others:
         bars.append((f"{len(others)} others, summed", float(view.effect[others].sum()), 0.0))
     rest = view.at_step(array(ds, "remainder", "step", quantile=view.level))
     if abs(rest) > float(ds.attrs.get("rounding", 0.0)):
@@ -184,13 +200,13 @@ def input_waterfall(
     canvas = blank(max(120, _BAR * (len(bars) + 2)), 460)
     panel, places = canvas.panel(), np.arange(1, len(bars) + 1)
     panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
-    for place, (name, length, error), base in zip(places, bars, begins, strict=True):
+    for place, (name, length, reach), base in zip(places, bars, begins, strict=True):
         colour = mixed(GREY, 0.5) if place > len(most) else VERMILION if length >= 0 else BLUE
-        whisker: Look = {"type": "data", "array": [error], "color": INK, "thickness": 1, "width": 3}
-        bar: Look = {"error_x": whisker} if error else {}
+        whisker: Look = {"type": "data", "array": [reach], "color": INK, "thickness": 1, "width": 3}
+        bar: Look = {"error_x": whisker} if reach else {}
         hover = f"{plain(name)}<br>moves it by {signed(length)} {plain(view.unit)}"
         panel.bars([place], [length], "", hover, colour=colour, across=True, width=0.72, base=[base], **bar)
-        end = {"x": max(base, base + length + error), "xanchor": "left", "xshift": 4}
+        end = {"x": max(base, base + length + reach), "xanchor": "left", "xshift": 4}
         panel.note(signed(length), y=place, size=10, **end)
     for row, value, word in ((0, start, "reference forecast"), (len(bars) + 1, ends[-1], "forecast")):
         panel.dots([value], [row], "", f"{word}<br>%{{x:.4g}} {plain(view.unit)}", size=9, symbol="diamond")
@@ -233,7 +249,10 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
 
 
 class _Part:
-    """One quantile of an attribution, at one step or on average over all; ``effect``: (segment,) in data units."""
+    """One quantile of an attribution, at one step or over all, in data units.
+
+    ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, their mean size with the mean's sign.
+    """
 
     def __init__(self, ds: xr.Dataset, step: int | None, quantile: float | None) -> None:
         count, left = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0, ds.sizes.get("series", 0)
@@ -250,19 +269,21 @@ class _Part:
         self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
         self.names = segment_words(ds)
         values = array(ds, "attribution", "segment", "step", quantile=self.level)
-        self.effect = np.array([self.at_step(row) for row in values])
+        self.values = values if self.step is None else values[:, [self.step]]
+        self.effect = self.values.mean(1)
+        self.strength = np.copysign(np.abs(self.values).mean(1), self.effect)
         self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
         self.middle = self.level == median_position(levels)
         self.word = f"{statistic_of(ds)} forecast" if self.middle else f"quantile {self.quantile:g}"
         every = f"mean over {ds.sizes['step']} steps" if ds.sizes["step"] > 1 else "one step"
         self.when = f"{self.word}, {every if self.step is None else 'step ' + names(ds, 'step')[self.step]}"
         self.how = method_words(ds.attrs)
-        self.sampled, self.errors = "", np.zeros(len(self.effect))
-        name, at = ("mean_error", {}) if self.step is None else ("attribution_error", {"step": self.step})
+        self.sampled, self.reach = "", np.zeros(len(self.effect))
+        name, at = ("mean_half_width", {}) if self.step is None else ("half_width", {"step": self.step})
         if name in ds:
-            self.errors = array(ds, name, "segment", quantile=self.level, **at)
+            self.reach = array(ds, name, "segment", quantile=self.level, **at)
             samples = f"{ds.attrs['repeats']} seeds" if "repeats" in ds.attrs else f"{ds.attrs.get('orders')} orders"
-            self.sampled = f"whiskers: standard errors of {samples}"
+            self.sampled = f"whiskers: 95 % intervals over {samples}"
 
     def at_step(self, values: np.ndarray) -> float:
         """Return the value of the step, or the mean over all, of (step,)."""
@@ -364,14 +385,16 @@ DELETION_CURVES = measurement("deletion_curves", needs=SERIES)
 
 
 def read_proof(ds: xr.Dataset) -> list[str]:
-    """State the verdict, by the rules of :mod:`tsfm_lens.verdict`."""
+    """State the verdict by the rules of :mod:`tsfm_lens.verdict`: on all proofs of the page, where there are others."""
     word, sentences = verdict(ds)
-    # the first is also said alone, at a glance: what was tried first is not all that was
-    return [f"By the rules below the explanation {word}. {sentences[0]}", *sentences[1:], *rules_of(ds)]
+    whole, by = ds.attrs.get("verdict", word), "all proofs of this page" if "verdict" in ds.attrs else "this proof"
+    return [f"By the rules below and {by} the explanation {whole}. {sentences[0]}", *sentences[1:], *rules_of(ds)]
 
 
 @DELETION_CURVES.figure(
-    table=lambda ds: frame(ds, "deletion", "insertion").merge(frame(ds, "area", "p"), on="explanation"),
+    table=lambda ds: frame(ds, "deletion", "insertion").merge(
+        frame(ds, "r2", "slope", "sign_agreement", "area", "p"), on="explanation"
+    ),
     sentences=read_proof,
 )
 def deletion_lines(ds: xr.Dataset) -> go.Figure:

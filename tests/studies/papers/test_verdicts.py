@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from itertools import permutations
 from typing import Any
 
 import numpy as np
@@ -26,16 +27,20 @@ from tsfm_lens.studies.papers.measures.induction import (
 from tsfm_lens.studies.papers.measures.layers import ablatable_parts
 from tsfm_lens.studies.papers.reproduce import last_windows, reproduce
 from tsfm_lens.studies.papers.verdicts import (
+    DEPENDS,
     FAILS,
     HOLDS,
     UNDECIDED,
     ClaimPart,
+    Interval,
     Resampled,
+    Verdict,
     exactly,
     fewest,
     interval,
     judged,
     judged_together,
+    judged_trends,
     larger,
 )
 from tsfm_lens.testing import assert_close
@@ -163,13 +168,31 @@ def test_the_mean_s_interval_is_student_s_and_seeds_widen_it() -> None:
 def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -> None:
     assert exactly("", true=True, of="x").outcome == HOLDS
     assert exactly("", true=False, of="x").outcome == FAILS
-    assert larger((3.0, 2.0, 4.0), (1.0, 0.5, 1.5), "x").outcome == HOLDS
-    assert larger((1.0, 0.5, 1.5), (3.0, 2.0, 4.0), "x").outcome == FAILS
-    assert larger((3.0, 0.0, 6.0), (1.0, -2.0, 4.0), "x").why == "the interval holds 0"
-    assert larger((3.0, np.nan, np.nan), (1.0, 0.5, 1.5), "x").why == "too few series for an interval"
+    high, low = Interval(3.0, 2.0, 4.0), Interval(1.0, 0.5, 1.5)
+    assert larger(high, low, "x").outcome == HOLDS
+    assert larger(low, high, "x").outcome == FAILS
+    assert larger(Interval(3.0, 0.0, 6.0), Interval(1.0, -2.0, 4.0), "x").why == "the interval holds 0"
+    assert larger(Interval(3.0, np.nan, np.nan), low, "x").why == "too few series for an interval"
 
 
-# --- scores of heads ----------------------------------------------------------------------------------------
+def test_a_claim_has_one_verdict_over_every_epsilon() -> None:
+    for coarse, fine, outcome in (("11", "1", HOLDS), ("10", "0", FAILS), ("10", "1", DEPENDS), ("11", "0", DEPENDS)):
+        parts = [exactly("", each == "1", "x", level) for level, of in ((0.1, coarse), (0.01, fine)) for each in of]
+        assert Verdict(tuple(parts)).outcome == outcome
+        assert parts[0].name == "ε = 0.1"
+
+
+def test_trends_are_tested_over_every_order() -> None:
+    places, values = [1, 2, 4, 8, 16, 32], np.array([3.0, 1.0, 4.0, 5.0, 9.0, 7.0])
+    (part,) = judged_trends([ClaimPart("", values, "x")], places, "run").parts
+    rho = stats.spearmanr(values, places).statistic
+    orders = [stats.spearmanr(each, places).statistic for each in permutations(values)]
+    assert_close(part.p, 2 * np.mean(np.array(orders) >= rho - 1e-12), depth=8)
+    assert judged_trends([ClaimPart("", values, "x")], [-place for place in places], "run").outcome == FAILS
+    few = judged_trends([ClaimPart("", values[:4], "x")], places[:4], "run")
+    assert few.why == "4 runs, not testable with this record: one part needs 5 or more"
+    flat = judged_trends([ClaimPart("", np.ones(6), "x")], places, "run")
+    assert (flat.outcome, flat.why) == (UNDECIDED, "the interval holds 0")
 
 
 def scores(rng: np.random.Generator, *, units: int, slope: float, noise: float, seed: int = 0) -> HeadScores:
@@ -199,9 +222,6 @@ def test_the_bootstrap_over_sequences_and_series_covers_and_finds(monkeypatch: p
         for slope in [0.95] * 10 + [-0.95] * 10
     ]
     assert falls == [HOLDS] * 10 + [FAILS] * 10
-
-
-def test_draws_without_a_value_decide_nothing() -> None:
     draws = np.where(np.arange(1000) % 10 == 0, np.nan, 1.0)
     assert judged_together([Resampled("", "x", 1.0, draws, 16)]).why == "undefined in too many draws"
     assert judged_together([Resampled("", "x", np.nan, draws, 16)]).why == "it is not defined here"
@@ -223,9 +243,6 @@ def test_scores_of_all_draws_are_those_of_the_overlap() -> None:
     assert_close([given[0], share[0]], [table["P(sharp | induction)"], table["proportion sharp"]], depth=10)
     correlation = overlap["correlation"].sel(score="prefix_matching", other_score="normalised")
     assert_close(correlations(prefix, normalised)[0], float(correlation), depth=100)
-
-
-# --- on models ----------------------------------------------------------------------------------------------
 
 
 def test_windows_of_given_series_follow_one_another_and_belong_to_their_series() -> None:

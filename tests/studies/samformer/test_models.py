@@ -92,6 +92,20 @@ def test_the_transformer_is_its_formula(options: dict[str, Any]) -> None:
     assert_close(model(x), expected, depth=400, magnitude=30.0)
 
 
+def test_inputs_and_draws_can_be_those_of_the_released_code() -> None:
+    x, (scaled, plain) = windows(), (ChannelTransformer(L, H, D, scaled_inputs=flag).double() for flag in (True, False))
+    attn: Any = plain.blocks[0].attn
+    # one window's largest singular value is that of the batch; scaled inputs are scaled maps
+    with torch.no_grad():
+        scaled.blocks[0].attn.gamma.mul_(0.7)  # type: ignore[union-attr]
+        for part in (attn.q, attn.k, attn.v):
+            part.weight.mul_(0.7 / max(np.linalg.norm(array(one), 2) for one in x))
+    assert_close(scaled(x), array(plain(x)), depth=400, magnitude=30.0)
+    drawn = ChannelTransformer(L, H, D, width=WIDTH, released_draws=True).blocks[0].attn
+    limit = (6 / (L + L * WIDTH)) ** 0.5
+    assert 0.9 * limit < float(drawn.v.weight.detach().abs().max()) <= limit  # type: ignore[union-attr]
+
+
 def test_what_is_frozen_gets_no_gradient_and_a_number_of_weights_is_that_of_the_formula() -> None:
     wide = {"width": 16}
     for options, frozen in (({}, ()), ({"frozen": True}, "qkvo"), ({"attention": "identity"}, "qk")):
@@ -205,6 +219,8 @@ def test_tsmixer_is_its_description() -> None:
     hidden = np.maximum(linear(block.up, normed(block.norms[1], stream).transpose(0, 2, 1)), 0)
     stream = stream + linear(block.down, hidden).transpose(0, 2, 1)
     assert_close(model(x), linear(model.readout, stream), depth=500, magnitude=30.0)
+    # a batch of one has no variance of its own, in training either
+    assert torch.equal(model.train()(x[:1]), model.eval()(x[:1]))
 
 
 def zero_layer() -> nn.Linear:

@@ -133,13 +133,14 @@ def _list(as_json: bool) -> None:
             "values": {value.quantity: {"paper": value.paper, "unit": value.unit} for value in item.values},
             "settings": dict(item.settings),
             "note": item.note,
+            "why": item.why,
         }
         for item in ITEMS
     ]
     if as_json:
         echo(json.dumps(facts))
         return
-    needs = ["benchmark sweep" if item.sweep else "no model" if item.theory else "" for item in ITEMS]
+    needs = [item.why or ("benchmark sweep" if item.sweep else "no model" if item.theory else "") for item in ITEMS]
     rows = [
         [" ".join(item.ids), item.title, str(len(item.values)), row["model"], " ".join(row["measurements"]), need]
         for item, row, need in zip(ITEMS, facts, needs, strict=True)
@@ -160,16 +161,18 @@ def _render(result: xr.Dataset) -> None:
         if row["why"]:
             reasons[f"{row['verdict']}: {row['why']}"] = None
     show(table)
-    if any(result["verdict"].values != ""):
+    # what is not run has a verdict and no unit
+    if any((result["verdict"].values != "") & (result["unit"].values != "")):
         echo(
             "A claim holds if all of its parts do, and does not if one does not. The estimate of a part is by how much "
             f"it is true of the median {result.attrs['over']}: it holds if that stands above 0, at 5 % after Holm over "
-            "the parts, and does not if it stands below."
+            "the parts, and does not if it stands below. It depends on ε if it holds at one and does not at another."
         )
     for reason in reasons:
         echo(reason)
     if result.sizes["setting"]:
-        differences = Table("setting", "paper", "here", title="Settings that differ", title_justify="left")
+        title = "Settings here, and the paper's where it states them"
+        differences = Table("setting", "paper", "here", title=title, title_justify="left")
         names = ("setting", "paper_setting", "our_setting")
         for words in zip(*(result[name].values for name in names), strict=True):
             differences.add_row(*map(str, words))
@@ -187,7 +190,7 @@ def _cells(row: Mapping[Any, Any]) -> list[str]:
     interval, words, unit = low and f"{low} to {high}", row["quantity"], row["unit"]
     if not row["verdict"]:
         return [words, paper, ours, "", interval, difference, unit, row["where"]]
-    paper = "holds"
+    paper = "holds" if unit else ""
     if part_of := row["part_of"]:
         paper, words = "", f"  - {words.removeprefix(part_of + ': ')}"
-    return [words, paper, row["verdict"], estimate, interval, "", row["margin"] or "claim", row["where"]]
+    return [words, paper, row["verdict"], estimate, interval, "", row["margin"] or (unit and "claim"), row["where"]]

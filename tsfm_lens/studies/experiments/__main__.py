@@ -96,9 +96,16 @@ def _name_and_file(entry: str) -> tuple[str, str]:
 
 
 @app.command()
-def in_context(out: Out, *, seeds: Seeds = 14, epochs: int = 4, threads: Threads = 1) -> None:
+def in_context(
+    out: Out,
+    *,
+    seeds: Seeds = 14,
+    epochs: int = 4,
+    tokens: Annotated[str, typer.Option(help="pairs, or single as in the paper")] = "pairs",
+    threads: Threads = 1,
+) -> None:
     """Regression in context by the rank of the scores: one head of several ranks, MLR, BTT, 8 heads (S2-F2, S2-F3)."""
-    configs = grids.in_context_arms(epochs=epochs)
+    configs = grids.in_context_arms(epochs=epochs, tokens=tokens)
     _train(configs, seeds, out, "in_context", threads, {}, grids.in_context_results)
 
 

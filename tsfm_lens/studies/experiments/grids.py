@@ -86,7 +86,8 @@ def benchmark_arms(
     configs = {}
     for name, fields in arms.items():
         rho = _FILE["radii"][fields["rho"]][data][horizon] if "rho" in fields else 0.0
-        configs[f"{data} {horizon} {name}"] = _config(fields, source, {"learning_rate": 1e-3, "rho": rho}, {})
+        sizes = _FILE["mixers"][data] if fields["model"] == "tsmixer" else {}
+        configs[f"{data} {horizon} {name}"] = _config(fields, source, {"learning_rate": 1e-3, "rho": rho}, {}, sizes)
     return configs
 
 
@@ -121,11 +122,17 @@ def encoder_arms(file: str | Path, *, horizons: Sequence[int] = (96, 192)) -> di
 
 
 def in_context_arms(
-    arms: Fields = IN_CONTEXT_ARMS, *, widths: Sequence[int] = (16,), epochs: int = 4, **data: Any
+    arms: Fields = IN_CONTEXT_ARMS,
+    *,
+    widths: Sequence[int] = (16,),
+    epochs: int = 4,
+    tokens: str = "pairs",
+    **data: Any,
 ) -> dict[str, TrainConfig]:
     """Return the configurations of regression in context by arm and width, the first being the base of μP.
 
-    An epoch has 250 steps; ``data`` are fields of the prompts that differ.
+    An epoch has 250 steps; ``tokens`` are "pairs" or the paper's "single"; ``data`` are fields of the prompts that
+    differ.
 
     Example:
         >>> list(experiments.in_context_arms())[:2]
@@ -136,7 +143,7 @@ def in_context_arms(
     common, plan = {**optimizer, "base_width": widths[0]}, {"epochs": epochs, "batch": 32, "patience": None}
     configs = {}
     for width in widths:
-        options = {"width": width, "layers": 2, "d_mlp": 2 * width, "tokens": "pairs"}
+        options = {"width": width, "layers": 2, "d_mlp": 2 * width, "tokens": tokens}
         for title, fields in arms.items():
             configs[f"{title}, D = {width}"] = _config(fields, prompts, common, plan, options)
     return configs

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
+import xarray as xr
 
 from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
@@ -165,6 +166,12 @@ class MeasuredValues:
             intervals=named(self.intervals),
             claims=named(self.claims),
         )
+
+
+def seeds_of(record: xr.Dataset, *counts: int) -> str:
+    """Say how many seeds a record has, the fewest to the most of its arms, and which were added after looking."""
+    count = " to ".join(map(str, sorted({min(counts), max(counts)})))
+    return "; ".join(filter(None, (count, record.attrs.get("added", ""))))
 
 
 def verdict_over(unit: str, *parts: ClaimPart) -> Verdict:

@@ -10,7 +10,7 @@ from typing import Any
 
 import yaml
 
-HOLDS = "claim: 1 holds, 0 does not, none is undecided"
+HOLDS = "claim: 1 holds, 0 does not, none is undecided or depends on ε"
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,8 @@ class Item:
     sweep: bool = False
     theory: bool = False
     note: str = ""
+    why: str = ""
+    """Reason why nothing of it is measured."""
     also: tuple[str, ...] = ()
 
     @property
@@ -113,3 +115,8 @@ ITEMS: tuple[Item, ...] = tuple(item for content in PAPERS.values() for item in 
 TABLE_3 = {architecture: Evaluated(**facts) for architecture, facts in PAPERS["redundancies"]["models"].items()}
 """The paper's models and their evaluation (tables 2 and 3), by architecture."""
 BY_ID = {name: item for item in ITEMS for name in item.ids}
+"""Items by every id of theirs, and of their figures' panels."""
+for _paper in PAPERS.values():
+    for _figure, _letters in _paper["panels"].items():
+        # a panel may be an item of its own
+        BY_ID = {**{_figure + letter: BY_ID[_figure] for letter in _letters}, **BY_ID}

@@ -16,9 +16,9 @@ from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.studies.papers import measures  # noqa: F401  registers every measure
 from tsfm_lens.studies.papers.context import MEASURES, Context, MeasuredValues
-from tsfm_lens.studies.papers.items import BY_ID, HOLDS, Item
+from tsfm_lens.studies.papers.items import BY_ID, HOLDS, TABLE_3, Item
 from tsfm_lens.studies.papers.sweeps import Where, sweep_item
-from tsfm_lens.studies.papers.verdicts import AS_NUMBER, Tested
+from tsfm_lens.studies.papers.verdicts import AS_NUMBER, NOT_RUN, Tested, Verdict
 from tsfm_lens.studies.recipes.families import WARM_UP, Flow, lorenz, rk4, roessler
 from tsfm_lens.sweep.run.sweeping import Progress
 from tsfm_lens.zoo import checkpoint_names
@@ -81,11 +81,12 @@ def reproduce(
         Dataset of kind "reproduction". Over ``quantity``: ``paper``, ``ours`` and ``difference`` (ours less the
         paper's), NaN where the paper prints no number, ``unit`` and ``where`` it is printed.
         A claim has the paper's words, and its parts follow it (``part_of`` names the claim). Each has a ``verdict``:
-        "holds", "does not hold" or "undecided" (``ours`` is 1, 0 or NaN), and a reason ``why`` if it is undecided; see
-        :func:`tsfm_lens.studies.papers.verdicts.judged`.
+        "holds", "does not hold", "undecided" or "depends on ε" (``ours`` is 1, 0 or NaN), and a reason ``why`` if it is
+        undecided; see :func:`tsfm_lens.studies.papers.verdicts.judged`. An item of which nothing is measured has one
+        row, "not run", and the reason.
         ``estimate``, ``low`` and ``high`` are the number with its 95 % interval; of a part, the median ``margin`` by
         which it is true, with ``p``, its p-value after Holm.
-        Over ``setting``: ``paper_setting`` and ``our_setting``, for those that differ or are not given by the paper.
+        Over ``setting``, those that differ: ``our_setting`` and ``paper_setting``, empty where the paper states none.
         ``note`` says why the two may not compare, and ``over`` is the unit of the tests of claims, windows or draws.
 
     Raises:
@@ -95,6 +96,9 @@ def reproduce(
         SweepFailedError: some cells of the sweep could not be computed.
     """
     item = item_of(name)
+    if item.why:
+        reason = Tested("", "", NOT_RUN, why=item.why)
+        return _beside(item, MeasuredValues(claims={item.title: Verdict((reason,))}), (), {})
     where = Where(store, benchmark, configs, engine, workers, progress, dict(reading or {}))
     several = [] if model is None else [model] if isinstance(model, str | Path | Lens) else list(model)
     options: dict[str, Any] = {"windows": windows, "horizon": horizon, "num_samples": num_samples}
@@ -156,11 +160,15 @@ def _beside(item: Item, result: MeasuredValues, models: Sequence[str], attrs: Ma
     if theirs and (others := set(models) - set(theirs)):
         kind = "embedded model: mechanics only" if others & {*checkpoint_names()} else "not the paper's model"
         other = f"{kind}; the paper's values are for {', '.join(theirs)}"
-    paper = {**item.settings, "model": item.model or ", ".join(item.others)}
+    # tables 2 and 3 of the tsfm-lens paper are of all its figures
+    evaluation = next((each for each in TABLE_3.values() if each.model in (*models, item.model)), None)
+    of_model = {"context": evaluation.context, "samples": evaluation.samples} if evaluation else {}
+    paper = {name: str(value) for name, value in of_model.items() if value is not None} | dict(item.settings)
+    paper |= {"model": ", ".join(theirs)} if theirs else {}
     here = {**({"model": ", ".join(models)} if other else {}), **result.settings}
     differ = {key: value for key, value in here.items() if value != paper.get(key)}
     data = _table(item, result.by_key(item.words)).assign_coords(setting=list(differ))
-    data["paper_setting"] = ("setting", [paper.get(key, "not given") for key in differ])
+    data["paper_setting"] = ("setting", [paper.get(key, "") for key in differ])
     data["our_setting"] = ("setting", list(differ.values()))
     data.attrs = {
         "kind": "reproduction",
@@ -191,12 +199,12 @@ def _table(item: Item, result: MeasuredValues) -> xr.Dataset:
         paper = {} if value is None else {"paper": float(value.paper), "where": value.where}
         if name in result.claims:
             verdict = result.claims[name]
-            if len(verdict.parts) == 1 and not verdict.parts[0].words:
+            if len(verdict.parts) == 1 and not verdict.parts[0].name:
                 rows.append(_part_row(name, verdict.parts[0], **paper))
                 continue
             row = {"quantity": name, "ours": AS_NUMBER.get(verdict.outcome, np.nan), "verdict": verdict.outcome}
             rows.append({**row, "why": verdict.why, "unit": HOLDS, **paper})
-            rows += [_part_row(f"{name}: {part.words}", part, part_of=name) for part in verdict.parts]
+            rows += [_part_row(f"{name}: {part.name}", part, part_of=name) for part in verdict.parts]
             continue
         number = float(result.values[name])
         low, high = result.intervals.get(name, (np.nan, np.nan))
@@ -215,7 +223,8 @@ def _part_row(quantity: str, part: Tested, **more: Any) -> dict[str, Any]:
     span = part.interval
     numbers = {} if span is None else {"estimate": span.estimate, "low": span.low, "high": span.high}
     row = {"quantity": quantity, "ours": AS_NUMBER.get(part.outcome, np.nan), "p": part.p, "verdict": part.outcome}
-    return {**row, "why": part.why, "margin": part.of, "unit": HOLDS, **numbers, **more}
+    unit = "" if part.outcome == NOT_RUN else HOLDS
+    return {**row, "why": part.why, "margin": part.of, "unit": unit, **numbers, **more}
 
 
 def _run_of(
@@ -225,7 +234,8 @@ def _run_of(
     if windows is not None and windows < 1:
         raise InputError(f"windows is {windows}, expected 1 or more")
     default_horizon = lens.adapter.prediction_length
-    steps = int(horizon if horizon is not None else item.settings.get("horizon", default_horizon))
+    stated = item.settings.get("horizon", "")
+    steps = horizon if horizon is not None else int(stated) if stated.isdigit() else default_horizon
     if lens.takes_ids and not item.models:
         raise InputError(f"{lens.model_id} reads tokens of text; the paper's numbers are of time-series models")
     count, length = windows or WINDOWS, lens.adapter.context_length + steps

@@ -1,12 +1,15 @@
-"""Tests of claims: each part over windows and seeds, with an interval and three outcomes."""
+"""Tests of claims: each part over windows, seeds or runs, at each ε, with its outcome."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 
 import numpy as np
+import pandas as pd
+from scipy.stats import rankdata
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.stats import (
@@ -21,30 +24,32 @@ from tsfm_lens.stats import (
 )
 
 LEVEL = 1 - CONFIDENCE
-HOLDS, FAILS, UNDECIDED = "holds", "does not hold", "undecided"
+HOLDS, FAILS, UNDECIDED, DEPENDS, NOT_RUN = "holds", "does not hold", "undecided", "depends on ε", "not run"
 AS_NUMBER = {HOLDS: 1.0, FAILS: 0.0}
+NO_LEVEL = math.nan
 WINDOW = "series or window"
-
-Estimated = tuple[float, float, float]
+RECORDED = ("run", "seed")
+"""Units of records, of which there are no more until more is trained."""
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Quantity over windows and seeds."""
+    """Quantity over windows and seeds; NaN ends where it has no interval."""
 
     estimate: float
     low: float
     high: float
-    count: int
+    count: int = 0
 
 
 @dataclass(frozen=True)
 class ClaimPart:
-    """One part of a claim, as margins by which it is true."""
+    """One part of a claim, as margins by which it is true, at one ε or at none."""
 
     words: str
     margins: np.ndarray
     of: str
+    level: float = NO_LEVEL
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class Resampled:
     margin: float
     draws: np.ndarray
     units: int
+    level: float = NO_LEVEL
 
 
 @dataclass(frozen=True)
@@ -68,22 +74,37 @@ class Tested:
     interval: Interval | None = None
     p: float = float("nan")
     why: str = ""
+    level: float = NO_LEVEL
+
+    @property
+    def name(self) -> str:
+        """Words of the part, with its ε."""
+        return ", ".join(filter(None, (self.words, "" if math.isnan(self.level) else f"ε = {self.level:g}")))
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Verdict on a claim: it holds if all parts do, does not if one does not, and is undecided otherwise."""
+    """Verdict on a claim: it holds if all parts do, and does not if one does not; both at different ε depends on it."""
 
     parts: tuple[Tested, ...]
     over: str = WINDOW
 
     @property
     def outcome(self) -> str:
-        """Outcome of all parts: "holds", "does not hold" or "undecided"."""
-        outcomes = [part.outcome for part in self.parts]
-        if FAILS in outcomes:
-            return FAILS
-        return HOLDS if outcomes and set(outcomes) == {HOLDS} else UNDECIDED
+        """Outcome of all parts: "holds", "does not hold" or "undecided"; "depends on ε" if it does both."""
+        by_level: dict[str, set[str]] = {}
+        for part in self.parts:
+            by_level.setdefault(f"{part.level:g}", set()).add(part.outcome)
+        found = {FAILS if FAILS in each else HOLDS if each == {HOLDS} else UNDECIDED for each in by_level.values()}
+        return (
+            DEPENDS
+            if {HOLDS, FAILS} <= found
+            else FAILS
+            if FAILS in found
+            else HOLDS
+            if found == {HOLDS}
+            else UNDECIDED
+        )
 
     @property
     def why(self) -> str:
@@ -93,44 +114,80 @@ class Verdict:
 
 
 def judged(parts: Sequence[ClaimPart], clusters: Sequence[Hashable], over: str = WINDOW) -> Verdict:
-    """Test every part of a claim on the median window."""
-    if not parts:
-        raise InputError("a claim has no part to test: expected at least one")
-    tables = [_by_cluster(part.margins, clusters, np.median) for part in parts]
-    medians = [_median(table) for table in tables]
-    return _decide(parts, medians, [float(sign_test(table.mean(0))) for table in tables], over)
+    """Test every part of a claim on the median window by the sign test."""
+    tables = [_by_cluster(part.margins, clusters, "median") for part in parts]
+    p_values = [float(sign_test(table.mean(0))) for table in tables]
+    return _decide(parts, [median(part.margins, clusters) for part in parts], p_values, fewest(len(parts)), over)
+
+
+def judged_trends(parts: Sequence[ClaimPart], places: Sequence[float], over: str) -> Verdict:
+    """Test that margins rise with the places of their few units, by Spearman's correlation in every order of them."""
+    intervals, p_values, across = [], [], rankdata(places) - (len(places) + 1) / 2
+    for part in parts:
+        # the first order is the one at hand; ranks are halves of whole numbers, so that ties are exact
+        orders = np.array(list(permutations(rankdata(part.margins) - (len(places) + 1) / 2)))
+        products = orders @ across
+        size = float(np.sqrt(np.square(orders[0]).sum() * np.square(across).sum()))
+        intervals.append(Interval(float(products[0]) / size if size else 0.0, math.nan, math.nan, len(places)))
+        p_values.append(min(1.0, 2 * min((products >= products[0]).mean(), (products <= products[0]).mean())))
+    minimum = next(n for n in range(2, 12) if 2 * len(parts) / math.factorial(n) <= LEVEL)
+    return _decide(parts, intervals, p_values, minimum, over)
 
 
 def judged_together(parts: Sequence[Resampled]) -> Verdict:
     """Test every part of a claim by a bootstrap."""
-    if not parts:
-        raise InputError("a claim has no part to test: expected at least one")
     tests = [percentiles(part) for part in parts]
-    return _decide(parts, [interval for interval, _ in tests], [p for _, p in tests])
+    return _decide(parts, [interval for interval, _ in tests], [p for _, p in tests], fewest(len(parts)))
 
 
 def percentiles(part: Resampled) -> tuple[Interval, float]:
     """Compute the interval of a quantity over draws, and the p-value of 0; see :func:`judged_together`."""
     units, finite = part.units, part.draws[np.isfinite(part.draws)]
-    if units < FEWEST or not np.isfinite(part.margin) or len(finite) < CONFIDENCE * len(part.draws):
-        count = units if np.isfinite(part.margin) and len(finite) else 0
-        return Interval(part.margin, np.nan, np.nan, count), 1.0
+    known = bool(np.isfinite(part.margin)) and len(finite) > 0
+    if units < FEWEST or not known or len(finite) < CONFIDENCE * len(part.draws):
+        return Interval(part.margin, np.nan, np.nan, units * known), 1.0
     low, high = expanded_interval(finite, CONFIDENCE, units)
     return Interval(part.margin, float(low), float(high), units), float(expanded_p(finite[:, None], units)[0])
 
 
 def _decide(
-    parts: Sequence[ClaimPart | Resampled], intervals: Sequence[Interval], p_values: Sequence[float], over: str = WINDOW
+    parts: Sequence[ClaimPart | Resampled],
+    intervals: Sequence[Interval],
+    p_values: Sequence[float],
+    minimum: int,
+    over: str = WINDOW,
 ) -> Verdict:
-    p_adjusted = holm(np.array(p_values))
-    minimum = fewest(len(parts))
+    """Decide every part, corrected for their number."""
+    if not parts:
+        raise InputError("a claim has no part to test: expected at least one")
     tests = []
-    for part, each, p in zip(parts, intervals, p_adjusted, strict=True):
-        side = 1 if each.low > 0 else -1 if each.high < 0 else 0
-        outcome = {1: HOLDS, -1: FAILS}.get(side, UNDECIDED) if p <= LEVEL and each.count >= minimum else UNDECIDED
-        why = "" if outcome != UNDECIDED else _why(each, minimum, len(parts), over)
-        tests.append(Tested(part.words, part.of, outcome, each, float(p), why))
+    for part, each, p in zip(parts, intervals, holm(np.array(p_values)), strict=True):
+        outcome, why = _side(each) if p <= LEVEL and each.count >= minimum else UNDECIDED, ""
+        if outcome == UNDECIDED:
+            few = _few(each.count, minimum, len(parts), over)
+            unknown = "undefined in too many draws" if isinstance(part, Resampled) and math.isnan(each.low) else ""
+            why = (
+                few or unknown or ("the interval holds 0" if _side(each) == UNDECIDED else "p is above 5 % after Holm")
+            )
+        tests.append(Tested(part.words, part.of, outcome, each, float(p), why, part.level))
     return Verdict(tuple(tests), over)
+
+
+def _side(interval: Interval) -> str:
+    """Return the outcome by the side of 0 that the ends lie on, or the estimate where there are none."""
+    low, high = (interval.estimate if math.isnan(end) else end for end in (interval.low, interval.high))
+    return HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
+
+
+def _few(count: int, minimum: int, parts: int, over: str) -> str:
+    """Say that there are too few units for any outcome, if there are."""
+    recorded = over in RECORDED
+    if not count and not recorded:
+        return "it is not defined here"
+    units = f"one {over}" if count == 1 else f"{count or 'no'} {over}s"
+    need = f"{parts} parts need {minimum} or more" if parts > 1 else f"one part needs {minimum} or more"
+    words = "not testable with this record" if recorded else "too few for a test"
+    return f"{units}, {words}: {need}" if count < minimum else ""
 
 
 def undecided(why: str, of: str) -> Verdict:
@@ -138,74 +195,50 @@ def undecided(why: str, of: str) -> Verdict:
     return Verdict((Tested("", of, UNDECIDED, why=why),))
 
 
-def exactly(words: str, true: bool | np.bool_, of: str) -> Tested:
+def exactly(words: str, true: bool | np.bool_, of: str, level: float = NO_LEVEL) -> Tested:
     """Build a part of a claim that follows from weights or counts, without anything to draw."""
-    return Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn")
+    return Tested(words, of, HOLDS if true else FAILS, why="exact, nothing is drawn", level=level)
 
 
-def larger(more: Estimated, less: Estimated, of: str, words: str = "") -> Verdict:
-    """Test that one of two quantities is larger, both given as (estimate, low, high)."""
-    difference = more[0] - less[0]
-    low = difference - math.hypot(more[0] - more[1], less[2] - less[0])
-    high = difference + math.hypot(more[2] - more[0], less[0] - less[1])
+def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
+    """Test that one of two quantities is larger, by the interval of their difference."""
+    difference = more.estimate - less.estimate
+    low = difference - math.hypot(more.estimate - more.low, less.high - less.estimate)
+    high = difference + math.hypot(more.high - more.estimate, less.estimate - less.low)
+    found = Interval(difference, low, high)
     finite = math.isfinite(low) and math.isfinite(high)
-    outcome = HOLDS if low > 0 else FAILS if high < 0 else UNDECIDED
+    outcome = _side(found) if finite else UNDECIDED
     why = "" if outcome != UNDECIDED else "the interval holds 0" if finite else "too few series for an interval"
-    return Verdict((Tested(words, of, outcome, Interval(difference, low, high, 0), why=why),))
+    return Verdict((Tested(words, of, outcome, found, why=why),))
 
 
 def fewest(parts: int = 1) -> int:
     """Count the clusters below which not even full agreement decides a claim of so many parts."""
-    return math.ceil(math.log2(2 * parts / LEVEL))
+    return math.ceil(math.log2(2 * max(parts, 1) / LEVEL))
 
 
 def interval(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
     """Average over windows and seeds, with the t interval over clusters, widened by what seeds differ by."""
-    table = _by_cluster(values, clusters, np.mean)
+    table = _by_cluster(values, clusters, "mean")
     count = table.shape[1]
     mean = float(table.mean()) if count else np.nan
-    if count < FEWEST:
-        return Interval(mean, np.nan, np.nan, count)
-    reach = math.hypot(half_width(table.mean(0)), half_width(table.mean(1)))
+    reach = math.hypot(half_width(table.mean(0)), half_width(table.mean(1))) if count >= FEWEST else np.nan
     return Interval(mean, mean - reach, mean + reach, count)
 
 
 def median(values: np.ndarray, clusters: Sequence[Hashable]) -> Interval:
-    """Compute the median over windows, after the mean over seeds, with the sign-test interval widened by seeds."""
-    return _median(_by_cluster(values, clusters, np.median))
-
-
-def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: Callable[..., np.ndarray]) -> np.ndarray:
-    """Return (seed, cluster) one value of each cluster that has any."""
-    table = np.atleast_2d(np.asarray(values, dtype=float))
-    if table.ndim != 2 or table.shape[1] != len(clusters):
-        raise InputError(f"values have shape {table.shape}, expected (seed, window) with {len(clusters)} windows")
-    finite = np.isfinite(table).all(axis=0)
-    members = [
-        np.flatnonzero([cluster == label and here for cluster, here in zip(clusters, finite, strict=True)])
-        for label in dict.fromkeys(clusters)
-    ]
-    columns = [middle(table[:, rows], axis=1) for rows in members if len(rows)]
-    return np.stack(columns, axis=1) if columns else np.empty((len(table), 0))
-
-
-def _median(table: np.ndarray) -> Interval:
-    """Compute the median of (seed, cluster) over clusters; the ends are order statistics, set apart by seeds."""
+    """Compute the median over clusters, after the mean over seeds, between order statistics set apart by seeds."""
+    table = _by_cluster(values, clusters, "median")
     middle, low, high = median_interval(table.mean(0))
     seeds = half_width(np.median(table, axis=1)) if table.size else 0.0
     ends = middle - math.hypot(middle - low, seeds), middle + math.hypot(high - middle, seeds)
     return Interval(middle, *ends, table.shape[1])
 
 
-def _why(interval: Interval, minimum: int, parts: int, over: str) -> str:
-    of = f"{parts} parts" if parts > 1 else "one part"
-    if interval.count == 0:
-        return "it is not defined here"
-    if interval.count < minimum:
-        count = f"one {over}" if interval.count == 1 else f"{interval.count} {over}s"
-        return f"{count}, too few for a test: {of} need {minimum} or more"
-    if not math.isfinite(interval.low):
-        return "undefined in too many draws"
-    if interval.low <= 0 <= interval.high:
-        return "the interval holds 0"
-    return f"p does not stand after Holm over {of}"
+def _by_cluster(values: np.ndarray, clusters: Sequence[Hashable], middle: str) -> np.ndarray:
+    """Return (seed, cluster) the mean or median of each cluster that has any value."""
+    table = np.atleast_2d(np.asarray(values, dtype=float))
+    if table.ndim != 2 or table.shape[1] != len(clusters):
+        raise InputError(f"values have shape {table.shape}, expected (seed, window) with {len(clusters)} windows")
+    whole = pd.DataFrame(table.T, index=pd.factorize(pd.Series(list(clusters), dtype=object))[0]).dropna()
+    return whole.groupby(level=0, sort=False).agg(middle).to_numpy().T

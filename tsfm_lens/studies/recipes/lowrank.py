@@ -50,6 +50,8 @@ BASE = _FULL.model_copy(
         "decay": 120,
         "corpus": dict.fromkeys(MIXES["copy"], 300),
         "finest": 6.0,
+        # those of the full recipe come after its last step
+        "restarts": (),
     }
 )
 """chronos-nano cut down: 512 tokens, contexts of 48 steps, one decoder layer, 480 steps of 16 rows, no real series."""

@@ -65,7 +65,7 @@ def spectral_norm(weight: Tensor) -> Tensor:
 class SigmaReparam(nn.Module):
     """Ŵ = γ W / ‖W‖₂ as a parametrisation of torch, so that ‖Ŵ‖₂ = |γ|, a learned ``gamma``, 1 at first (S1-SREP).
 
-    It acts on weights, where the released code of SAMformer normalises inputs of the attention (E1-5).
+    It acts on weights; ``scaled_inputs`` of :class:`ChannelTransformer` is what SAMformer's released code does (E1-5).
     """
 
     def __init__(self, dtype: torch.dtype | None = None) -> None:
@@ -103,16 +103,22 @@ ATTENTIONS: tuple[Over, ...] = ("channels", "identity", "time")
 
 
 class SingleHead(nn.Module):
-    """A(X) X W_V W_O with A(X) = softmax(X W_Q W_Kᵀ Xᵀ / √d_m) of tokens of a size; A is the identity if so asked."""
+    """A(X) X W_V W_O with A(X) = softmax(X W_Q W_Kᵀ Xᵀ / √d_m) of tokens of a size; A is the identity if so asked.
 
-    def __init__(self, size: int, width: int, *, bias: bool, identity: bool) -> None:
+    With ``scaled``, X is divided by the largest singular value of any window of the batch, and multiplied by ``gamma``.
+    """
+
+    def __init__(self, size: int, width: int, *, bias: bool, identity: bool, scaled: bool = False) -> None:
         super().__init__()
         self.q, self.k, self.v = (nn.Linear(size, width, bias=bias) for _ in range(3))
         self.o = nn.Linear(width, size, bias=bias)
         self.identity = identity
+        self.gamma = nn.Parameter(torch.ones(())) if scaled else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Compute the attention's addition to a stream (batch, token, size)."""
+        if self.gamma is not None:
+            x = self.gamma / spectral_norm(x).max() * x
         q, k, v = (part(x).unsqueeze(1) for part in (self.q, self.k, self.v))
         mask = torch.eye(x.shape[1], dtype=torch.bool, device=x.device) if self.identity else None
         return self.o(F.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1))
@@ -145,6 +151,9 @@ class ChannelTransformer(nn.Module):
             "time", where the tokens are the L time steps of D numbers each (S1-TA).
         frozen: whether the attention stays as drawn, so that only W is trained, and RevIN where there is one (S1-RT).
         sigma_reparam: whether every weight matrix is reparametrised as γ W / ‖W‖₂ (S1-SREP).
+        scaled_inputs: whether the attention's input is, X as γ X / ‖X‖₂ of a batch, as in its released code (E1-5).
+        released_draws: whether W_Q, W_K, W_V are drawn as there, by L as if it were a kernel's length: smaller by
+            √(L (d_m + 1) / (L + d_m)).
 
     Raises:
         InputError: a size is below 1, or the number of channels is needed and not given.
@@ -164,6 +173,8 @@ class ChannelTransformer(nn.Module):
         attention: Over = "channels",
         frozen: bool = False,
         sigma_reparam: bool = False,
+        scaled_inputs: bool = False,
+        released_draws: bool = False,
         seed: int = 0,
     ) -> None:
         arguments = _arguments(locals())
@@ -174,14 +185,20 @@ class ChannelTransformer(nn.Module):
         if channels is None and (normalise or attention == "time"):
             raise InputError("channels is None, but RevIN and attention over time are made for a number of channels")
         # what is as usual is left out where it came later, so that earlier runs can be resumed
-        self.settings = {name: value for name, value in arguments.items() if name != "affine" or not value}
+        usual = {"affine": True, "scaled_inputs": False, "released_draws": False}
+        self.settings = {name: value for name, value in arguments.items() if (name, value) not in usual.items()}
         self.length, self.horizon, self.channels, self.over = length, horizon, channels, attention
         self.size, self.width = length if channels is None or attention != "time" else channels, width
         with _drawn(self, seed):
             self.embed: RevIN | nn.Identity = RevIN(channels) if normalise and channels else nn.Identity()
-            attn = SingleHead(self.size, width, bias=bias, identity=attention == "identity")
+            attn = SingleHead(self.size, width, bias=bias, identity=attention == "identity", scaled=scaled_inputs)
             self.blocks = nn.ModuleList([ChannelBlock(attn)])
             self.readout = nn.Linear(length, horizon, bias=bias)
+        if released_draws:
+            with torch.no_grad():
+                for each in (attn.q, attn.k, attn.v):
+                    # 6 / (L + L d_m) under the root of the bound, in place of 6 / (L + d_m)
+                    each.weight.mul_(((self.size + width) / (self.size * (width + 1))) ** 0.5)
         if sigma_reparam:
             sigma_reparametrised(self)
         if not affine:
@@ -379,8 +396,12 @@ class _WholeBatchNorm(nn.BatchNorm1d):
     """Batch norm of every channel and time step by itself."""
 
     def forward(self, input: Tensor) -> Tensor:
-        """Map (batch, channel, L) to the same shape."""
-        return super().forward(input.flatten(1)).view_as(input)
+        """Map (batch, channel, L) to the same shape; one window has no variance, and is normalised as in evaluation."""
+        rows = input.flatten(1)
+        if len(rows) > 1:
+            return super().forward(rows).view_as(input)
+        known = self.running_mean, self.running_var, self.weight, self.bias
+        return F.batch_norm(rows, *known, eps=self.eps).view_as(input)
 
 
 MODELS: dict[str, Callable[..., nn.Module]] = {

@@ -12,7 +12,7 @@ import pandas as pd
 from tsfm_lens.errors import InputError
 from tsfm_lens.studies.papers.context import MeasuredValues, verdict_over
 from tsfm_lens.studies.papers.items import TABLE_3, Evaluated
-from tsfm_lens.studies.papers.verdicts import WINDOW, ClaimPart, Estimated, larger
+from tsfm_lens.studies.papers.verdicts import WINDOW, ClaimPart, Interval, larger
 from tsfm_lens.sweep.plan.orders import order_words
 from tsfm_lens.sweep.plan.recipes import Recipe, at_depth, read_recipe
 from tsfm_lens.sweep.results.gathering import Gathered
@@ -214,14 +214,14 @@ def read_layers(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
 def read_ranges(sweep: Gathered, subjects: Subjects) -> MeasuredValues:
     """Read errors without ranges of layers, and compare those without half of the MLPs."""
     table, result = sweep.results["effects"], MeasuredValues()
-    half: dict[str, Estimated] = {}
+    half: dict[str, Interval] = {}
     for subject in subjects:
         _add_baseline(result, f"{subject.words}: {RELATIVE_MASE}, whole model", table, subject)
         for row in _rows(table[(table["family"] == "ranges") & (table["model"] == subject.source)]):
             _add_change(result, f"{subject.words}: change of MASE without {row['label']}", row)
             if row["part"] == "mlp" and row["last"] - row["first"] + 1 == subject.layers // 2:
                 change, lower, upper = (100 * float(row[name]) for name in ("change", "lower", "upper"))
-                half[subject.architecture] = (change, lower, upper)
+                half[subject.architecture] = Interval(change, lower, upper)
     if {"chronos-bolt", "toto-1"} <= half.keys():
         more = larger(half["toto-1"], half["chronos-bolt"], "change of MASE, percentage points")
         result.claims["half_mlps"] = more

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ from tsfm_lens import compress
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.models import Lens
 from tsfm_lens.studies import recipes
-from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure
-from tsfm_lens.studies.papers.verdicts import ClaimPart, judged
+from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, seeds_of, verdict_over
+from tsfm_lens.studies.papers.verdicts import ClaimPart, judged_trends
 
 ROUNDS = 5
 D_HEAD = 64
@@ -141,7 +142,7 @@ def layered(context: Context) -> MeasuredValues:
     constant, scheduled = (np.log1p(record["mase_rise"].sel(arm=arm).values) for arm in ("constant", "medium schedule"))
     part = ClaimPart("", constant - scheduled, "logarithm of MASE with one rank, less that with the schedule")
     _add_cuts(result, context, TABLE_4)
-    result.claims["layered"] = judged([part], record["seed"].values.tolist())
+    result.claims["layered"] = verdict_over("seed", part)
     return result
 
 
@@ -177,19 +178,19 @@ def vocabularies(context: Context) -> MeasuredValues:
     """Measure figure 4c."""
     record, result = _record("vocabulary")
     last, numbers = record.isel(training_step=-1), record["vocabulary"].values
-    parts = []
-    for name, words in (("rank", "W_Q"), ("moved_rank", "what training added to W_Q")):
-        ranks = last[name].mean("seed").transpose("epsilon", "vocabulary", "layer").astype(float)
-        for epsilon, of_epsilon in zip(record["epsilon"].values, ranks, strict=True):
-            margins = (of_epsilon.isel(vocabulary=-1) - of_epsilon.isel(vocabulary=0)).values
-            of = "ε-rank at the largest vocabulary, less at rank 1"
-            parts.append(ClaimPart(f"{words}, ε = {epsilon:g}", margins, of))
-            for number, mean in zip(numbers, of_epsilon.mean("layer").values, strict=True):
-                result.add(f"ε-rank of {words}, ε = {epsilon:g}, vocabulary of rank {number}", mean)
-    result.claims["increases"] = judged(parts, range(record.sizes["layer"]))
+    of = "rank correlation of ε-rank and rank(Ξ)"
+    claims = {"increases": ("rank", "W_Q"), "the same of what training added to W_Q": ("moved_rank", "its change")}
+    for claim, (name, words) in claims.items():
+        ranks = last[name].mean(("seed", "layer")).transpose("epsilon", "vocabulary")
+        parts = [ClaimPart("", row.values, of, float(row["epsilon"])) for row in ranks]
+        # models of several vocabularies are the units; layers of one are trained together
+        result.claims[claim] = judged_trends(parts, numbers.tolist(), "run")
+        for row, number in product(ranks, numbers):
+            quantity = f"ε-rank of {words}, ε = {float(row['epsilon']):g}, vocabulary of rank {number}"
+            result.add(quantity, row.sel(vocabulary=number))
     result.settings["d"] = str(record.attrs["width"])
     result.settings["ranks of the vocabulary"] = f"{numbers[0]} to {numbers[-1]}"
-    result.settings["intervals over"] = "layers of the encoder"
+    result.settings["intervals over"] = "vocabularies"
     return result
 
 
@@ -200,11 +201,11 @@ def leading(context: Context) -> MeasuredValues:
     largest = record["singular_value"].isel(index=0)
     times = largest.isel(training_step=-1) / largest.isel(training_step=0)
     growth = np.log(times.transpose("layer", "seed").values)
-    parts = [ClaimPart(f"layer {layer}", margins, "logarithm of its growth") for layer, margins in enumerate(growth)]
+    part = ClaimPart("", growth.min(axis=0), "logarithm of its growth in the layer where it is least")
     for layer, mean in enumerate(np.exp(growth.mean(axis=1))):
         result.add(f"times that σ₁ grew, layer {layer}", mean)
     result.settings["layers"] = str(len(growth))
-    result.claims["leading"] = judged(parts, record["seed"].values.tolist())
+    result.claims["leading"] = verdict_over("seed", part)
     return result
 
 
@@ -218,7 +219,7 @@ def _record(name: str, settings: dict[str, str] | None = None) -> tuple[xr.Datas
             "model": f"{attrs['model']}: width {attrs['width']}, {attrs['encoder_layers']} layers",
             "heads": f"{attrs['heads']} of {attrs['head_size']}",
             "training": f"{attrs['steps']} steps of {attrs['rows']} synthetic rows",
-            "seeds": str(record.sizes["seed"]),
+            "seeds": seeds_of(record, record.sizes["seed"]),
             "intervals over": "seeds",
         }
     )

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import TypeVar
 
 import numpy as np
 import torch
+import xarray as xr
+from scipy.stats import kendalltau
 
 from tsfm_lens import compress
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
 from tsfm_lens.probes.weights import random_angle, weight_matrices
 from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
-from tsfm_lens.studies.papers.verdicts import ClaimPart, Tested, Verdict, exactly, judged, undecided
+from tsfm_lens.studies.papers.verdicts import NO_LEVEL, ClaimPart, Tested, Verdict, exactly, judged, undecided
 from tsfm_lens.studies.rank_theory.of_models import ranks_by_model, spectra_by_patch, vocabulary_plane
 
 T = TypeVar("T")
-EPSILON = (0.1, 0.01)
-FINE = EPSILON[-1]
+EPSILON = (0.1, 0.01, 0.001)
 ALMOST_LINEAR, CONSTANT_WITHIN = 0.8, 1.5  # a power, a factor
 ROUNDING = 1e-12  # in double precision, relative
 ATTENTION = ("W_Q", "W_K", "W_V", "W_O")
 FAMILIES = ("sinusoids", "white noise")
-_LEVELS = {"ε": f"{', '.join(f'{level:g}' for level in EPSILON)}, of claims {FINE:g}"}
+_LEVELS = {"ε": ", ".join(f"{level:g}" for level in EPSILON)}
 _NO_SERIES = "no model of series is given"
 
 
@@ -55,35 +56,48 @@ class ResultTable(MeasuredValues):
         if levels:
             self.settings |= _LEVELS
 
-    def apart(self, by_model: dict[str, float], of: str) -> Verdict:
-        """Test that each value of a model of text is larger than each of a model of series."""
+    def apart(self, by_model: Mapping[str, Mapping[float, float]], of: str) -> Verdict:
+        """Test that each value of a model of text is larger than each of a model of series, at each ε."""
         parts = [
-            exactly(f"{one} over {other}", by_model[one] > by_model[other], of)
+            exactly(f"{one} over {other}", value > by_model[other][level], of, level)
             for one in by_model
             for other in by_model
+            for level, value in by_model[one].items()
             if one in self.text and other not in self.text
         ]
         return _whole(parts, "models of series and of text are both needed", of)
 
     def steps(
         self,
-        of: dict[str, tuple[float, float]],
+        of: Mapping[str, tuple[float, Mapping[float, float]]],
         what: str,
         quantity: str,
         *,
         falling: bool = False,
         within: float = 0.0,
     ) -> Verdict:
-        """Test that a quantity rises, falls, or stays within a factor from place to place within an architecture."""
+        """Test that a quantity rises, falls, or stays within a factor, at each ε, within an architecture."""
         parts = []
-        for family in dict.fromkeys(self.family[name] for name in of):
-            own = [pair for name, pair in of.items() if self.family[name] == family]
-            means = {place: float(np.mean([value for at, value in own if at == place])) for place, _ in sorted(own)}
+        for family, level in product(dict.fromkeys(self.family[name] for name in of), EPSILON):
+            own = sorted((at, values[level]) for name, (at, values) in of.items() if self.family[name] == family)
+            means = {place: float(np.mean([value for at, value in own if at == place])) for place, _ in own}
             for (one, before), (other, after) in pairwise(means.items()):
                 ratio = after / before
                 true = max(ratio, 1 / ratio) <= within if within else ratio < 1 if falling else ratio > 1
-                parts.append(exactly(f"{family}, {what} {one:g} to {other:g}", true, quantity))
-        return _whole(parts, f"no architecture is among the models with more than one {what}", quantity)
+                parts.append(exactly(f"{family}, {what} {one:g} to {other:g}", true, quantity, level))
+        return _whole(parts, f"no architecture has models here that differ in {what}", quantity)
+
+
+def _by_level(values: xr.DataArray) -> dict[float, float]:
+    """Return a value for each ε."""
+    return dict(zip(map(float, values["epsilon"].values), map(float, values.values), strict=True))
+
+
+def _deeper(name: str, ranks: np.ndarray) -> list[Tested]:
+    """Test that ε-ranks (epsilon, layer) of a model's weights rise over all of its layers, at each ε."""
+    trends = [kendalltau(range(len(row)), row).statistic for row in ranks]
+    of = "Kendall's τ of rank and layer"
+    return [exactly(name, trend > 0, of, level) for trend, level in zip(trends, EPSILON, strict=True)]
 
 
 def _whole(parts: Sequence[Tested], why: str, of: str) -> Verdict:
@@ -152,22 +166,22 @@ def embedded_spectra(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure ranks of embedded families of signals, and the share of a vocabulary in two directions."""
     table, shares, planes = ResultTable(), {}, {}
     for name, context in table.each(contexts, series=True):
-        ranks = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed).sel(epsilon=FINE)
-        of_family = {}
-        for family in map(str, ranks["family"].values):
-            one = ranks.sel(family=family)
+        ranks = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
+        for level, family in product(EPSILON, map(str, ranks["family"].values)):
+            one = ranks.sel(epsilon=level, family=family)
             # rounding hides the others
             if bool(one["told"]):
-                table.add(f"{name}: {FINE:g}-rank of {family}, of {int(one['full'])}", one["epsilon_rank"])
-                of_family[family] = float(one["epsilon_rank"] / one["full"])
-        shares[name] = max(share for family, share in of_family.items() if family not in ("vocabulary", "zero"))
-        if "vocabulary" in of_family:
+                table.add(f"{name}: {level:g}-rank of {family}, of {int(one['full'])}", one["epsilon_rank"])
+        of_signals = ranks.drop_sel(family=["vocabulary", "zero"], errors="ignore")
+        share = (of_signals["epsilon_rank"] / of_signals["full"]).where(of_signals["told"])
+        shares[name] = _by_level(share.max("family"))
+        if "vocabulary" in ranks["family"]:
             plane = vocabulary_plane(context.model)
-            planes[name] = float(plane["neighbour_ratio"])
+            planes[name] = {NO_LEVEL: float(plane["neighbour_ratio"])}
             words = "distance of neighbouring tokens over that of others, on two directions"
-            table.add(f"{name}: {words}", planes[name])
+            table.add(f"{name}: {words}", planes[name][NO_LEVEL])
             table.add(f"{name}: share of the vocabulary's squares along two directions", plane["share"].sum())
-    table.claims["faster"] = table.apart(shares, f"share of directions at ε = {FINE:g}")
+    table.claims["faster"] = table.apart(shares, "share of directions")
     table.claims["structured"] = table.apart(planes, "distance of neighbours over that of others")
     return table
 
@@ -178,14 +192,14 @@ def embedded_patches(contexts: Iterator[Context]) -> MeasuredValues:
     table, by_patch, tokens = ResultTable(), {}, []
     for name, context in table.each(contexts, series=True, text=False):
         embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
-        beside = spectra_by_patch(context.run, epsilon=FINE, seed=context.seed)
-        rows = (beside["embedding"].values, beside["patch"].values, beside["epsilon_rank"].values[0])
-        for label, patch, rank in zip(*rows, strict=True):
-            of_model = str(label) == name
-            table.add(f"{name}: {FINE:g}-rank of noise, {'' if of_model else 'random MLP of '}patch {patch}", rank)
+        beside = spectra_by_patch(context.run, epsilon=EPSILON, seed=context.seed)
+        for place, (label, patch) in enumerate(zip(beside["embedding"].values, beside["patch"].values, strict=True)):
+            of_model, ranks = str(label) == name, _by_level(beside["epsilon_rank"][:, place])
+            for level, rank in ranks.items():
+                table.add(f"{name}: {level:g}-rank of noise, {'' if of_model else 'random MLP of '}patch {patch}", rank)
             if of_model:
-                k = float(patch)
-                by_patch[name] = (k, float(rank) / context.model.wiring.stacks[0].d_model)
+                k, width = float(patch), context.model.wiring.stacks[0].d_model
+                by_patch[name] = (k, {level: rank / width for level, rank in ranks.items()})
         angles, random = embedding["mean_angle"], float(embedding.attrs["random_angle"])
         for family in FAMILIES:
             table.add(f"{name}: mean angle of tokens, {family}", angles.sel(family=family))
@@ -204,14 +218,14 @@ def embedded_noise(contexts: Iterator[Context]) -> MeasuredValues:
     table, parts = ResultTable(), []
     for name, context in table.each(contexts, series=True, text=False):
         embedding = embedding_ranks(context.run, epsilon=EPSILON, seed=context.seed)
-        at = embedding.sel(epsilon=FINE)
         for family in FAMILIES:
-            rank = at["signal_rank_estimate"].sel(family=family)
-            table.add(f"{name}: {FINE:g}-rank of a signal of {family}", rank)
+            for level, rank in _by_level(embedding["signal_rank_estimate"].sel(family=family)).items():
+                table.add(f"{name}: {level:g}-rank of a signal of {family}", rank)
             table.add(f"{name}: mean angle of tokens, {family}", embedding["mean_angle"].sel(family=family))
-        sines, noise = (at["signal_rank"].sel(family=family).values for family in FAMILIES)
-        # any signal of noise against any sinusoid: they are drawn independently
-        parts.append(ClaimPart(name, noise - sines, f"{FINE:g}-rank of a signal"))
+        for level in EPSILON:
+            sines, noise = (embedding["signal_rank"].sel(epsilon=level, family=each).values for each in FAMILIES)
+            # any signal of noise against any sinusoid: they are drawn independently
+            parts.append(ClaimPart(name, noise - sines, "ε-rank of a signal", level))
     count = max((len(part.margins) for part in parts), default=0)
     for place, part in enumerate(parts):
         short = (0, count - len(part.margins))
@@ -228,18 +242,18 @@ def query_ranks(contexts: Iterator[Context]) -> MeasuredValues:
         ranks = ranks_by_model([context.model], epsilon=EPSILON).isel(model=0)
         width = float(ranks["width"])
         table.add(f"{name}: d", width)
-        for level, rank in zip(EPSILON, ranks["rank"].values, strict=True):
+        for level, rank in _by_level(ranks["rank"]).items():
             table.add(f"{name}: mean {level:g}-rank of W_Q", rank)
             table.add(f"{name}: mean {level:g}-rank of W_Q over d", rank / width)
-        shares[name] = (width, float(ranks["rank"].sel(epsilon=FINE)) / width)
-    text = sorted(pair for name, pair in shares.items() if name in table.text)
+        shares[name] = (width, _by_level(ranks["rank"] / width))
+    text = [pair for name, pair in shares.items() if name in table.text]
     of_series = {name: pair for name, pair in shares.items() if name not in table.text}
     linear = []
-    if len({width for width, _ in text}) > 1:
-        widths, own = np.array(text).T
+    for level in EPSILON if len({width for width, _ in text}) > 1 else ():
+        widths, own = np.array([(width, of[level]) for width, of in text]).T
         power = float(np.polyfit(np.log(widths), np.log(own * widths), 1)[0])
-        table.add("power of d that the rank of W_Q in language models grows with", power)
-        linear = [exactly("", power >= ALMOST_LINEAR, "power of d")] if np.isfinite(power) else []
+        table.add(f"power of d that the {level:g}-rank of W_Q in language models grows with", power)
+        linear += [exactly("", power >= ALMOST_LINEAR, "power of d", level)] if np.isfinite(power) else []
     table.claims["stays_low"] = table.steps(of_series, "width", "share of the full rank", falling=True)
     table.claims["linear"] = _whole(linear, "language models of two widths or more are needed", "power of d")
     return table
@@ -252,21 +266,21 @@ def ranks_by_layer(contexts: Iterator[Context]) -> MeasuredValues:
     for name, context in table.each(contexts, series=True):
         run = context.run
         flow = flow_of_ranks(run, epsilon=EPSILON, apart=len(run.batch))
-        fine = flow.sel(epsilon=FINE)
-        for layer, rank in zip(flow["layer"].values, fine["weight_rank"].values, strict=True):
-            table.add(f"{name}: {FINE:g}-rank of W_Q, layer {layer}", rank)
-        streams = {"series": fine}
+        streams = {"series": flow}
         if not context.model.takes_ids:
             zeros = context.model.run([np.zeros(max(run.batch.lengths))], run.horizon, num_samples=run.num_samples)
-            streams["the zero signal"] = flow_of_ranks(zeros, epsilon=[FINE]).sel(epsilon=FINE)
-        for words, stream in streams.items():
-            for place, rank in enumerate(stream["epsilon_rank"].values[:-1]):
-                table.add(f"{name}: {FINE:g}-rank of the input of layer {place}, {words}", rank)
-        ends = fine["weight_rank"].values[[0, -1]]
-        weights.append(exactly(name, ends[1] > ends[0], f"{FINE:g}-rank of W_Q"))
-        # the input of the last layer against that of the first
-        rise = fine["series_rank"].isel(stream=-2) - fine["series_rank"].isel(stream=0)
-        inputs.append(ClaimPart(name, rise.values, f"{FINE:g}-rank of the input"))
+            streams["the zero signal"] = flow_of_ranks(zeros, epsilon=EPSILON)
+        for level in EPSILON:
+            for layer, rank in zip(flow["layer"].values, flow["weight_rank"].sel(epsilon=level).values, strict=True):
+                table.add(f"{name}: {level:g}-rank of W_Q, layer {layer}", rank)
+            for words, stream in streams.items():
+                for place, rank in enumerate(stream["epsilon_rank"].sel(epsilon=level).values[:-1]):
+                    table.add(f"{name}: {level:g}-rank of the input of layer {place}, {words}", rank)
+            # the inputs of all layers, by series
+            ranks = flow["series_rank"].sel(epsilon=level).isel(stream=slice(-1)).transpose("series", "stream").values
+            trends = np.array([kendalltau(range(len(row)), row).statistic for row in ranks])
+            inputs.append(ClaimPart(name, np.nan_to_num(trends), "Kendall's τ of the input's rank and layer", level))
+        weights += _deeper(name, flow["weight_rank"].sel(epsilon=list(EPSILON)).values)
         clusters = range(flow.sizes["series"])
     table.claims = {"deeper_weights": Verdict(tuple(weights)), "deeper_input": judged(inputs, clusters)}
     return table
@@ -277,14 +291,17 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
     """Measure mean ranks of W_Q and its heads by number of heads, and whether rows of a head lie together."""
     table, whole, single, blocks = ResultTable(), {}, {}, []
     for name, context in table.each(contexts):
-        ranks = ranks_by_model([context.model], epsilon=FINE).isel(model=0, epsilon=0)
-        heads, rank, own = (float(ranks[each]) for each in ("heads", "rank", "head_rank"))
-        whole[name], single[name] = (heads, rank / float(ranks["width"])), (heads, own)
+        ranks = ranks_by_model([context.model], epsilon=EPSILON).isel(model=0)
+        heads = float(ranks["heads"])
+        whole[name], single[name] = (
+            (heads, _by_level(ranks["rank"] / ranks["width"])),
+            (heads, _by_level(ranks["head_rank"])),
+        )
         angles = row_angles(context.model, seed=context.seed).isel(layer=0)
         numbers = {
             "heads": heads,
-            f"mean {FINE:g}-rank of W_Q": rank,
-            f"mean {FINE:g}-rank of W_Q of one head": own,
+            **{f"mean {level:g}-rank of W_Q": rank for level, rank in _by_level(ranks["rank"]).items()},
+            **{f"mean {level:g}-rank of W_Q of one head": rank for level, rank in single[name][1].items()},
             "mean angle of rows within a head, first layer": angles["within"],
             "mean angle of rows of different heads, first layer": angles["between"],
         }
@@ -301,26 +318,25 @@ def head_ranks(contexts: Iterator[Context]) -> MeasuredValues:
 
 @measure("S0-F10")
 def weight_spectra(contexts: Iterator[Context]) -> MeasuredValues:
-    """Measure shares of relative singular values above 0.1 of W_Q and the MLP's first matrix, layer by layer."""
+    """Measure shares of relative singular values above ε of W_Q and the MLP's first matrix, layer by layer."""
     table, shares, deeper, less = ResultTable(), {}, [], []
-    for name, context in table.each(contexts, levels=False):
+    for name, context in table.each(contexts):
         stack = context.model.wiring.stacks[0].name
         ranks = weight_ranks(context.model, stack=stack, epsilon=EPSILON, parts=["W_Q", "W_in"])
-        share = ranks["decade_count"].isel(decade=0).values / ranks["full"].values
-        kind, parts = ranks["layer_kind"].values, ranks["part"].values
-        queries, hidden = share[(parts == "W_Q") & (kind == kind[0])], share[parts == "W_in"]
-        for layer, value in enumerate(queries):
-            table.add(f"{name}: share of W_Q above 0.1, layer {layer}", value)
-        shares[name] = float(np.median(queries))
-        table.add(f"{name}: share of the MLP's first matrix above 0.1, median layer", np.median(hidden))
-        half = max(len(queries) // 2, 1)
+        share, kind, parts = ranks["rank_share"], ranks["layer_kind"].values, ranks["part"].values
+        queries, hidden = share[:, (parts == "W_Q") & (kind == kind[0])], share[:, parts == "W_in"]
+        shares[name], of_hidden = _by_level(queries.median("matrix")), _by_level(hidden.median("matrix"))
+        for level, row in zip(EPSILON, queries.values, strict=True):
+            for layer, value in enumerate(row):
+                table.add(f"{name}: share of W_Q above {level:g}, layer {layer}", value)
+            table.add(f"{name}: share of the MLP's first matrix above {level:g}, median layer", of_hidden[level])
         if name not in table.text:
-            rise = queries[-half:].mean() > queries[:half].mean()
-            deeper.append(exactly(name, rise, "share of the later half over the earlier"))
-            less.append(exactly(name, np.median(queries) < np.median(hidden), "share above 0.1"))
+            deeper += _deeper(name, queries.values)
+            of = "share above ε, less that of the MLP's"
+            less += [exactly(name, shares[name][level] < of_hidden[level], of, level) for level in EPSILON]
     table.claims = {
-        "weights_faster": table.apart(shares, "share above 0.1"),
-        "deeper_weights": _whole(deeper, _NO_SERIES, "share above 0.1"),
-        "less_than_mlp": _whole(less, _NO_SERIES, "share above 0.1"),
+        "weights_faster": table.apart(shares, "share above ε"),
+        "deeper_weights": _whole(deeper, _NO_SERIES, "rank and layer"),
+        "less_than_mlp": _whole(less, _NO_SERIES, "share above ε"),
     }
     return table

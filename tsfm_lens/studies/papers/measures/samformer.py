@@ -11,7 +11,7 @@ import xarray as xr
 
 from tsfm_lens.studies import rank_theory
 from tsfm_lens.studies.experiments.grid import record
-from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
+from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, seeds_of, verdict_over
 from tsfm_lens.studies.papers.items import BY_ID, PAPERS
 from tsfm_lens.studies.papers.over_seeds import compare, improvement
 from tsfm_lens.studies.papers.verdicts import LEVEL, ClaimPart, Verdict
@@ -21,7 +21,7 @@ DRAWS = 500
 NEAR_ORACLE, NEAR_ADAM, SAME_ERROR = 1.01, 1.05, 1.01
 RADIUS = 0.5
 CHANNELS, HORIZONS, SEEDS = 7, (96, 192, 336, 720), 5
-REPARAM, BOTH = "sigma reparam", "SAMformer sigma reparam"
+REPARAM, BOTH, INPUTS = "sigma reparam", "SAMformer sigma reparam", "sigma reparam inputs"
 MAIN = ("Transformer", "SAMformer", REPARAM, BOTH)
 NAMES = {"exchange": "Exchange"}
 """Names of benchmarks in the paper, by their names here."""
@@ -82,7 +82,7 @@ def _toy_settings(data: xr.Dataset) -> dict[str, str]:
         "training pairs": "10,000",
         "optimiser": "Adam at 1e-2, falling by a half cosine",
         "epochs": str(data.attrs["epochs"]),
-        "seeds": str(int(data["seconds"].notnull().sum("seed").min())),
+        "seeds": seeds_of(data, int(data["seconds"].notnull().sum("seed").min())),
         "intervals over": "seeds",
     }
 
@@ -263,7 +263,7 @@ def reparam_errors(context: Context) -> MeasuredValues:
         "no_gain": _over_runs(gain, "logarithm of the ratio of errors, and of 1.01"),
     }
     result = _result(cells, claims)
-    arms = {f"{name} {steps} {model}" for name, steps in cells for model in MAIN}
+    arms = {f"{name} {steps} {model}" for name, steps in cells for model in (*MAIN, INPUTS)}
     _add_means(result, {arm: v for arm, v in by_arm(data, "test_mse").items() if arm in arms}, "MSE of {arm}")
     return result
 
@@ -285,11 +285,13 @@ def radii(context: Context) -> MeasuredValues:
     data = record("radii")
     rho, errors = data["rho"].values, data["test_mse"]
     plain = errors.isel(arm=int(np.argmin(rho)))
-    wide = errors.isel(arm=np.flatnonzero(rho >= RADIUS)).mean("arm", skipna=False)
+    # of the radii that a seed was trained with
+    wide = errors.isel(arm=np.flatnonzero(rho >= RADIUS)).mean("arm")
     margins = (plain - wide).dropna("seed").values
     claim = _over_seeds(("", margins, f"error of Adam, less the mean over radii from {RADIUS:g} on"))
     name, steps = str(data["arm"].values[0]).split(" ")[:2]
-    result = _result([(name, int(steps))], {"sam_helps": claim}, models="SAMformer", seeds=str(len(margins)))
+    seeds = seeds_of(data, len(margins))
+    result = _result([(name, int(steps))], {"sam_helps": claim}, models="SAMformer", seeds=seeds)
     _add_means(result, by_arm(data, "test_mse"), "MSE, {arm}")
     return result
 
@@ -305,7 +307,7 @@ def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
     for cell in cells:
         for error in ("MSE", "MAE"):
             result.mean(_name(f"{error} of {model}", cell), _of_seeds(data, f"test_{error.lower()}", cell, model))
-    result.settings["seeds"] = str(len(worse) // max(len(cells), 1))
+    result.settings["seeds"] = seeds_of(data, *(len(_of_seeds(data, "test_mse", cell, model)) for cell in cells))
     return result
 
 
@@ -314,15 +316,15 @@ def ablation(context: Context, *, model: str, beside: str) -> MeasuredValues:
 def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
     """Measure tables 1 and 6, and compare with the printed errors by Welch's test."""
     result = MeasuredValues(settings={"training": TRAINING, "intervals over": "seeds"})
-    seeds = set()
-    for arm, values in by_arm(record("benchmarks"), f"test_{error.lower()}").items():
+    seeds, data = set(), record("benchmarks")
+    for arm, values in by_arm(data, f"test_{error.lower()}").items():
         name, horizon, model = arm.split(" ", 2)
         cell = NAMES.get(name, name), int(horizon)
         words = _name(f"{error} of {model}", cell)
         result.mean(words, values)
         seeds.add(len(values))
-        # the arm with fixed RevIN is compared with the printed errors of the model itself
-        theirs = TABLES[error].get(model.removesuffix(" fixed RevIN"), {}).get(cell)
+        # arms with fixed RevIN or released draws are compared with the printed errors of the model itself
+        theirs = TABLES[error].get(model.removesuffix(" fixed RevIN").removesuffix(" released draws"), {}).get(cell)
         if theirs is None or len(values) < 2 or not np.isfinite(theirs.std):
             continue
         ours = float(values.mean()), float(values.std(ddof=1))
@@ -330,9 +332,14 @@ def benchmark_errors(context: Context, *, error: str) -> MeasuredValues:
         deviations = beside.difference / np.hypot(ours[1], theirs.std)
         result.add(f"difference in standard deviations of both: {words}", deviations)
         result.add(f"p of Welch's test: {words}", beside.welch)
-    result.settings["seeds"] = " to ".join(map(str, sorted({min(seeds), max(seeds)})))
+    result.settings["seeds"] = seeds_of(data, *seeds)
+    for claim, model in (("better", "Transformer"), ("better_mixer", "TSMixer")):
+        other, own = pairs(data, f"test_{error.lower()}", model, "SAMformer")
+        result.claims[claim] = _over_runs(np.log(other) - np.log(own), "logarithm of the ratio of errors")
     for value in BY_ID["S1-T1" if error == "MSE" else "S1-T6"].values:
-        result.values.setdefault(value.quantity, np.nan)
+        if value.key not in result.claims:
+            # a cell that was not trained
+            result.values.setdefault(value.quantity, np.nan)
     return result
 
 

@@ -13,7 +13,7 @@ from tsfm_lens.studies import structured
 from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import record
 from tsfm_lens.studies.experiments.running import prepare
-from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, verdict_over
+from tsfm_lens.studies.papers.context import Context, MeasuredValues, measure, seeds_of, verdict_over
 from tsfm_lens.studies.papers.verdicts import ClaimPart, Verdict, exactly
 
 DRAWS, ROUNDS = 20, 12
@@ -55,7 +55,7 @@ def _result(data: xr.Dataset, values: dict[str, float], claims: dict[str, Verdic
         "layers": str(facts["layers"]),
         "steps": f"{facts['steps']:,}",
         "tokens": "one of x and the pair before" if facts.get("tokens") == "pairs" else "one of x or y",
-        "seeds": " to ".join(map(str, sorted({min(counts), max(counts)}))),
+        "seeds": seeds_of(data, *counts),
         "intervals over": "seeds",
     }
     result = MeasuredValues(values, settings, claims=claims)
@@ -122,7 +122,9 @@ def forecasts(context: Context) -> MeasuredValues:
     errors = {str(arm): data["test_mae"].sel(arm=arm).values for arm in data["arm"].values}
     margins = errors["standard, T = 96"] - errors["MLR attention 6+2, T = 96"]
     claim = verdict_over("seed", ClaimPart("", margins, "absolute error, less that of MLR attention"))
-    settings = {"width": "32", "heads": "4", "layers": "2", "steps": "one epoch", "intervals over": "seeds"}
+    seeds = seeds_of(data, *data["test_mae"].notnull().sum("seed").values.tolist())
+    settings = {"width": "32", "heads": "4", "layers": "2", "steps": "one epoch", "seeds": seeds}
+    settings["intervals over"] = "seeds"
     result = MeasuredValues(settings=settings, claims={"better": claim})
     for arm, of_seeds in errors.items():
         standard = errors[f"standard, {arm.rsplit(', ', 1)[1]}"]
@@ -144,6 +146,7 @@ def chronos(context: Context) -> MeasuredValues:
         "horizon": str(facts["horizon"]),
         "ranks": "of heads of 16",
         "layers": "the encoder's",
+        "seeds": seeds_of(data, data.sizes["seed"]),
         "intervals over": "seeds",
     }
     result = MeasuredValues(settings=settings)
@@ -166,6 +169,7 @@ def rates(context: Context) -> MeasuredValues:
         "data": "prompts of linear regression",
         "heads": "of 4",
         "steps": str(data.attrs["steps"]),
+        "seeds": seeds_of(data, data.sizes["seed"]),
         "intervals over": "seeds",
     }
     result = MeasuredValues(settings=settings)
