@@ -3,37 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 from statsmodels.stats.multitest import multipletests
 
-from tsfm_lens import stats
 from tsfm_lens.stats import (
     CORRECTIONS,
     Control,
-    Sums,
     auroc,
     benjamini_yekutieli,
-    bootstrap_interval,
     expanded_interval,
     expanded_p,
-    half_width,
     holm,
     lead_shares,
     leader,
     mean_interval,
     median_interval,
-    replicates_for,
     sign_test,
-    smallest_p,
     stands_apart,
-    two_stage_bootstrap,
     units_needed,
 )
-from tsfm_lens.testing import assert_close, last_digit
 
 NEAR = 0.4  # of a p-value: resampled tails are coarse
 
@@ -148,70 +139,6 @@ def test_the_interval_is_students() -> None:
     assert (low[1], high[1]) == (1.5, 1.5)
 
 
-def ratio(total: np.ndarray, n: np.ndarray) -> np.ndarray:
-    return np.log(total / n)
-
-
-@pytest.mark.parametrize("sampled", [True, False])
-def test_replicates_equal_an_explicit_loop(sampled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(1)
-    sizes, starts = [3, 1, 4], np.array([0, 3, 4])
-    errors, plain, steps = rng.random((2, 8)) + 0.5, rng.random((1, 8)) + 0.5, rng.integers(1, 5, (1, 8)).astype(float)
-    changed = Sums((errors, np.repeat(steps, 2, axis=0)), starts)
-    replicates, seed = 40, 7
-    kwargs: dict[str, Any] = {"replicates": replicates, "seed": seed, "sampled": sampled}
-    found = two_stage_bootstrap(changed, Sums((plain, steps), starts), ratio, **kwargs)
-
-    # the same random numbers, one draw at a time: datasets, then lists of series, then pooled ratios
-    of_datasets, *of_series = np.random.SeedSequence(seed).spawn(4)
-    copies = np.ones((replicates, 3), dtype=int)
-    if sampled:
-        copies = np.random.default_rng(of_datasets).multinomial(3, [1 / 3] * 3, size=replicates)
-    streams = [np.random.default_rng(stream) for stream in of_series]
-    logs: list[list[np.ndarray]] = [[] for _ in range(replicates)]
-    for d, size in enumerate(sizes):
-        for b in range(replicates):
-            for _ in range(copies[b, d]):
-                series = [starts[d] + k for k in streams[d].integers(size, size=size)]
-                sums = [sum(errors[v, k] for k in series) for v in range(2)]
-                below = sum(plain[0, k] for k in series)
-                logs[b].append(np.log(np.array(sums) / below))
-    assert {len(row) for row in logs} == {3}
-    assert_close(found, [np.mean(row, axis=0) for row in logs], depth=1000)
-
-    monkeypatch.setattr(stats, "_BLOCK", 6)
-    again = two_stage_bootstrap(changed, Sums((plain, steps), starts), ratio, **kwargs)
-    assert_close(again, found, depth=1000)
-
-
-def test_datasets_of_one_source_are_drawn_together() -> None:
-    rng = np.random.default_rng(2)
-    errors = rng.random((1, 6)) + 0.5
-    # the second and fourth dataset hold the series of the first and third once more
-    twice = np.concatenate([errors[:, :4], errors[:, :4], errors[:, 4:], errors[:, 4:]], axis=1)
-    once, again = (
-        Sums((values, np.ones_like(values)), np.array(starts))
-        for values, starts in ((errors, [0, 4]), (twice, [0, 4, 8, 10]))
-    )
-    for sampled in (True, False):
-        kwargs: dict[str, Any] = {"replicates": 50, "seed": 3, "sampled": sampled}
-        alone = two_stage_bootstrap(once, None, ratio, **kwargs)
-        together = two_stage_bootstrap(again, None, ratio, sources=[0, 0, 1, 1], **kwargs)
-        assert_close(together, alone, depth=1000)
-        assert not np.allclose(two_stage_bootstrap(again, None, ratio, **kwargs), alone)
-
-
-def test_a_draw_that_leaves_nothing_to_measure_is_left_out_of_its_replicate() -> None:
-    steps = np.array([[1.0, 0.0, 1.0, 1.0]])
-    sums = Sums((np.array([[2.0, 0.0, 4.0, 4.0]]), steps), np.array([0, 2]))
-    found = two_stage_bootstrap(sums, None, ratio, replicates=400, seed=0, sampled=False)
-    # the first dataset is log 2, or a quarter of the times nothing; the second log 4
-    # a quarter to within five standard errors of 400 replicates
-    values, counts = np.unique(found.round(9), return_counts=True)
-    np.testing.assert_allclose(values, [np.log(8) / 2, np.log(4)], atol=last_digit(9))
-    assert counts[1] / 400 == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 400) ** 0.5)
-
-
 def test_p_values_and_intervals_agree() -> None:
     rng = np.random.default_rng(3)
     distribution = rng.normal(size=(2000, 200)) + rng.uniform(-5, 5, size=200)
@@ -244,9 +171,6 @@ def test_p_values_say_no_more_than_the_replicates() -> None:
         p = expanded_p(far, units)
         assert (p >= 2 / 200).all()
     assert p == pytest.approx(2 / 200)
-    for tests in (1, 7, 640):
-        enough = replicates_for(tests, 0.95)
-        assert tests * smallest_p(enough) < 0.05 <= tests * smallest_p(enough - 2)
 
 
 def test_sign_test_is_that_of_scipy_and_its_median_interval_agrees() -> None:
@@ -273,10 +197,3 @@ def test_auroc_counts_pairs_and_lets_nan_be_lowest() -> None:
     scores, labels = np.array([0.3, np.nan, 0.3, 0.9, 0.1]), np.array([True, False, False, True, False])
     assert auroc(scores, labels) == pytest.approx(5.5 / 6)
     assert np.isnan(auroc(scores, np.zeros(5, dtype=bool)))
-
-
-def test_a_bootstrap_of_means_comes_near_the_normal_interval() -> None:
-    values = np.random.default_rng(7).normal(size=200)
-    low, high = bootstrap_interval(values, lambda sample: sample.mean(axis=1), seed=0)
-    reach = float(half_width(values))
-    np.testing.assert_allclose([low, high], [values.mean() - reach, values.mean() + reach], atol=0.1 * reach)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_matrix
 from scipy.special import bdtrc, ndtr, ndtri, stdtr, stdtrit
 
 __all__ = [
@@ -19,10 +17,8 @@ __all__ = [
     "LEVEL",
     "SMALLEST",
     "Control",
-    "Sums",
     "auroc",
     "benjamini_yekutieli",
-    "bootstrap_interval",
     "expanded_interval",
     "expanded_p",
     "half_width",
@@ -33,11 +29,8 @@ __all__ = [
     "median_interval",
     "over_windows",
     "ratio_units",
-    "replicates_for",
     "sign_test",
-    "smallest_p",
     "stands_apart",
-    "two_stage_bootstrap",
     "units_needed",
 ]
 
@@ -55,21 +48,20 @@ depend on each other."""
 # scipy.stats takes half a second to import: functions that need it import it themselves
 _TAILS = (0.025, 0.975)
 _LEAST_SPREAD = 0.1  # of log sizes: groups that are alike in all models are not apart by a little
-_BLOCK = 1_000_000  # numbers held at once in a block of draws, per array
 
 
 # intervals
 
 
-def half_width(values: np.ndarray) -> np.ndarray:
-    """Compute half the 95 % t interval of the mean over the last axis; NaN values are left out, 0 below two."""
+def half_width(values: np.ndarray, confidence: float = CONFIDENCE) -> np.ndarray:
+    """Compute half the t interval of the mean over the last axis; NaN values are left out, 0 below two."""
     valid = np.isfinite(values)
     count = valid.sum(-1)
     with np.errstate(invalid="ignore", divide="ignore"):
         mean = np.where(valid, values, 0.0).sum(-1, keepdims=True) / count[..., None]
         squares = np.square(np.where(valid, values - mean, 0.0)).sum(-1)
         error = np.sqrt(squares / (count - 1) / count)
-    return np.where(count > 1, stdtrit(np.maximum(count - 1, 1), 0.5 + CONFIDENCE / 2) * error, 0.0)
+    return np.where(count > 1, stdtrit(np.maximum(count - 1, 1), 0.5 + confidence / 2) * error, 0.0)
 
 
 def mean_interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -119,9 +111,9 @@ def sign_test(values: np.ndarray, smallest: np.ndarray | float = 0.0, *, sides: 
     return np.where(count > 0, np.where(most > 0, p, 1.0), np.nan)
 
 
-def units_needed(tests: int, sides: int = 2) -> int:
+def units_needed(tests: int, sides: int = 2, level: float = LEVEL) -> int:
     """Return the fewest units that can decide one of so many sign tests, all of them agreeing."""
-    return int(np.ceil(np.log2(sides * max(tests, 1) / LEVEL)))
+    return int(np.ceil(np.log2(sides * max(tests, 1) / level)))
 
 
 def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
@@ -135,7 +127,7 @@ def auroc(scores: NDArray[np.float64], labels: NDArray[np.bool_]) -> float:
     return float(mannwhitneyu(true, false).statistic / (len(true) * len(false)))
 
 
-def leader(sizes: np.ndarray) -> int | None:
+def leader(sizes: np.ndarray, level: float = LEVEL) -> int | None:
     """Return the member whose sizes (member, unit) are larger than every other's by two-sided sign tests, or None.
 
     Each other member is tested at the full level: all of these tests must succeed (Berger 1982).
@@ -147,7 +139,7 @@ def leader(sizes: np.ndarray) -> int | None:
     first = candidates[np.argmax(middle[candidates])]
     difference = sizes[first] - sizes[candidates[candidates != first]]
     enough = (difference > 0).sum(-1) > (difference < 0).sum(-1)
-    return int(first) if (enough & (sign_test(difference) <= LEVEL)).all() else None
+    return int(first) if (enough & (sign_test(difference) <= level)).all() else None
 
 
 def over_windows(values: np.ndarray) -> np.ndarray:
@@ -226,15 +218,6 @@ CORRECTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"holm": holm, "
 # resampling
 
 
-def bootstrap_interval(
-    values: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray], *, seed: int, replicates: int = 2000
-) -> tuple[float, float]:
-    """Compute the 95 % percentile interval of a statistic of (replicate, unit, …) over resampled units (unit, …)."""
-    sample = np.random.default_rng(seed).integers(len(values), size=(replicates, len(values)))
-    low, high = np.quantile(statistic(values[sample]), _TAILS)
-    return float(low), float(high)
-
-
 def expanded_interval(draws: np.ndarray, confidence: float, units: int) -> np.ndarray:
     """Return the ends (2, …) of the percentile interval over replicates, widened for few units (Hesterberg 2015)."""
     z = float(stdtrit(units - 1, (1 - confidence) / 2) * np.sqrt(units / (units - 1)))
@@ -255,91 +238,4 @@ def expanded_p(draws: np.ndarray, units: int) -> np.ndarray:
     use_t = (beyond == 0) & (spread > 1e-9 * middle)
     z = np.where(use_t, np.minimum(z, -middle / np.where(use_t, spread, 1.0)), z)
     p = 2 * stdtr(units - 1, z * np.sqrt((units - 1) / units))
-    return np.where(np.isnan(draws).any(axis=0), np.nan, np.clip(p, smallest_p(n), 1.0))
-
-
-def replicates_for(tests: int, confidence: float) -> int:
-    """Return the replicates that it takes for one of so many tests to stand after Holm's correction."""
-    return int(np.ceil(2 * tests / (1 - confidence)))
-
-
-def smallest_p(replicates: int) -> float:
-    """Return the smallest two-sided p-value that so many replicates can show: none of them on the other side of 0."""
-    return 2 / (replicates + 1)
-
-
-@dataclass(frozen=True, eq=False)
-class Sums:
-    """Columns of sums for the series of some datasets."""
-
-    columns: tuple[np.ndarray, ...]
-    starts: np.ndarray
-
-    @property
-    def n_series(self) -> int:
-        return self.columns[0].shape[1]
-
-    def by_dataset(self) -> tuple[np.ndarray, ...]:
-        """Sum the columns over the series of each dataset, (variant, dataset)."""
-        return tuple(np.add.reduceat(column, self.starts, axis=1) for column in self.columns)
-
-    def datasets(self) -> Iterator[slice]:
-        """Yield the series of each dataset."""
-        for start, stop in zip(self.starts, [*self.starts[1:], self.n_series], strict=True):
-            yield slice(int(start), int(stop))
-
-
-def two_stage_bootstrap(
-    variants: Sums,
-    plain: Sums | None,
-    measure: Callable[..., np.ndarray],
-    *,
-    replicates: int,
-    seed: int,
-    sampled: bool = True,
-    sources: Sequence[int] | None = None,
-) -> np.ndarray:
-    """Resample sources, then their series, alike for all variants: mean measure less the plain's."""
-    source = np.arange(len(variants.starts)) if sources is None else np.asarray(sources)
-    n, width = int(source.max()) + 1, len(variants.columns[0])
-    of_sources, *of_series = np.random.SeedSequence(seed).spawn(n + 1)
-    copies = np.ones((replicates, n), dtype=np.int64)
-    if sampled and n > 1:
-        copies = np.random.default_rng(of_sources).multinomial(n, np.full(n, 1 / n), size=replicates)
-    copies = copies[:, source]
-    # one row where all variants have the same sums, as of labels, to multiply once
-    columns = tuple(c[:1] if (c == c[:1]).all() else c for c in variants.columns)
-    total, missing = np.zeros((replicates, width)), np.zeros((replicates, 1))
-    for number, part in enumerate(variants.datasets()):
-        owner = np.repeat(np.arange(replicates), copies[:, number])
-        # datasets of one source that have the same series draw the same ones
-        rng = np.random.default_rng(of_series[source[number]])
-        for rows, weights in _weights(len(owner), part.stop - part.start, width, rng):
-            with np.errstate(all="ignore"):
-                values = measure(*(weights @ column[:, part].T for column in columns))
-                if plain is not None:
-                    values -= measure(*(weights @ column[:, part].T for column in plain.columns))
-            owners = owner[rows]
-            belongs = csr_matrix(
-                (np.ones(len(owners)), (owners, np.arange(len(owners)))), shape=(replicates, len(owners))
-            )
-            if not np.isfinite(values.sum()):
-                invalid = ~np.isfinite(values)
-                missing = missing + belongs @ invalid.astype(float)
-                values = np.where(invalid, 0.0, values)
-            total += belongs @ values
-    count = copies.sum(axis=1, keepdims=True) - missing
-    mean = np.divide(total, count, out=np.full_like(total, np.nan), where=np.broadcast_to(count > 0, total.shape))
-    # equal forecasts differ by rounding, both sides being added up in different order
-    return np.where(np.abs(mean) < 1e-12, 0.0, mean)
-
-
-def _weights(draws: int, series: int, width: int, rng: np.random.Generator) -> Iterator[tuple[slice, np.ndarray]]:
-    """Yield the number of times that each series is in each draw, (draw, series), in blocks of draws."""
-    # numbers are drawn row by row in order, so that the size of a block changes nothing
-    size = max(1, _BLOCK // max(series, width))
-    for first in range(0, draws, size):
-        n = min(size, draws - first)
-        picks = rng.integers(series, size=(n, series)) + np.arange(n)[:, None] * series
-        counts = np.bincount(picks.reshape(-1), minlength=n * series).reshape(n, series)
-        yield slice(first, first + n), counts.astype(float)
+    return np.where(np.isnan(draws).any(axis=0), np.nan, np.clip(p, 2 / (n + 1), 1.0))

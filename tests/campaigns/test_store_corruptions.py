@@ -39,7 +39,6 @@ CONTENT: dict[str, Any] = {
     "variants": {"layers": {"sizes": [1], "parts": ["mlp"]}, "components": {"a": ["decoder.0.self_attn.0"]}},
     "chunk": 1,
     "block": 2,
-    "statistics": {"replicates": 100},
 }
 
 

@@ -17,7 +17,6 @@ CONTENT = {
     "models": [{"source": "bolt-nano", "context_length": 64}],
     "data": [{"source": "bundled", "names": ["co2", "nile"], "horizon": 6}],
     "variants": {"layers": {"parts": ["mlp", "heads"]}, "heads_at": {"layers": [1], "tolerance": 0.2}},
-    "statistics": {"replicates": 100},
 }
 
 

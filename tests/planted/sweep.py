@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
-from scipy.stats import norm
+from scipy.stats import norm, sem
 
 from tsfm_lens.stats import holm
 
-WINDOWS, RESAMPLES, TOLERANCE = 8, 120, 0.01
+WINDOWS, TOLERANCE = 8, 0.01
+UNITS = {"unit": "series", "units": 16}
+NO_LEAD = {"distance_leads": "", "distance_lead_share": 0.0}
 METRICS = ("MASE", "NRMSE", "sMAPE", "CRPS", "MSIS")
 _ATTRS = {"sweep": "planted", "seed": 0, "confidence": 0.95}
 ORDERS = ("stable_rank:low", "stable_rank:high", "random:0")
@@ -33,8 +35,6 @@ class Planted:
         size = (len(self.datasets), WINDOWS)
         level = self.rng.normal(-0.3, 0.5, (size[0], 1))
         self.plain = np.exp(level + self.rng.normal(0, 0.4, size))
-        cluster = self.rng.integers(0, size[0], (RESAMPLES, size[0]))
-        self.draws = (cluster[..., None], self.rng.integers(0, WINDOWS, (RESAMPLES, size[0], WINDOWS)))
 
     @property
     def baseline(self) -> float:
@@ -46,27 +46,20 @@ class Planted:
         return self.plain * np.exp(strength + each)
 
     def change(self, errors: np.ndarray) -> dict[str, float]:
-        """Change of the geometric mean of MASE with its interval and two-sided p-value."""
-        ratio = np.log(errors.mean(-1) / self.plain.mean(-1)).mean()
-        resampled = np.log(errors[self.draws].mean(-1) / self.plain[self.draws].mean(-1)).mean(-1)
-        lower, upper = np.quantile(resampled, [0.025, 0.975])
-        p = 2 * norm.sf(abs(ratio) / resampled.std()) if ratio else 1.0
-        found = {"change": ratio, "lower": min(lower, ratio), "upper": max(upper, ratio)}
-        return {k: float(np.expm1(v)) for k, v in found.items()} | {"p_value": float(p)}
-
-    def beside(self, listed: np.ndarray, randoms: list[np.ndarray]) -> dict[str, float]:
-        """The change of one choice minus the mean change of others, with its interval."""
-        plain = self.plain[self.draws].mean(-1)
-        own, *others = (np.expm1(np.log(e[self.draws].mean(-1) / plain).mean(-1)) for e in (listed, *randoms))
-        value, *means = (self.change(e)["change"] for e in (listed, *randoms))
-        drawn, value = own - np.mean(others, axis=0), value - float(np.mean(means))
-        lower, upper = np.quantile(drawn, [0.025, 0.975])
-        p = float(2 * norm.sf(abs(value) / drawn.std()))
-        return {"diff": value, "diff_lower": min(lower, value), "diff_upper": max(upper, value), "diff_p": p}
+        """Change of the geometric mean of MASE with its interval and two-sided p-value, and its spread."""
+        return sized(np.log(errors.mean(-1) / self.plain.mean(-1)))
 
     def depth(self, layer: float) -> float:
         """How much a layer matters: most at both ends."""
         return 0.004 + 0.25 * abs(2 * layer / max(self.layers - 1, 1) - 1) ** 3
+
+
+def sized(logs: np.ndarray) -> dict[str, float]:
+    """Log ratios (dataset,) as a change with its interval, its spread and a two-sided p-value."""
+    mean, error = logs.mean(), max(sem(logs), 1e-9)
+    found = {"change": mean, "lower": mean - 2 * error, "upper": mean + 2 * error}
+    found |= {"median": np.median(logs), "least": logs.min(), "most": logs.max()}
+    return {k: float(np.expm1(v)) for k, v in found.items()} | {"p_value": float(2 * norm.sf(abs(mean) / error))}
 
 
 def table(rows: list[dict] | pd.DataFrame, kind: str, **attrs: object) -> pd.DataFrame:
@@ -82,7 +75,8 @@ def in_families(rows: list[dict], *keys: str) -> list[dict]:
     for _, own in found.groupby(list(keys), sort=False):
         found.loc[own.index, "p_holm"] = holm(own["p_value"].to_numpy())
         found.loc[own.index, "tests"] = len(own)
-    return found.assign(stands=found["p_holm"] < 0.05, tests=found["tests"].astype(int), leads="").to_dict("records")
+    found = found.assign(significant=found["p_holm"] <= 0.05, tests=found["tests"].astype(int), **UNITS)
+    return found.assign(leads="", lead_share=0.0).to_dict("records")
 
 
 def effects(models: Sequence[Planted]) -> pd.DataFrame:
@@ -100,14 +94,13 @@ def effects(models: Sequence[Planted]) -> pd.DataFrame:
                 # the middle of every model costs so little that its interval reaches into gains
                 mine.append(
                     {"model": m.model, "family": family, "label": f"{part} of {first} to {last}", "part": part}
-                    | {"first": first, "last": last, "n_layers": m.layers, "distance_leads": ""}
+                    | {"first": first, "last": last, "n_layers": m.layers}
                     | {"spearman_distance": away, "spearman_distance_lower": 0.9 * away}
                     | {"spearman_distance_upper": min(1.15 * away, 2.0), "baseline_mase": m.baseline}
-                    | {"mase": m.baseline * (1 + found["change"]), **found, "replicates": RESAMPLES}
+                    | {"mase": m.baseline * (1 + found["change"]), **found}
                 )
-        # a family of tests is one kind of entry and part
-        rows += in_families(mine, "family", "part")
-    return table(rows, "sweep_effects")
+        rows += in_families(mine, "model")
+    return table(pd.DataFrame(rows).assign(**NO_LEAD), "sweep_effects")
 
 
 def single_heads(models: Sequence[Planted], kinds: Sequence[str] = ("attn",)) -> pd.DataFrame:
@@ -122,13 +115,12 @@ def single_heads(models: Sequence[Planted], kinds: Sequence[str] = ("attn",)) ->
                     away = 0.1 + head / 100
                     mine.append(
                         {"model": m.model, "label": f"head {head} of layer {layer} ({kind})", "layer": layer}
-                        | {"attention": kind, "head": head, "distance_leads": "", "spearman_distance": away}
+                        | {"attention": kind, "head": head, "spearman_distance": away}
                         | {"spearman_distance_lower": 0.9 * away, "spearman_distance_upper": 1.1 * away}
                         | {"baseline_mase": m.baseline, "mase": m.baseline * (1 + found["change"]), **found}
-                        | {"replicates": RESAMPLES}
                     )
         rows += in_families(mine, "model")
-    return table(rows, "sweep_heads")
+    return table(pd.DataFrame(rows).assign(**NO_LEAD), "sweep_heads")
 
 
 def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm: float = 0.0) -> pd.DataFrame:
@@ -147,13 +139,15 @@ def curves(models: Sequence[Planted], counts: Sequence[int] | None = None, harm:
                     rows.append(
                         {"model": m.model, "layer": layer, "order": order, "ablated": count, "of": m.heads}
                         | {"share": share, "baseline_mase": m.baseline, "mase": m.baseline * (1 + found["change"])}
-                        | {"label": f"{count} of {m.heads} heads of layer {layer}", "tests": 1, "replicates": RESAMPLES}
-                        | {**found, "p_holm": found["p_value"], "stands": found["p_value"] < 0.001}
+                        | {"label": f"{count} of {m.heads} heads of layer {layer}", "tests": 1, **UNITS}
+                        | {**found, "p_holm": found["p_value"], "significant": found["p_value"] < 0.001}
                     )
     made = table(rows, "sweep_curves", tolerance=TOLERANCE)
-    best = _kept(made).query("better")[["model", "layer", "order", "ablated", "leads"]]
+    best = _kept(made).query("better")[["model", "layer", "order", "ablated", "leads", "lead_share"]]
     names = {"order": "best", "ablated": "within"}
-    made = made.merge(best.rename(columns=names), on=["model", "layer"]).assign(judged_by="MASE", order_stands=False)
+    made = made.merge(best.rename(columns=names), on=["model", "layer"]).assign(
+        judged_by="MASE", order_significant=False
+    )
     made["better"] = made["order"] == made["best"]
     return table(made.drop(columns="best"), "sweep_curves", tolerance=TOLERANCE)
 
@@ -168,8 +162,8 @@ def _kept(curves_: pd.DataFrame) -> pd.DataFrame:
         change = float(within["change"].iloc[-1]) if len(within) else 0.0
         rows.append(
             {"model": model, "layer": layer, "order": order, "ablated": ablated, "of": of, "kept": of - ablated}
-            | {"better": False, "change": change, "judged_by": "MASE", "order_stands": False, "leads": ""}
-            | {"evaluations": float(of), "total": float(of)}
+            | {"better": False, "change": change, "judged_by": "MASE", "order_significant": False, "leads": ""}
+            | {"lead_share": 0.0, "evaluations": float(of), "total": float(of)}
         )
     made = pd.DataFrame(rows)
     best = made.sort_values(["kept", "change"], kind="stable").drop_duplicates(["model", "layer"]).index
@@ -217,16 +211,25 @@ def recipes(models: Sequence[Planted], seeds: int = 3) -> tuple[pd.DataFrame, pd
                     | {"label": f"{recipe}, {selection} {seed}"}
                     | {"heads_ablated": round(share * m.layers * m.heads), "heads_total": m.layers * m.heads}
                     | {"n_mlps": mlps, "n_resilient": int((each < 0.05).sum()), "n_improved": int((each < 0).sum())}
-                    | {"n_datasets": len(each), "replicates": RESAMPLES}
+                    | {"n_datasets": len(each)}
                 )
                 others = [m.change(m.ablated(strength * k)) for k in (-2.0, 0.8, 1.0, -0.5)]
                 rows += [entry | {"metric": name, **found} for name, found in zip(METRICS, (own, *others), strict=True)]
-            against.append({"model": m.model, "recipe": recipe, "selection": "listed"} | m.beside(listed, randoms))
+            own, *others = (np.log(errors.mean(-1)) for errors in (listed, *randoms))
+            found = sized(own - np.mean(others, axis=0))
+            names = {"diff": "change", "diff_lower": "lower", "diff_upper": "upper", "diff_p": "p_value"}
+            diff = {name: found[key] for name, key in names.items()}
+            diff["n_worse"] = sum(other.sum() > own.sum() for other in others)
+            against.append({"model": m.model, "recipe": recipe, "selection": "listed"} | diff)
     heavy = table(in_families(rows, "metric"), "sweep_recipes")
-    names = "model recipe selection seed label change lower upper p_value p_holm stands leads tests replicates".split()
-    choice = heavy[heavy["metric"] == "MASE"][names]
-    choice = choice.merge(pd.DataFrame(against), on=["model", "recipe", "selection"], how="left")
-    return heavy, table(choice.assign(diff_stands=choice["diff_p"] < 0.01), "sweep_selection")
+    counts = "heads_ablated heads_total n_mlps metric n_resilient n_improved n_datasets".split()
+    choice = heavy[heavy["metric"] == "MASE"].drop(columns=counts)
+    choice = (
+        choice.merge(pd.DataFrame(against), on=["model", "recipe", "selection"], how="left")
+        .fillna({"n_worse": -1})
+        .astype({"n_worse": int})
+    )
+    return heavy, table(choice.assign(diff_significant=choice["diff_p"] < 0.01), "sweep_selection")
 
 
 def sweep(

@@ -51,8 +51,11 @@ def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_m
     assert all(address.startswith(("#", "data:")) for address in page.loads)
     words = " ".join(page.text.split())
     assert "3 of the 40 cells planned so far are missing" in words
-    assert words.count("percentiles of a paired bootstrap of 120 replicates") == 1
-    assert "corrected by Holm's method" in words
+    assert (
+        words.count("sign test at 5 %, corrected by Holm's method for all tests of this page on one model and metric")
+        == 1
+    )
+    assert "Student's t of log ratios over 16 series" in words
     assert "alpha: layers 4" in words.replace('{"layers": 4, "revision": null}', "layers 4")
     assert "name x; windows 8" in words
 
@@ -75,7 +78,7 @@ def rows_of(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in re.split(r"(?<!\\)&", line[:-2])] for line in body]
 
 
-def test_recipes_come_as_table_1_with_standing_changes_bold(swept: dict[str, pd.DataFrame]) -> None:
+def test_recipes_come_as_table_1_with_significant_changes_bold(swept: dict[str, pd.DataFrame]) -> None:
     table = swept["recipes"][swept["recipes"]["selection"] == "listed"]
     text = latex(swept["recipes"])
     head, *rows = rows_of(text)
@@ -84,14 +87,14 @@ def test_recipes_come_as_table_1_with_standing_changes_bold(swept: dict[str, pd.
     assert len(rows) == len(table) / 5
     for row, (_, own) in zip(rows, table.groupby(["model", "recipe"], sort=False), strict=True):
         assert row[-2:] == [str(own["n_resilient"].iloc[0]), str(own["n_improved"].iloc[0])]
-        for cell, change, stands in zip(row[1:-2], own["change"], own["stands"], strict=True):
+        for cell, change, bold in zip(row[1:-2], own["change"], own["significant"], strict=True):
             value = f"${100 * change:+.2f}$"
-            assert cell == (rf"\bfseries \boldmath {value}" if stands else value)
+            assert cell == (rf"\bfseries \boldmath {value}" if bold else value)
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
-    # each effect that stands is bold
+    # each effect that is significant is bold
     _, *effects = rows_of(latex(swept["layers"]))
     marks = [r"\bfseries" in row[4] for row in effects if row[0] != "model"]
-    assert marks == swept["layers"]["stands"].tolist()
+    assert marks == swept["layers"]["significant"].tolist()
 
 
 def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path) -> None:
@@ -162,63 +165,63 @@ def changed(table: pd.DataFrame, rows: pd.Series, **values: Any) -> pd.DataFrame
     return made
 
 
-def test_readings_count_what_stands_and_name_no_other(swept: dict[str, pd.DataFrame]) -> None:
+def test_readings_count_what_is_significant_and_name_no_other(swept: dict[str, pd.DataFrame]) -> None:
     table = swept["layers"]
     mine = (table["model"] == "alpha") & (table["part"] == "both") & (table["family"] == "layers")
     new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
-    table = changed(table, mine, **new, stands=[True, False, True, True])
+    table = changed(table, mine, **new, significant=[True, False, True, True], distance_lead_share=[0.75, 0, 0, 0.25])
     assert read_distances(table, "both")[:2] == [
-        "alpha: without the heads and MLPs of one layer, 2 of 4 layers change MASE by less than 1 %; the changes of "
-        "layers 0, 2 and 3 stand after Holm's correction (family of 4 tests).",
-        "No layer stands out by how far the forecast moves without it (Spearman distance 0.125 to 0.9).",
+        "alpha: without the heads and MLPs of one layer, MASE changes by −0.4 % to +30.0 %, at the median by +10.2 %; "
+        "3 of 4 changes are significant (layers 0, 2 and 3); 2 of 4 layers cost less than 1 %.",
+        "The forecast moves by a Spearman distance of 0.125 to 0.9; in redraws it moves most without layer 0 (75 %) "
+        "and layer 3 (25 %).",
     ]
-    assert "no change stands after" in read_distances(changed(table, mine, stands=False), "both")[0]
-    both = changed(table, mine, distance_leads=["highest", "", "lowest", ""])
+    none = changed(table, mine, significant=False)
+    assert "; none of 4 changes is significant; 2 of" in read_distances(none, "both")[0]
+    # the test says nothing where it could not decide
+    few = read_distances(none.assign(units=3, unit="sources", tests=24), "both")[0]
+    assert "; 3 sources cannot decide among 24 tests; 10 could; 2 of" in few
+    both = changed(table, mine, distance_leads=["highest", "", "lowest", ""], distance_lead_share=0.0)
     assert read_distances(both, "both")[1] == (
         "The forecast keeps its shape best without layer 2 (Spearman distance 0.125) and loses its shape most without "
         "layer 0 (Spearman distance 0.9)."
     )
     first = swept["recipes"].index == 0
-    new = {"change": 0.0612, "lower": 0.05, "upper": 0.07, "stands": True, "n_resilient": 3, "n_improved": 1}
+    new = {"change": 0.0612, "lower": 0.05, "upper": 0.07, "significant": True, "n_resilient": 3, "n_improved": 1}
+    new |= {"median": 0.06, "least": -0.01, "most": 0.25}
     assert read_recipes(changed(swept["recipes"], first, **new))[0].startswith(
-        "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], which stands"
+        "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], significant; the median of 16 series is +6.0 % "
+        "(−1.0 % to +25.0 %); 3 of 4 datasets rise"
     )
-    new = {"diff": -0.25, "diff_lower": -0.3, "diff_upper": 0.1, "diff_stands": False}
+    new = {"diff": -0.25, "diff_lower": -0.3, "diff_upper": 0.1, "diff_significant": False, "n_worse": 3}
     assert read_selection(changed(swept["selection"], swept["selection"].index == 0, **new))[0] == (
-        "alpha, light: the informed choice changes MASE by −25.0 percentage points against the mean of 3 random ones "
-        "[−30.0, +10.0], which does not stand after Holm's correction."
+        "alpha, light: the informed choice's MASE against that of the geometric mean of 3 random ones: −25.0 % "
+        "[−30.0, +10.0 %] (not significant); 3 of 3 cost more."
     )
 
 
-def test_the_reading_of_single_heads_names_those_that_stand_and_no_other(swept: dict[str, pd.DataFrame]) -> None:
-    table = swept["heads"][swept["heads"]["model"] == "alpha"]
-    none = read_heads(table.assign(stands=False))
-    assert len(none) == 2
-    assert "none stands after Holm's correction (family of " in none[0]
-    assert not any(label in sentence for sentence in none for label in table["label"])
-    assert none[1] == "These data do not tell which head of alpha matters; more datasets or series may."
-    first = table.index == table.index[1]
-    one = changed(table.assign(stands=False), first, stands=True, change=0.5, lower=0.25, upper=0.75, leads="highest")
+def test_the_reading_of_single_heads_names_those_that_are_significant_and_no_other(
+    swept: dict[str, pd.DataFrame],
+) -> None:
+    table = swept["heads"][swept["heads"]["model"] == "alpha"].assign(significant=False)
+    (none,) = read_heads(table)
+    assert f"; none of {len(table)} changes is significant." in none
+    assert not any(label in none for label in table["label"])
+    first, label = table.index == table.index[1], table["label"].iloc[1]
+    new = {"change": 0.5, "lower": 0.25, "upper": 0.75, "lead_share": 0.9}
+    one = changed(table, first, significant=True, leads="highest", **new)
     said = read_heads(one)
-    label = table["label"].iloc[1]
-    assert (
-        f"1 stands after Holm's correction (family of {len(table)} tests): {label} (+50.0 % [+25.0, +75.0 %])."
-        in said[0]
-    )
-    assert said[1:] == [f"The loss of {label} costs more than that of every other head."]
+    assert f"; 1 of {len(table)} changes is significant: {label} (+50.0 % [+25.0, +75.0 %])." in said[0]
+    assert said[1:] == [f"The loss of {label} costs more than that of every other head (90 % of redraws)."]
+    often = f"No head costs more than every other; most often first in redraws: {label} (90 %)."
+    assert read_heads(changed(table, first, **new))[1:] == [often]
 
 
-def test_families_too_large_for_the_replicates_are_told(swept: dict[str, pd.DataFrame]) -> None:
-    table = swept["layers"].assign(replicates=240, tests=6)
-    table.attrs["test"] = "two-sided paired bootstrap test over 4 datasets"
-    (said,) = methods_of(table)
-    assert "none is below 2 / (B + 1)" in said
-    assert "(two-sided paired bootstrap test over 4 datasets)" in said
-    # 6 · 2 / 201 is above 0.05, and 240 replicates give 6 · 2 / 241
-    assert methods_of(table.assign(replicates=200)) == [
-        said.replace("240", "200"),
-        "In families of 6 tests no change can stand with so few replicates: give statistics.replicates of 240 or more.",
-    ]
+def test_units_that_are_too_few_for_the_family_are_told_once(swept: dict[str, pd.DataFrame]) -> None:
+    enough = swept["layers"].assign(units=11, tests=24)
+    assert len(methods_of([enough, enough])) == 1
+    few = enough.assign(units=9, unit="sources")
+    assert methods_of([few, enough, few])[1:] == ["9 sources cannot decide among 24 tests; 10 could."]
 
 
 @pytest.mark.parametrize(("counts", "harm"), [((0, 3), 0.0), ((2,), 2.0)])

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 
 import planted
 from refusals import expect_error
@@ -31,6 +32,7 @@ CONTENT: dict[str, Any] = {
         "heads_at": {"tolerance": 0.05, "orders": ["stable_rank"]},
         "random_seeds": 2,
     },
+    # of older configurations, and no longer read
     "statistics": {"replicates": 200},
 }
 
@@ -87,14 +89,29 @@ def test_effects_are_ratios_of_geometric_means(gathered: Gathered, mase: pd.Data
         assert row["change"] == pytest.approx(geometric(own / mase["plain"]) - 1)
         assert row["lower"] <= row["change"] <= row["upper"]
         assert row["spearman_distance_lower"] <= row["spearman_distance"] <= row["spearman_distance_upper"]
-        assert row["stands"] == (row["p_holm"] < 0.05)
-        # with B replicates, one of a family of tests can stand, and no p-value says more than they can
-        assert row["p_value"] >= 2 / (row["replicates"] + 1)
-        assert row["replicates"] == max(200, 40 * row["tests"])
-    # a family of tests is one kind of variant and one part
-    sizes = table.assign(more=table["last"] - table["first"]).groupby(["part", "more"])["tests"].agg(list).to_dict()
-    assert sizes == {("both", 0): [3] * 3, ("both", 1): [2] * 2, ("mlp", 0): [3] * 3, ("mlp", 1): [2] * 2}
-    assert "two-sided paired bootstrap test over 4 datasets and within them over 4 series" in table.attrs["test"]
+        assert row["significant"] == (row["p_holm"] <= 0.05)
+        logs = np.log(own / mase["plain"]).drop(index=own.index[own.isna()])
+        assert np.log1p(row[["median", "least", "most"]].astype(float)).tolist() == pytest.approx(
+            [logs.median(), logs.min(), logs.max()]
+        )
+        assert row["p_value"] == pytest.approx(scipy.stats.binomtest(int((logs > 0).sum()), 4).pvalue)
+    assert "exact sign test over 4 datasets" in table.attrs["test"]
+
+
+def test_one_number_has_one_verdict_on_a_page(gathered: Gathered, plan: pd.DataFrame) -> None:
+    tested = [table for table in gathered.results.values() if "p_holm" in table]
+    of_mase = [table[table.assign(metric=table.get("metric", "MASE"))["metric"] == "MASE"] for table in tested]
+    # one family of tests: every variant, and every choice that is held against others
+    orders = gathered.results["heads_at"].query("better and 0 < ablated < of")["layer"].nunique()
+    choices = int(gathered.results["selection"]["diff_p"].notna().sum())
+    tests = plan.loc[plan["variant"] != "plain", "variant"].nunique() + orders + choices
+    assert all(set(table["tests"]) == {tests} for table in of_mase)
+    variant = plan.drop_duplicates("label").set_index("label")["variant"]
+    rows = pd.concat(of_mase)
+    rows = rows.assign(variant=rows["label"].map(variant))
+    assert rows["variant"].duplicated().sum() > 10
+    for name in ("change", "lower", "upper", "p_value", "p_holm", "significant"):
+        assert rows.groupby("variant")[name].nunique(dropna=False).max() == 1, name
 
 
 def test_heads_kept_follow_the_definition(gathered: Gathered, mase: pd.DataFrame, plan: pd.DataFrame) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
 
+from tsfm_lens.stats import lead_shares
 from tsfm_lens.sweep.plan.config import Statistics
-from tsfm_lens.sweep.results.gathering import Results, curves, heads_at
-from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, resilience
+from tsfm_lens.sweep.results.families import Results
+from tsfm_lens.sweep.results.gathering import better_orders, counted_once, curves, heads_at
+from tsfm_lens.sweep.statistics.changes import changes, dataset_changes, difference, leaders, resilience
 from tsfm_lens.sweep.statistics.scores import DISTANCES, METRICS, SUMS, per_series
 from tsfm_lens.testing import assert_close
 
@@ -88,8 +91,11 @@ def test_a_change_by_hand() -> None:
     assert found["value"] == pytest.approx(np.sqrt(2.5 * 4.5))
     assert found["change"] == pytest.approx(np.sqrt(2.5 * 4.5 / 10.0) - 1)
     assert (found["n_datasets"], found["n_series"], found["left_out"]) == (2, 4, ())
-    assert found["lower"] < found["change"] < found["upper"]
-    assert "2 datasets and within them over 4 series" in found["method"]
+    logs = np.log([2.5 / 2.0, 4.5 / 5.0])
+    sizes = np.expm1([logs.mean(), *scipy.stats.t.interval(0.95, 1, logs.mean(), scipy.stats.sem(logs))])
+    assert_close(found[["change", "lower", "upper"]].astype(float), sizes, depth=100)
+    assert found[["median", "least", "most"]].tolist() == pytest.approx([sizes[0], -0.1, 0.25])
+    assert found[["unit", "units", "p_value"]].tolist() == ["datasets", 2, 1.0]
     for metric in METRICS:
         assert np.isfinite(changes(frame, metric=metric).iloc[0]["change"])
 
@@ -105,7 +111,7 @@ def test_intervals_cover_a_known_effect(datasets: int, series: int, between: flo
     found = changes(sums)
     assert len(found) == 300
     assert 0.88 <= ((found["lower"] <= truth) & (truth <= found["upper"])).mean() <= 0.995
-    # and without an effect few stand
+    # and without an effect few are significant
     sums.loc[sums["variant"] != "plain", "scaled_error"] /= 1 + truth
     assert (changes(sums)["p_value"] < 0.05).mean() <= 0.1
 
@@ -113,13 +119,28 @@ def test_intervals_cover_a_known_effect(datasets: int, series: int, between: flo
 def test_one_dataset_and_one_series() -> None:
     frame = simulated(np.random.default_rng(7), 1, 20, 0.0, 0.2)
     one = changes(frame).iloc[0]
-    assert "over 20 series of one dataset" in one["method"]
-    assert one["lower"] < one["change"] < one["upper"]
+    assert one[["unit", "units"]].tolist() == ["series", 20]
+    # the jackknife of the pooled ratio, and the signs of each series' own
+    errors = frame.pivot(index="item", columns="variant", values="scaled_error")
+    logs = np.array([np.log(errors.drop(item).sum()).diff().iloc[-1] for item in errors.index])
+    # "plain" is the first of the columns
+    pooled = float(np.log(errors.sum()).diff().iloc[-1])
+    reach = scipy.stats.t.ppf(0.975, 19) * np.sqrt(19 / 20 * np.square(logs - logs.mean()).sum())
+    assert_close(one[["lower", "upper"]].astype(float), np.expm1([pooled - reach, pooled + reach]), depth=10000)
+    risen = int((errors["v1"] > errors["plain"]).sum())
+    assert one["p_value"] == pytest.approx(scipy.stats.binomtest(risen, 20).pvalue)
     alone = changes(frame[frame["item"] == "s0"]).iloc[0]
     assert np.isfinite(alone["change"])
-    assert alone[["lower", "upper", "p_value", "p_holm"]].isna().all()
-    assert not alone["stands"]
-    assert alone["method"].startswith("no interval: 1 series")
+    assert alone[["lower", "upper"]].isna().all()
+    assert alone["p_value"] == 1.0
+
+
+def test_series_that_do_not_change_speak_for_neither_side() -> None:
+    plain = {f"d{number}": [1.0 + number] for number in range(12)}
+    half = {name: [errors[0] * (2.0 if int(name[1:]) < 6 else 1.0)] for name, errors in plain.items()}
+    found = changes(study({"plain": plain, "half": half, "same": plain})).set_index("variant")
+    assert found["p_value"].to_dict() == {"half": 1.0, "same": 1.0}
+    assert found.loc["half", "median"] == pytest.approx(2**0.5 - 1)
 
 
 def test_datasets_without_a_metric_are_left_out_of_both_sides_and_named() -> None:
@@ -173,12 +194,7 @@ def test_distances_have_an_interval_and_no_test() -> None:
     assert found["value"] == pytest.approx((0.2 + 0.6) / 2)
     assert 0.0 <= found["lower"] < found["value"] < found["upper"] <= 2.0
     assert found["n_series"] == 5
-    assert found[["baseline", "change", "p_value", "p_holm"]].isna().all()
-    assert not found["stands"]
-
-
-# how near an end of an interval comes to Student's t over four seeds
-OF_SEEDS = 0.02
+    assert found[["baseline", "change", "p_value"]].isna().all()
 
 
 def test_resilient_and_improved_datasets_by_hand() -> None:
@@ -197,28 +213,32 @@ def test_resilient_and_improved_datasets_by_hand() -> None:
 def test_informed_against_random_choices() -> None:
     rng = np.random.default_rng(9)
     plain = {f"d{d}": list(rng.random(3) + 0.5) for d in range(30)}
-    factors = {"informed": 1.1, "r0": 1.2, "r1": 1.3, "r2": 1.5, "r3": 1.2}
-    errors = {v: {d: [e * factor for e in values] for d, values in plain.items()} for v, factor in factors.items()}
+    factors = {"informed": 1.1, "r0": 1.2, "r1": 1.0, "r2": 1.5}
+    errors = {
+        v: {d: [e * factor * np.exp(0.01 * rng.normal()) for e in values] for d, values in plain.items()}
+        for v, factor in factors.items()
+    }
     frame = study({"plain": plain, **errors})
-    found = difference(frame, "informed", ["r0", "r1", "r2", "r3"])
-    assert found["change_informed"] == pytest.approx(0.1)
-    assert found["change_random"] == pytest.approx(0.3)
-    assert found["difference"] == pytest.approx(-0.2)
-    # series and datasets all agree, so that only the choice of seeds varies: sd / sqrt(4), Student's t of 3 degrees
-    spread = np.std([0.2, 0.3, 0.5, 0.2]) / 2
-    reach = 3.182 * np.sqrt(4 / 3) * spread
-    assert found["lower"] == pytest.approx(-0.2 - reach, abs=OF_SEEDS)
-    assert found["upper"] == pytest.approx(-0.2 + reach, abs=OF_SEEDS)
-    one = difference(frame, "informed", ["r1"])
-    assert (one["lower"], one["upper"]) == (pytest.approx(-0.2), pytest.approx(-0.2))
-    assert "taken as it is" in one["method"]
-    same = study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})
+    logs = np.log(pd.DataFrame({v: {d: np.mean(values) for d, values in of.items()} for v, of in errors.items()}))
+    effects = logs["informed"] - logs[["r0", "r1", "r2"]].mean(axis=1)
+    found = difference(changes(frame).set_index("variant"), "informed", ["r0", "r1", "r2"])
+    reach = scipy.stats.sem(effects) * scipy.stats.t.ppf(0.975, 29)
+    want = np.expm1([effects.mean(), effects.mean() - reach, effects.mean() + reach])
+    assert_close(found[["difference", "lower", "upper"]].astype(float), want, depth=10000)
+    assert found["p_value"] == pytest.approx(2 * 0.5**30)
+    assert found[["n_worse", "n_others"]].tolist() == [2, 3]
+    # measured on other series, r2 is no comparison
+    fewer = frame[~((frame["variant"] == "r2") & (frame["dataset"] == "d3"))]
+    without = difference(changes(fewer).set_index("variant"), "informed", ["r0", "r1", "r2"])
+    assert without[["n_worse", "n_others"]].tolist() == [1, 2]
+    same = changes(study({"plain": plain, **dict.fromkeys(factors, errors["r1"])})).set_index("variant")
     nothing = difference(same, "informed", ["r0", "r1"])
-    assert (nothing["difference"], nothing["p_value"]) == (0.0, 1.0)
+    assert nothing["difference"] == pytest.approx(0.0, abs=1e-12)
+    assert nothing["p_value"] == 1.0
 
 
-@pytest.mark.parametrize("replay", [changes, lambda frame: difference(frame, "v1", ["v2"]), resilience])
-def test_results_depend_on_rows_and_seed_only(replay: Callable[[pd.DataFrame], Any]) -> None:
+@pytest.mark.parametrize("replay", [changes, resilience])
+def test_results_depend_on_rows_and_not_on_their_order(replay: Callable[[pd.DataFrame], Any]) -> None:
     frame = simulated(np.random.default_rng(10), 4, 3, 0.1, 0.1, 2)
     shuffled = frame.sample(frac=1.0, random_state=1)
     one, again = pd.DataFrame(replay(frame)), pd.DataFrame(replay(shuffled))
@@ -231,6 +251,34 @@ def test_results_depend_on_rows_and_seed_only(replay: Callable[[pd.DataFrame], A
     pd.testing.assert_frame_equal(one, pd.DataFrame(replay(coded)))
 
 
+@pytest.mark.parametrize("datasets", [5, 1])
+def test_names_and_duplicates_of_series_and_datasets_change_nothing(datasets: int) -> None:
+    frame = simulated(np.random.default_rng(11), datasets, 7, 0.1, 0.1, 2)
+    naive = frame[frame["variant"] == "plain"].assign(variant="seasonal_naive")
+    sums = per_series(pd.concat([frame, naive]), ["MASE"])
+    other_names = {name: f"z{-int(name[1:]) % 90}" for name in {*sums["dataset"], *sums["item"]}}
+    once = {
+        "other names": sums.assign(dataset=sums["dataset"].map(other_names), item=sums["item"].map(other_names)),
+        "all series twice": pd.concat([sums, sums.assign(item="copy of " + sums["item"])]),
+        "a dataset twice": pd.concat([sums, sums[sums["dataset"] == "d00"].assign(dataset="copy")]),
+    }
+    want = changes(sums)
+    same = ["change", "lower", "upper", "median", "least", "most", "p_value", "units", "n_datasets", "n_series"]
+    for what, given in once.items():
+        kept, notes = counted_once(given)
+        found = changes(kept)
+        for name in same:
+            assert found[name].tolist() == pytest.approx(want[name].tolist(), rel=1e-9), (what, name)
+        assert notes == ["d00 holds the same series as copy; they count once."] * (what == "a dataset twice")
+    # one more copy of a series weighs more in its dataset's metric, and is no other witness
+    one = sums[(sums["dataset"] == "d00") & (sums["item"] == "s0")].assign(item="copy")
+    kept, _ = counted_once(pd.concat([sums, one]))
+    assert (
+        changes(kept)[["p_value", "units", "n_series"]].equals(want[["p_value", "units", "n_series"]]) or datasets > 1
+    )
+    assert changes(kept)["units"].equals(want["units"])
+
+
 def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
     """Three horizons on the same series, with the same errors, leave value, interval, p-value and units as they are."""
     rng = np.random.default_rng(4)
@@ -240,23 +288,12 @@ def test_terms_of_one_set_say_no_more_than_one_of_them() -> None:
         variant: {name.replace("short", term): errors for name, errors in of.items() for term in ("short", "long")}
         for variant, of in known.items()
     }
-    alone, all_terms = (changes(study(errors)).iloc[0] for errors in (known, more))
-    for name in ("value", "baseline", "change", "lower", "upper", "p_value"):
-        assert_close(float(all_terms[name]), float(alone[name]), depth=1000)
-    assert (all_terms["n_datasets"], alone["n_datasets"]) == (10, 5)
-    assert "of 5 sources" in all_terms["method"]
-    (one,) = changes(study({v: {n: of[n] for n in list(of)[:2]} for v, of in more.items()})).to_dict("records")
-    assert "over 6 series of 2 datasets of 1 source" in one["method"]
-
-
-def test_a_large_family_draws_as_many_replicates_as_it_needs() -> None:
-    rng = np.random.default_rng(1)
-    frame = simulated(rng, 12, 3, 0.0, 0.02, 80)
-    found = changes(frame, replicates=100)
-    assert set(found["replicates"]) == {3200}
-    assert found["stands"].all()
-    single = changes(frame[frame["variant"].isin(["plain", "v1"])], replicates=100)
-    assert single[["replicates", "tests"]].to_numpy().tolist() == [[100, 1]]
+    first, both = ({v: {n: of[n] for n in list(of)[:count]} for v, of in more.items()} for count in (1, 2))
+    for few, many, unit in ((known, more, "sources"), (first, both, "series")):
+        alone, all_terms = (changes(study(errors)).iloc[0] for errors in (few, many))
+        for name in ("value", "baseline", "change", "lower", "upper", "median", "least", "most", "p_value"):
+            assert_close(float(all_terms[name]), float(alone[name]), depth=10000)
+        assert all_terms[["unit", "units", "n_datasets"]].tolist() == [unit, alone["units"], 2 * alone["n_datasets"]]
 
 
 def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
@@ -267,12 +304,17 @@ def test_one_of_a_family_leads_only_if_it_differs_from_every_other() -> None:
         return {d: [e * (1 + by + 0.02 * rng.normal()) for e in values] for d, values in plain.items()}
 
     errors = {"plain": plain, "a": harmed(0.05), "b": harmed(0.05), "c": harmed(0.5), "d": harmed(0.06)}
-    leads = changes(study(errors)).set_index("variant")["leads"].to_dict()
-    assert leads == {"a": "", "b": "", "c": "highest", "d": ""}
-    # measured on other series, it can be compared with none
     frame = study(errors)
+    table = changes(frame).set_index("variant")
+    found = leaders(table)
+    assert found["leads"].to_dict() == {"a": "", "b": "", "c": "highest", "d": ""}
+    assert found["lead_share"].to_dict() == {"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0}
+    close = leaders(table.drop(index="c"))
+    assert set(close["leads"]) == {""}
+    assert_close(close["lead_share"].to_numpy(), lead_shares(np.stack(table.drop(index="c")["by_unit"])), depth=1)
+    # measured on other series, it can be compared with none
     fewer = frame[~((frame["variant"] == "a") & (frame["dataset"] == "d3"))]
-    assert set(changes(fewer)["leads"]) == {""}
+    assert set(leaders(changes(fewer))["leads"]) == {""}
 
 
 LOW, HIGH = "stable_rank:low", "stable_rank:high"
@@ -288,7 +330,7 @@ RISES = {
 }
 
 
-def planted() -> tuple[Results, list[dict[str, Any]]]:
+def planted() -> Results:
     rng = np.random.default_rng(0)
     plain = {f"d{number:02d}": list(rng.random(3) + 0.5) for number in range(14)}
     errors, lines = {"plain": plain, "seasonal_naive": plain}, []
@@ -305,23 +347,25 @@ def planted() -> tuple[Results, list[dict[str, Any]]]:
         for (layer, order, ablated), rise in RISES.items()
         if ablated == 1
     ]
-    return Results(per_series(study(errors)), pd.DataFrame(lines), {"m": 2}, Statistics(), 0), found
+    return Results(
+        per_series(study(errors)), pd.DataFrame(lines).assign(recipe=""), {"m": 2}, Statistics(), better_orders(found)
+    )
 
 
-def test_orders_and_layers_stand_where_they_were_planted_and_nowhere_else() -> None:
-    results, found = planted()
-    kept = heads_at(results, found, 0.05, "MASE", "scan")
+def test_orders_and_layers_are_named_where_they_were_planted_and_nowhere_else() -> None:
+    results = planted()
+    kept = heads_at(results, 0.05, "scan")
     assert kept is not None
     best = kept[kept["better"]].set_index("layer")
     # chance does not win, though it costs least
     assert best["order"].to_dict() == {0: LOW, 1: HIGH}
-    assert best["order_stands"].to_dict() == {0: True, 1: False}
+    assert best["order_significant"].to_dict() == {0: True, 1: False}
     assert best["leads"].to_dict() == {0: "highest", 1: "lowest"}
     drawn = curves(results, kept, 0.05)
     assert drawn is not None
     assert drawn.groupby("layer")["within"].agg(set).to_dict() == {0: {1}, 1: {1}}
     assert set(drawn.loc[drawn["better"], "order"][drawn["layer"] == 0]) == {LOW}
-    assert drawn.loc[drawn["layer"] == 0, "order_stands"].all()
+    assert drawn.loc[drawn["layer"] == 0, "order_significant"].all()
     before = curves(results, None, 0.05)
     assert before is not None
     assert not before["better"].any()

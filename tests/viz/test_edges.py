@@ -69,7 +69,7 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
     "values outside": (lambda: viz.logit_map(made()["lens"], value_range=(9.6, 10.4)), "100 % outside"),
     "special keys": (lambda: viz.autoregressive_attention_map(made()[ROLLOUT], heads="diffuse"), "90 % on EOS"),
     "undecided": (
-        lambda: viz.head_curves(sweep()["curves"].assign(better=False, within=-1, judged_by="", order_stands=False)),
+        lambda: viz.head_curves(sweep()["curves"].assign(better=False, within=-1, judged_by="")),
         "not decided yet",
     ),
     "wide bands": (lambda: viz.range_curves(sweep()["layers"].assign(upper=40.0)), "what leaves the axis is cut off"),

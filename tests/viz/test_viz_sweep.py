@@ -1,4 +1,4 @@
-"""Figures of sweeps carry exactly the numbers of their results: values, intervals, what stands, what is framed."""
+"""Figures of sweeps carry exactly the numbers of their results: values, intervals, significance, what is framed."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ def test_distances_stand_at_their_layers_with_their_intervals(sweep: dict[str, p
             np.testing.assert_array_equal(trace.y, mine["spearman_distance"])
             expected = mine[["spearman_distance_lower", "spearman_distance_upper"]].to_numpy().T
             assert_close(ends(trace.error_y, np.array(trace.y)), expected, depth=1000)
-            stands = [not symbol.endswith("-open") for symbol in trace.marker.symbol]
-            assert stands == mine["stands"].tolist()
-            filled += sum(stands)
+            filled_in = [not symbol.endswith("-open") for symbol in trace.marker.symbol]
+            assert filled_in == mine["significant"].tolist()
+            filled += sum(filled_in)
             if size > 1:
                 np.testing.assert_allclose(trace.error_x.array, (size - 1) / 2)
     # the planted ends of the models matter, their middles do not
@@ -87,11 +87,11 @@ def test_ranges_are_lines_by_part_with_bands(sweep: dict[str, pd.DataFrame]) -> 
     base = baseline_of(ds, "beta")
     upper, lower = base * (1 + mine["upper"]), base * (1 + mine["lower"])
     np.testing.assert_allclose([low.y, high.y], [lower, upper])
-    assert [not s.endswith("-open") for s in line.marker.symbol] == mine["stands"].tolist()
+    assert [not s.endswith("-open") for s in line.marker.symbol] == mine["significant"].tolist()
     assert [shape.y0 for shape in fig.layout.shapes] == [baseline_of(ds, "alpha"), base]
 
 
-def test_single_heads_stand_at_their_layers_and_those_whose_change_stands_have_their_number(
+def test_single_heads_stand_at_their_layers_and_those_that_are_significant_have_their_number(
     sweep: dict[str, pd.DataFrame],
 ) -> None:
     table = sweep["heads"]
@@ -104,12 +104,12 @@ def test_single_heads_stand_at_their_layers_and_those_whose_change_stands_have_t
         assert (np.diff(dots.x) > 0).all()
         np.testing.assert_array_equal(dots.y, 100 * mine["change"])
         assert_close(ends(dots.error_y, np.array(dots.y)), 100 * mine[["lower", "upper"]].to_numpy().T, depth=1000)
-        assert [not symbol.endswith("-open") for symbol in dots.marker.symbol] == mine["stands"].tolist()
-        said = [str(head) if stands else "" for head, stands in zip(mine["head"], mine["stands"], strict=True)]
+        assert [not symbol.endswith("-open") for symbol in dots.marker.symbol] == mine["significant"].tolist()
+        said = [str(head) if named else "" for head, named in zip(mine["head"], mine["significant"], strict=True)]
         assert list(dots.text) == said
         # both heads that were planted
         ends_of_model = mine["layer"].isin([0, mine["layer"].max()]) & (mine["head"] == 0)
-        assert mine.loc[ends_of_model, "stands"].all()
+        assert mine.loc[ends_of_model, "significant"].all()
     both = viz.head_changes(single_heads([Planted("alpha", ["a", "b"], 1, 2, 3)], ("self_attn", "cross_attn")))
     assert [trace.name for trace in both.data] == ["self-attention heads", "cross-attention heads"]
     places = np.concatenate([trace.x for trace in both.data])
@@ -202,8 +202,8 @@ def test_the_table_of_recipes_holds_their_changes(sweep: dict[str, pd.DataFrame]
     for k, (_, own) in enumerate(listed.groupby("metric", sort=False)):
         for text, (_, row) in zip([each[k] for each in cells], own.iterrows(), strict=True):
             assert f"{100 * row['change']:+.2f}".replace("-", "−") in text
-            assert ("<b>" in text) == row["stands"]
-    assert 0 < int(listed["stands"].sum()) < listed["stands"].size
+            assert ("<b>" in text) == row["significant"]
+    assert 0 < int(listed["significant"].sum()) < listed["significant"].size
     once = listed[listed["metric"] == "MASE"]
     counts = [[f"{v} of 4" for v in once[name]] for name in ("n_resilient", "n_improved")]
     assert [list(row[-2:]) for row in cells] == [list(pair) for pair in zip(*counts, strict=True)]
@@ -218,7 +218,7 @@ def test_choices_stand_beside_each_seed(sweep: dict[str, pd.DataFrame]) -> None:
         expected = 100 * mine[["lower", "upper"]].to_numpy().T
         np.testing.assert_allclose(ends(dots.error_x, np.array(dots.x)), expected)
         filled = [not symbol.endswith("-open") for symbol in dots.marker.symbol]
-        assert filled == (mine["diff_stands"] == True).tolist()  # noqa: E712
+        assert filled == (mine["diff_significant"] == True).tolist()  # noqa: E712
 
 
 def test_what_is_missing_is_left_out_and_counted(sweep: dict[str, pd.DataFrame]) -> None:

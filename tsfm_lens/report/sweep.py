@@ -46,7 +46,7 @@ def build_sweep_report(
         panels,
         title=title,
         provenance={str(key): written(value) for key, value in provenance.items()},
-        notes=[*notes, *_missing(results, panels), *_methods(results)],
+        notes=[*notes, *_missing(results, panels), *methods_of(list(results.values()))],
     )
     contents: dict[Path, bytes] = {}
     drawings = [panel for each in panels.values() for panel in each]
@@ -78,12 +78,6 @@ def _missing(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[Repo
                 f"{n_missing} of {len(table)} numbers of {name} {verb} missing; what is drawn leaves {what} out."
             )
     return notes
-
-
-def _methods(results: Mapping[str, pd.DataFrame]) -> list[str]:
-    """Describe the computation of intervals and tests, each way once."""
-    tables = [table for table in results.values() if "replicates" in table and len(table)]
-    return list(dict.fromkeys(sentence for table in tables for sentence in methods_of(table)))
 
 
 def _stems(names: Iterable[str]) -> list[str]:
@@ -148,7 +142,7 @@ def latex(table: pd.DataFrame) -> str:
     cells = pd.DataFrame([{name: say(row) for name, say in columns.items()} for row in rows], columns=list(columns))
     bold = pd.DataFrame(False, index=cells.index, columns=cells.columns)
     if sheet.bold:
-        bold[sheet.bold] = [bool(row["stands"]) for row in rows]
+        bold[sheet.bold] = [bool(row["significant"]) for row in rows]
     return _to_latex(cells, list(sheet.words), bold, caption)
 
 
@@ -182,14 +176,14 @@ def _recipes(table: pd.DataFrame) -> tuple[pd.DataFrame, list[str], pd.DataFrame
         cells = {what: f"{first['label']}, {first['chosen']}" if several else first["label"]}
         cells |= {f"% change of {row['metric']}": _percent(row["change"]) for row in metrics}
         significant = dict.fromkeys(cells, False)
-        significant |= {f"% change of {row['metric']}": bool(row["stands"]) for row in metrics}
+        significant |= {f"% change of {row['metric']}": bool(row["significant"]) for row in metrics}
         for name in ("resilient", "improved"):
             count, of = int(first[f"n_{name}"]), int(first["n_datasets"])
             cells[f"{name} /{total}"] = str(count) if of == total else f"{count} of {of}"
         rows.append(cells)
         bold.append(significant)
     frame = pd.DataFrame(rows)
-    caption = "Heavy ablations: change of every metric, lower is better; bold: it stands after Holm's correction."
+    caption = "Heavy ablations: change of every metric, lower is better; bold: significant."
     return frame, [what], pd.DataFrame(bold).reindex(columns=frame.columns, fill_value=False), caption
 
 
@@ -248,19 +242,19 @@ _EFFECT: dict[str, Cell] = {
 }
 _SHEETS = {
     "sweep_effects": _Sheet(
-        "Ablated parts of the models; {intervals}; bold: the change of MASE stands after Holm's correction.",
+        "Ablated parts of the models; {intervals}; bold: the change of MASE is significant.",
         _MODEL | {"ablated": lambda row: row["label"]},
         _EFFECT,
         "% change",
     ),
     "sweep_heads": _Sheet(
-        "Heads ablated one by one; {intervals}; bold: the change of MASE stands after Holm's correction.",
+        "Heads ablated one by one; {intervals}; bold: the change of MASE is significant.",
         _MODEL | {"head": lambda row: row["label"]},
         _EFFECT,
         "% change",
     ),
     "sweep_curves": _Sheet(
-        "Heads of one layer ablated; {intervals}; bold: the change stands after Holm's correction.",
+        "Heads of one layer ablated; {intervals}; bold: the change is significant.",
         _MODEL | {"order": lambda row: order_words(row["order"])},
         {"layer": lambda row: str(row["layer"]), "heads ablated": lambda row: f"{row['ablated']} of {row['of']}"}
         | _MASE,
@@ -274,12 +268,11 @@ _SHEETS = {
         rows=lambda table: table[table["better"]],
     ),
     "sweep_selection": _Sheet(
-        "Informed and random choices of as many heads; {intervals}; differences in percentage points; bold: the change "
-        "stands after Holm's correction.",
+        "Informed and random choices of as many heads; {intervals}; bold: the change is significant.",
         _MODEL
         | {"recipe": lambda row: row["recipe"], "heads": lambda row: selection_words(row["selection"], row["seed"])},
         {"% change of MASE": _CHANGE["% change"], "interval": _span()}
-        | {"minus random": lambda row: _percent(row["diff"]), "its interval": _span("diff_lower", "diff_upper")},
+        | {"% over random": lambda row: _percent(row["diff"]), "its interval": _span("diff_lower", "diff_upper")},
         "% change of MASE",
     ),
 }

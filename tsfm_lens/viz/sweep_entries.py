@@ -1,4 +1,4 @@
-"""Parts that the figures of sweeps share: rows of results, intervals, which changes stand, and words for them."""
+"""Parts that the figures of sweeps share: rows of results, intervals, significance, and words for them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel
+from tsfm_lens.stats import units_needed
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, INK, VERMILION, percent
 from tsfm_lens.viz.words import listed
@@ -18,8 +19,9 @@ from tsfm_lens.viz.words import listed
 PARTS = {"both": "heads and MLPs", "heads": "heads", "mlp": "MLPs"}
 PART_COLOURS = {"heads": BLUE, "mlp": VERMILION, "both": GREEN}
 MASE_WORDS = "MASE (geometric mean over datasets, seasonal naive = 1)"
-STANDS = "filled: the change of MASE stands after Holm's correction"
+SIGNIFICANT = "filled: the change of MASE is significant"
 NO_AXIS = {"ticks": "", "showline": False}
+_MAX_FIRST = 3  # entries that are named by how often they are first
 _DIRECTIONS = {"low": "lowest", "high": "highest"}
 
 
@@ -68,28 +70,51 @@ def intervals_of(table: pd.DataFrame) -> str:
     return f"{percent(float(table.attrs.get('confidence', 0.95)))} intervals"
 
 
-def methods_of(table: pd.DataFrame) -> list[str]:
-    """Describe how the intervals and tests of a result were made, and where too few replicates let no change stand."""
-    replicates = sorted(set(table["replicates"])) or [0]
-    number = " to ".join(str(each) for each in dict.fromkeys((replicates[0], replicates[-1])))
-    alpha = 1 - float(table.attrs.get("confidence", 0.95))
-    test = f" ({table.attrs['test']})" if table.attrs.get("test") else ""
-    sentences = [
-        f"The {intervals_of(table)} are percentiles of a paired bootstrap of {number} replicates: datasets are drawn "
-        "with replacement, and from each its series with all their windows, the same for the ablated and the unablated "
-        f"model{test}. The two-sided p-value of a change counts the replicates on the other side of 0; with B "
-        "replicates none is below 2 / (B + 1). A change stands if its p-value, corrected by Holm's method for all "
-        f"tests of its family, is below {alpha:.2g}."
+def methods_of(tables: Sequence[pd.DataFrame]) -> list[str]:
+    """Describe how the intervals and tests of a page were made, and name tests that so few units cannot decide."""
+    tested = [table for table in tables if "units" in table and len(table)]
+    if not tested:
+        return []
+    tests = pd.concat([table[["units", "unit", "tests"]] for table in tested]).drop_duplicates()
+    over = " or ".join(dict.fromkeys(f"{row['units']} {row['unit']}" for row in told(tests)))
+    few = [few_units(row, tested[0]) for row in told(tests)]
+    level = percent(1 - float(tested[0].attrs.get("confidence", 0.95)))
+    return [
+        f"A change is a ratio of geometric means over datasets; its {intervals_of(tested[0])} are Student's t of log "
+        f"ratios over {over}. It is significant if it would have the same direction on most others like these: an "
+        f"exact two-sided sign test at {level}, corrected by Holm's method for all tests of this page on one model and "
+        "metric. Datasets made of the same observations count once, as their source; of one source the series are "
+        "counted, each with all its windows. Shares of redraws say how often an entry is first when these units are "
+        "drawn anew.",
+        *(f"{each}." for each in few if each),
     ]
-    # even the smallest p-value, times the tests of its family
-    hopeless = table.loc[2 * table["tests"] / (table["replicates"] + 1) >= alpha, "tests"]
-    if len(hopeless):
-        most = int(hopeless.max())
-        sentences.append(
-            f"In families of {most} tests no change can stand with so few replicates: give statistics.replicates of "
-            f"{int(np.ceil(round(2 * most / alpha, 6)))} or more."
-        )
-    return sentences
+
+
+def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
+    """Say that so few units cannot decide the tests of a page, and how many could; "" where they can."""
+    needed = units_needed(row["tests"], level=1 - float(table.attrs.get("confidence", 0.95)))
+    words = f"{row['units']} {row['unit']} cannot decide among {counted(row['tests'], 'test')}; {needed} could"
+    return words if row["units"] < needed else ""
+
+
+def sizes_words(rows: pd.DataFrame) -> str:
+    """Write the sizes of some changes, how many are significant, or why none can be."""
+    low, middle, high = (change_text(each) for each in rows["change"].quantile([0, 0.5, 1]))
+    count, few = int(rows["significant"].sum()), few_units(told(rows.nlargest(1, "units"))[0], rows)
+    said = f"{count or 'none'} of {counted(len(rows), 'change')} {'is' if count <= 1 else 'are'} significant"
+    between = f"by {low} to {high}, at the median by {middle}" if len(rows) > 1 else f"by {middle}"
+    return f"MASE changes {between}; {few if few and not count else said}"
+
+
+def verdict(significant: Any) -> str:
+    """Write whether a change is significant."""
+    return "significant" if bool(significant) else "not significant"
+
+
+def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
+    """Name the entries that are most often first when units are drawn anew: "layer 3 (62 %) and layer 0 (20 %)"."""
+    first = rows[rows[name] > 0].sort_values(name, ascending=False, kind="stable").head(_MAX_FIRST)
+    return listed([f"{row[what]} ({percent(round(row[name], 2))})" for row in told(first)]) if len(first) else ""
 
 
 def counted(count: int, word: str) -> str:
@@ -141,9 +166,9 @@ def selection_words(selection: str, seed: int = -1) -> str:
     return {"listed": "as listed", "stable_rank": "by stable rank"}.get(selection, selection.replace("_", " "))
 
 
-def symbols(stands: Iterable[Any], symbol: str = "circle") -> list[str]:
-    """Return a filled symbol for each change that stands, an open one for the others."""
-    return [symbol if bool(each) else f"{symbol}-open" for each in stands]
+def symbols(significant: Iterable[Any], symbol: str = "circle") -> list[str]:
+    """Return a filled symbol for each change that is significant, an open one for the others."""
+    return [symbol if bool(each) else f"{symbol}-open" for each in significant]
 
 
 def whiskers(rows: pd.DataFrame, name: str = "", *, colour: str = INK, scale: float = 1.0) -> dict[str, Any]:
@@ -193,13 +218,6 @@ def runs(numbers: Sequence[int]) -> str:
     )
 
 
-def family_of(rows: pd.DataFrame) -> str:
-    """Write how many tests a correction was for."""
-    sizes = sorted(set(rows["tests"]))
-    tests = "test" if sizes == [1] else "tests"
-    return f" (famil{'ies' if len(sizes) > 1 else 'y'} of {listed([str(size) for size in sizes])} {tests})"
-
-
 def sweep_panel(
     name: str, table: pd.DataFrame, draw: Callable[..., go.Figure], words: Callable[..., list[str]]
 ) -> Iterator[ReportPanel]:
@@ -223,12 +241,13 @@ def sweep_subject(table: pd.DataFrame) -> str:
 
 def least_words(rows: pd.DataFrame) -> str:
     """Name the layer that needs its heads most, if losing all of them costs more there than in every other layer."""
-    most = told(rows[rows["leads"] == "highest"])
-    if most:
-        return f"layer {most[0]['layer']} bears least, it keeps {most[0]['kept']} of {most[0]['of']}"
+    for row in told(rows[rows["leads"] == "highest"]):
+        share = percent(round(row["lead_share"], 2))
+        return f"layer {row['layer']} bears least ({share} of redraws), it keeps {row['kept']} of {row['of']}"
     low, high = rows["kept"].min(), rows["kept"].max()
-    span = f"{low}" if low == high else f"{low} to {high}"
-    return f"layers keep {span} of {counted(int(rows['of'].max()), 'head')}, and none stands out as bearing least"
+    often = often_first(rows.assign(name="layer " + rows["layer"].astype(str)), "name")
+    which = f"; no layer bears least for certain, in redraws most often {often}" if often else ""
+    return f"layers keep {low}{f' to {high}' if high > low else ''} of {counted(int(rows['of'].max()), 'head')}{which}"
 
 
 def plural_s(things: Sequence[Any]) -> str:

@@ -22,7 +22,7 @@ from tsfm_lens.viz.words import listed
 
 __all__ = ["head_changes", "head_curves", "heads_at_layers"]
 
-_HEADS = ("layer", "attention", "head", "change", "lower", "upper", "stands")
+_HEADS = ("layer", "attention", "head", "change", "lower", "upper", "significant")
 _COUNTS = ("model", "layer", "order", "ablated", "of", "share", "better", "within")
 _CURVE = ("mase", "change", "lower", "upper", "baseline_mase")
 _MAX_LABELS, _SPREAD = 12, 0.84  # heads with their number, of a model; share of a layer's room that its heads take
@@ -34,25 +34,25 @@ SWEEP_CURVES = measurement("sweep_curves", subject=sweep.sweep_subject)
 
 
 def read_heads(table: pd.DataFrame) -> list[str]:
-    """Describe which single heads' changes stand, and whether one of them costs more than every other."""
+    """State what single heads cost, which changes are significant, and whether one costs more than every other."""
     rows, out = table[np.isfinite(table["change"])], []
     for model in sweep.models_in(rows):
         mine = rows[rows["model"] == model]
-        standing = mine[mine["stands"]]
-        summary = (
-            f"{model}: without one head, MASE changes by {sweep.change_text(mine['change'].min())} to "
-            f"{sweep.change_text(mine['change'].max())}; of {sweep.counted(len(mine), 'change')} "
-            f"{len(standing) or 'none'} {'stand' if len(standing) > 1 else 'stands'} after Holm's "
-            f"correction{sweep.family_of(mine)}"
-        )
-        by_size = standing.loc[standing["change"].abs().sort_values(ascending=False, kind="stable").index]
+        named = mine[mine["significant"]]
+        summary = f"{model}: without one head, {sweep.sizes_words(mine)}"
+        by_size = named.loc[named["change"].abs().sort_values(ascending=False, kind="stable").index]
         which = [f"{row['label']} ({sweep.change_words(row)})" for row in sweep.told(by_size.head(_MAX_NAMES))]
-        more = f", and {len(standing) - _MAX_NAMES} more in the table" if len(standing) > _MAX_NAMES else ""
+        more = f", and {len(named) - _MAX_NAMES} more in the table" if len(named) > _MAX_NAMES else ""
         out.append(f"{summary}: {listed(which)}{more}." if which else f"{summary}.")
-        if not which:
-            out.append(f"These data do not tell which head of {model} matters; more datasets or series may.")
-        for row in sweep.told(mine[(mine["leads"] == "highest") & mine["stands"]]):
-            out.append(f"The loss of {row['label']} costs more than that of every other head.")
+        first = sweep.told(mine[(mine["leads"] == "highest") & (mine["change"] > 0)])
+        often = sweep.often_first(mine, "label")
+        if first:
+            share = percent(first[0]["lead_share"])
+            out.append(
+                f"The loss of {first[0]['label']} costs more than that of every other head ({share} of redraws)."
+            )
+        elif often:
+            out.append(f"No head costs more than every other; most often first in redraws: {often}.")
     return out
 
 
@@ -81,11 +81,11 @@ def read_curves(table: pd.DataFrame) -> list[str]:
         parts = [f"{sweep.order_words(order)} in {(better['order'] == order).sum()}" for order in orders]
         none = int((open_layers["within"] == 0).sum())
         remark = f"; in {none} no head can go" if none else ""
-        standing = better.loc[better["order_stands"], "layer"].tolist()
-        where = f"layer{sweep.plural_s(standing)} {sweep.runs(standing)}" if standing else "no layer"
+        named = better.loc[better["order_significant"], "layer"].tolist()
+        where = f"layer{sweep.plural_s(named)} {sweep.runs(named)}" if named else "no layer"
         out.append(
             f"Of the {sweep.counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}; "
-            f"that the other order costs more there stands after Holm's correction in {where}."
+            f"that the other order costs more there is significant in {where}."
         )
     return out
 
@@ -104,8 +104,8 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
         mine = rows[rows["model"] == model].sort_values(["layer", "attention", "head"], kind="stable")
         place = mine.groupby("layer").cumcount() - (mine.groupby("layer")["head"].transform("size") - 1) / 2
         mine = mine.assign(place=mine["layer"] + _SPREAD * place / crowd[model])
-        standing = mine[mine["stands"]]
-        labels = set(standing.index[np.argsort(-standing["change"].abs().to_numpy(), kind="stable")[:_MAX_LABELS]])
+        named = mine[mine["significant"]]
+        labels = set(named.index[np.argsort(-named["change"].abs().to_numpy(), kind="stable")[:_MAX_LABELS]])
         for i, kind in enumerate(kinds):
             _single(panel, mine[mine["attention"] == kind], kind, CATEGORICAL[i % len(CATEGORICAL)], labels)
         sweep.level(panel, 0.0, "dash")
@@ -116,7 +116,7 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
         "What each head costs, ablated by itself",
         f"relative change of the geometric mean of MASE over datasets, {sweep.intervals_of(table)}; heads of a layer "
         "side by side, the first leftmost",
-        f"{sweep.STANDS}, with the head's number",
+        f"{sweep.SIGNIFICANT}, with the head's number",
         cut,
         remark,
     )
@@ -130,13 +130,12 @@ def _single(panel: Panel, rows: pd.DataFrame, kind: str, colour: str, labels: se
         f"{' and '.join(kind_word(each) for each in kind.split('+'))} heads",
         "%{customdata}",
         customdata=[
-            f"{plain(row['label'])}<br>MASE {sweep.change_words(row)}<br>"
-            f"{'stands' if row['stands'] else 'does not stand'} after Holm's correction"
+            f"{plain(row['label'])}<br>MASE {sweep.change_words(row)}<br>{sweep.verdict(row['significant'])}"
             for row in sweep.told(rows)
         ],
         colour=colour,
         size=7,
-        symbol=sweep.symbols(rows["stands"]),
+        symbol=sweep.symbols(rows["significant"]),
         error_y=sweep.whiskers(rows, colour=colour, scale=100),
         mode="markers+text",
         text=[

@@ -19,7 +19,7 @@ from tsfm_lens.viz.theme import CATEGORICAL, mixed, percent, plain
 from tsfm_lens.viz.words import listed, num
 
 __all__ = ["layer_distances", "range_curves"]
-_CHANGE = ("model", "family", "label", "part", "first", "last", "change", "lower", "upper", "stands")
+_CHANGE = ("model", "family", "label", "part", "first", "last", "change", "lower", "upper", "significant")
 _DISTANCE = ("spearman_distance", "spearman_distance_lower", "spearman_distance_upper")
 _MASE = ("mase", "baseline_mase")
 _SHAPES = ("circle", "square", "diamond", "triangle-up", "cross", "x")
@@ -34,7 +34,7 @@ def _sized(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_distances(table: pd.DataFrame, part: str) -> list[str]:
-    """Describe which single layers matter, which changes stand, and where the forecast keeps its shape."""
+    """Describe which single layers matter, which changes are significant, and where the forecast keeps its shape."""
     rows = _sized(table)
     rows = rows[(rows["part"] == part) & rows["family"].isin(("layers", "groups"))]
     rows = rows[np.isfinite(rows["spearman_distance"])]
@@ -45,24 +45,18 @@ def read_distances(table: pd.DataFrame, part: str) -> list[str]:
         if len(single):
             out += _single_layers(single, model, part)
         if len(groups):
-            standing = int(groups["stands"].sum())
-            out.append(
-                f"Of {sweep.counted(len(groups), 'change')} of MASE without a group of layers, {standing} "
-                f"stand{'s' if standing == 1 else ''}."
-            )
+            out.append(f"{model}: without a group of layers, {sweep.sizes_words(groups)}.")
     return out
 
 
 def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
-    small = int((rows["change"].abs() < _SMALL).sum())
-    standing = rows.loc[rows["stands"], "first"].tolist()
-    word = "the changes of layers" if len(standing) > 1 else "the change of layer"
-    which = f"{word} {sweep.runs(standing)} stand{'' if len(standing) > 1 else 's'}" if standing else "no change stands"
-    summary = (
-        f"{model}: without the {sweep.PARTS[part]} of one layer, {small} of {sweep.counted(len(rows), 'layer')} "
-        f"change{'s' if small == 1 else ''} MASE by less than "
-        f"{percent(_SMALL)}; {which} after Holm's correction{sweep.family_of(rows)}."
+    small = int((rows["change"] < _SMALL).sum())
+    named = rows.loc[rows["significant"], "first"].tolist()
+    which = f" (layer{sweep.plural_s(named)} {sweep.runs(named)})" if named else ""
+    layers = (
+        f"{small} of {sweep.counted(len(rows), 'layer')} cost{'s' if small == 1 else ''} less than {percent(_SMALL)}"
     )
+    summary = f"{model}: without the {sweep.PARTS[part]} of one layer, {sweep.sizes_words(rows)}{which}; {layers}."
     if len(rows) < 2:
         return [summary]
     leaders = {row["distance_leads"]: row for row in sweep.told(rows[rows["distance_leads"] != ""])}
@@ -72,9 +66,10 @@ def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
         for side, verb in verbs.items()
         if side in leaders
     ]
-    span = f"{num(rows['spearman_distance'].min())} to {num(rows['spearman_distance'].max())}"
-    none = f"No layer stands out by how far the forecast moves without it (Spearman distance {span})."
-    return [summary, f"The forecast {listed(parts)}." if parts else none]
+    often = sweep.often_first(rows.assign(name="layer " + rows["first"].astype(str)), "name", "distance_lead_share")
+    span = f"moves by a Spearman distance of {' to '.join(map(num, rows['spearman_distance'].agg(['min', 'max'])))}"
+    redraws = f"; in redraws it moves most without {often}" if often else ""
+    return [summary, f"The forecast {listed(parts) if parts else span}{redraws}."]
 
 
 def read_ranges(table: pd.DataFrame) -> list[str]:
@@ -91,7 +86,7 @@ def read_ranges(table: pd.DataFrame) -> list[str]:
         out.append(
             f"{model}, without {sweep.PARTS[str(part)]}: the MASE {reach}; over all "
             f"{sweep.counted(longest['size'], 'layer')} it "
-            f"changes by {sweep.change_text(longest['change'])}{', which stands' if longest['stands'] else ''}."
+            f"changes by {sweep.change_text(longest['change'])} ({sweep.verdict(longest['significant'])})."
         )
     return out
 
@@ -120,7 +115,7 @@ def layer_distances(table: pd.DataFrame, *, part: str = "both") -> go.Figure:
     return grid.dress(
         f"How far the forecast moves without the {sweep.PARTS[part]} of layers",
         "Spearman distance to the unablated forecast (0: same shape, 1: unrelated) with " + sweep.intervals_of(table),
-        sweep.STANDS,
+        sweep.SIGNIFICANT,
         remark,
     )
 
@@ -135,7 +130,7 @@ def _distances(panel: Panel, rows: pd.DataFrame, size: int, colour: str, shape: 
         customdata=_hover(rows),
         colour=colour,
         size=8,
-        symbol=sweep.symbols(rows["stands"], shape),
+        symbol=sweep.symbols(rows["significant"], shape),
         error_y=sweep.whiskers(rows, "spearman_distance", colour=colour),
         error_x=across | {"color": colour} if size > 1 else None,
         mode="lines+markers" if size == 1 else "markers",
@@ -177,7 +172,7 @@ def range_curves(table: pd.DataFrame) -> go.Figure:
     title_axes(grid, "layers in the range", "MASE")
     sweep.whole_ticks(grid, float(rows["size"].max()))
     words = f"{sweep.MASE_WORDS}; dashed: unablated; bands: {sweep.intervals_of(table)} of the change"
-    return grid.dress("Error as a growing range of layers is ablated", words, cut, sweep.STANDS, remark)
+    return grid.dress("Error as a growing range of layers is ablated", words, cut, sweep.SIGNIFICANT, remark)
 
 
 def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> None:
@@ -192,7 +187,7 @@ def _range_line(panel: Panel, rows: pd.DataFrame, base: float, part: str) -> Non
         colour=colour,
         width=1.6,
         mode="lines+markers",
-        marker={"symbol": sweep.symbols(rows["stands"]), "color": colour, "size": 7},
+        marker={"symbol": sweep.symbols(rows["significant"]), "color": colour, "size": 7},
     )
 
 

@@ -19,9 +19,9 @@ from tsfm_lens.viz.words import num
 __all__ = ["dataset_heatmap", "recipe_table", "selection_comparison"]
 
 _MAX_NAMES = 8  # things that are named one by one
-_KEYS = ("model", "recipe", "selection", "seed", "change", "lower", "upper", "stands")
+_KEYS = ("model", "recipe", "selection", "seed", "change", "lower", "upper", "significant")
 _SIZES = ("metric", "heads_ablated", "heads_total", "n_mlps")
-_DIFF = ("diff", "diff_lower", "diff_upper", "diff_stands")
+_DIFF = ("diff", "diff_lower", "diff_upper", "diff_significant", "n_worse")
 _COUNTS = {"n_resilient": "datasets with a rise of MASE below 5 %", "n_improved": "datasets with a lower MASE"}
 _COLOUR_CAP = 25  # percent at which the table's colours end
 
@@ -30,18 +30,18 @@ SWEEP_SELECTION = measurement("sweep_selection", subject=sweep.sweep_subject)
 
 
 def read_recipes(table: pd.DataFrame) -> list[str]:
-    """State what each recipe costs in MASE, what stands, and how many datasets bear it."""
+    """State what each recipe costs in MASE, whether that is significant, and how many datasets bear it."""
     rows = recipe_rows(table)
     rows = rows[rows["metric"] == ("MASE" if (rows["metric"] == "MASE").any() else rows["metric"].iloc[0])]
     out = []
     for row in sweep.told(rows.head(_MAX_NAMES).dropna(subset="change")):
         resilient, improved = row["n_resilient"], row["n_improved"]
-        verdict = "stands" if row["stands"] else "does not stand"
+        middle, low, high = (sweep.change_text(row[name]) for name in ("median", "least", "most"))
         out.append(
-            f"{row['label']}: {row['metric']} {sweep.change_words(row)}, which {verdict} after Holm's correction"
-            f"{sweep.family_of(rows)}; {resilient} of {sweep.counted(row['n_datasets'], 'dataset')} "
-            f"rise{'s' if resilient == 1 else ''} by less than 5 %, {improved} of them "
-            f"improve{'s' if improved == 1 else ''}."
+            f"{row['label']}: {row['metric']} {sweep.change_words(row)}, {sweep.verdict(row['significant'])}; the "
+            f"median of {row['units']} {row['unit']} is {middle} ({low} to {high}); {resilient} of "
+            f"{sweep.counted(row['n_datasets'], 'dataset')} rise{'s' if resilient == 1 else ''} by less than 5 %, "
+            f"{improved} of them improve{'s' if improved == 1 else ''}."
         )
     if (more := len(rows) - _MAX_NAMES) > 0:
         out.append(f"{more} more {'is' if more == 1 else 'are'} in the table.")
@@ -54,13 +54,12 @@ def read_selection(table: pd.DataFrame) -> list[str]:
     for row in sweep.told(table[np.isfinite(table["diff"])]):
         same = (table["model"] == row["model"]) & (table["recipe"] == row["recipe"])
         seeds = int((same & (table["selection"] == "random")).sum())
-        span = sweep.span_text(row["diff_lower"], row["diff_upper"]).replace(" %]", "]")
-        verdict = f" {span}, which {'stands' if row['diff_stands'] else 'does not stand'} after Holm's correction"
+        span = sweep.span_text(row["diff_lower"], row["diff_upper"])
+        mean = f"the geometric mean of {seeds} random ones" if seeds > 1 else "a random one"
+        said = f"{sweep.change_text(row['diff'])} {span} ({sweep.verdict(row['diff_significant'])})"
         out.append(
-            f"{row['model']}, {row['recipe']}: the informed choice changes MASE by "
-            f"{sweep.change_text(row['diff'])[:-2]} "
-            f"percentage points against the mean of {seeds} random one{'s' if seeds > 1 else ''}"
-            f"{verdict if span else ''}."
+            f"{row['model']}, {row['recipe']}: the informed choice's MASE against that of {mean}: {said}; "
+            f"{row['n_worse']} of {seeds} cost more."
         )
     return out
 
@@ -107,7 +106,7 @@ def recipe_table(table: pd.DataFrame) -> go.Figure:
     return canvas.dress(
         "Heavy ablations: change of every metric, and how many datasets bear them",
         f"% change of the geometric mean over datasets [{sweep.intervals_of(table)[:-1]}], lower is better; bold: "
-        "stands after Holm's correction; resilient: MASE rises by less than 5 %, improved: it falls",
+        "significant; resilient: MASE rises by less than 5 %, improved: it falls",
     )
 
 
@@ -120,7 +119,7 @@ def _table_cell(row: dict[str, Any]) -> str:
     if not np.isfinite(row["change"]):
         return "–"
     main = sweep.change_text(row["change"], 2)[:-2]
-    main = f"<b>{main}</b>" if row["stands"] else main
+    main = f"<b>{main}</b>" if row["significant"] else main
     span = sweep.span_text(row["lower"], row["upper"]).replace(" %]", "]")
     return f'{main}<br><span style="font-size:10px">{span}</span>' if span else main
 
@@ -148,7 +147,7 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
             ],
             colour=mixed(GREY, 0.8) if random else CATEGORICAL[2 * i % 6],
             size=8,
-            symbol=sweep.symbols(mine["diff_stands"]),
+            symbol=sweep.symbols(mine["diff_significant"]),
             error_x=sweep.whiskers(mine, colour=GREY, scale=100),
         )
     panel.upright(0)
@@ -157,7 +156,7 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
     return canvas.dress(
         "Does it matter which heads go? Informed choices against random ones",
         f"the same number of heads in each layer and the same MLPs; {sweep.intervals_of(table)}; filled: the "
-        "difference from the mean of the random choices stands after Holm's correction",
+        "difference from the geometric mean of the random choices is significant",
         remark,
     )
 

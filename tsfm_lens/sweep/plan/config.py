@@ -117,10 +117,15 @@ class Variants(Strict):
 
 
 class Statistics(Strict):
-    """Intervals of all changes; a change stands if its corrected p-value is below 1 - confidence."""
+    """Confidence of intervals; a change is significant if its corrected p-value is at most 1 - confidence."""
 
     confidence: float = Field(default=0.95, gt=0, lt=1)
-    replicates: int = Field(default=2000, ge=100, le=10**6)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_replicates(cls, content: Any) -> Any:
+        # stores from before 0.2 say how many; nothing is drawn any more
+        return {k: v for k, v in content.items() if k != "replicates"} if isinstance(content, dict) else content
 
 
 class SweepConfig(Strict):
@@ -135,7 +140,7 @@ class SweepConfig(Strict):
         distance_steps: forecast steps that distances to the plain forecast are taken over.
         how: what takes the place of ablated components.
         reference_windows: windows on which the values of "mean" and "resample" are recorded.
-        seed: of the windows, forecasts and replicates.
+        seed: of the windows and forecasts.
         memory: limit of what the forecasts of one worker may hold, such as "4 GB"; half of what is free if None.
         devices: torch devices that workers are dealt out to.
         statistics: see there.
