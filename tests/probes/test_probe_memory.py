@@ -56,7 +56,7 @@ OTHERS = set(
     "norm_weighted_attention patch_attention random_heads autoregressive_attention".split()
 )
 # differences of equals, which are rounding and nothing else
-ROUNDING = {"completeness_error", "identity_error"}
+ROUNDING = {"completeness_error", "identity_error", "path_error"}
 # a gradient of all series together, and activations that are heard of all of them
 WHOLE = {"attribution_patching", "edge_attribution", "path_patching"}
 

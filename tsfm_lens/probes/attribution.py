@@ -56,9 +56,9 @@ def attribute(
 ) -> xr.Dataset:
     """Split the forecast among the embedding, heads, MLPs and output biases of the stack that is read out.
 
-    Parts go from the readout of an empty residual stream to the model's own forecast. The default is the decomposition
-    that ranks the true parts of planted models first: ``logit`` of token models, ``integrated`` of others (mean AUROC
-    0.97 and 0.98; ``lens_difference`` 0.93, ``expected_value``, which sharp logits saturate, 0.63).
+    Parts go from the readout of an empty residual stream to the model's own forecast. The default is what ranks the
+    true parts of planted models first: ``logit`` of token models, ``integrated`` of others (mean AUROC 0.97 and 0.98;
+    ``lens_difference`` 0.93, ``expected_value``, which sharp logits saturate, 0.63).
 
     - ``logit``: of the token on the run's path, less the mean over the vocabulary, with the final norm's scale frozen;
       linear, so the parts sum exactly to the whole. A head that lifts all logits alike is mistaken for a part.
@@ -72,18 +72,18 @@ def attribute(
         run: the forecast to explain.
         decompositions: one or several of the above, or "all"; the default alone if None.
         tolerance: most error of ``integrated``, as a share of a series' largest total. Points of the path are doubled
-            until the parts, or their sum, are within it, up to 1,024 of them.
+            until the sum of all parts is within it, up to 1,024 of them.
 
     Returns:
         Dataset of kind "attribution": ``attribution`` and ``total`` over ``decomposition``, ``component`` (not total),
         ``series``, (``quantile``), ``step``. Over (decomposition, component, series), of the median, a token decoder's
         first step left out: ``mean_absolute``, mean size over steps; ``size_share``, the same over the sum of all, with
         what :func:`tsfm_lens.findings.judge` adds, heads among heads; ``mean_attribution``, signed;
-        ``attribution_share``, the same over the sum of all sizes; ``sign_agreement``, share of steps with the sign of
-        ``mean_attribution``. ``series_agreement`` (decomposition, component): share of series with the more frequent
-        sign. ``completeness_error`` (decomposition, series): the parts' largest deviation from ``total``, over the
-        largest total. ``nodes`` (decomposition): points of the path, 1 where the head's one hidden layer needs no more,
-        0 where there is no path; ``path_error``, estimate of the error that is left for lack of points.
+        ``attribution_share``, the same over the sum of all sizes; ``sign_agreement``, share of steps with its sign.
+        ``series_agreement`` (decomposition, component): share of series with the more frequent sign.
+        ``completeness_error`` (decomposition, series): the parts' largest deviation from ``total``, over the largest
+        total. ``nodes`` (decomposition): points of the path, 0 where there is none; ``path_error``, what their number
+        leaves of error.
 
     Raises:
         InputError: a horizon longer than one pass, no positive tolerance, or hooks that edit the stream or what is
@@ -121,30 +121,24 @@ def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tole
             for name in lacking:
                 parts, total, *path = getattr(split, name)()
                 cache[keys[name]] = (*(each.cpu().double().numpy() for each in (parts, total)), *path)
-    return _dataset(run, {name: cache[key] for name, key in keys.items()}, tolerance)
-
-
-def _dataset(run: Run, parts: dict[str, Any], tolerance: float) -> xr.Dataset:
-    units = {"logit": "logit", "probability": "probability"}
-    coords = component_coords(run.cache["attribution"]["components"])
-    coords["unit"] = ("decomposition", [units.get(name, "data units") for name in parts])
-    attribution, total, nodes, errors = (np.stack(each) for each in zip(*parts.values(), strict=True))
+    coords = component_coords(cache["components"])
+    coords["unit"] = ("decomposition", [name if name in ("logit", "probability") else "data units" for name in wanted])
     axes = ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
     if run.tokens is None:
         coords["quantile"] = list(run.lens.levels)
-    gap = np.abs(attribution.sum(axis=1) - total)
-    over = tuple(range(2, gap.ndim))
-    size = np.abs(total).max(axis=over)
-    data = run.dataset().assign_coords(decomposition=list(parts), **coords)
+    attribution, total, nodes, errors = (np.stack(each) for each in zip(*map(cache.get, keys.values()), strict=True))
+    over = tuple(range(2, total.ndim))
+    gap, size = (np.abs(each).max(axis=over) for each in (attribution.sum(axis=1) - total, total))
+    data = run.dataset().assign_coords(decomposition=list(keys), **coords)
     data = data.assign(
         attribution=(("decomposition", "component", *axes), attribution),
         total=(("decomposition", *axes), total),
-        completeness_error=(("decomposition", "series"), gap.max(axis=over) / np.where(size > 0, size, 1.0)),
+        completeness_error=(("decomposition", "series"), gap / np.where(size > 0, size, 1.0)),
         native_median=(("series", "step"), run.forecast.median),
         nodes=("decomposition", nodes),
         path_error=("decomposition", errors),
     )
-    facts = {"tolerance": tolerance, "first_step": run.first_step}
+    facts: dict[str, Any] = {"tolerance": tolerance, "first_step": run.first_step}
     data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, **facts)
     return data
 
@@ -234,7 +228,7 @@ class _Split:
 
     @cached_property
     def _of_distribution(self) -> tuple[Tensor, Tensor]:
-        """Parts (component, …, 2) and whole of the token's probability and of the expected value."""
+        """Parts (component, …) and whole of the token's probability and of the expected value, (…, 2)."""
         first = self.lens.first_value_token
         values = self.lens.bin_values(self.run.encoded)[:, None].to(self.last)
 
@@ -246,13 +240,12 @@ class _Split:
         parts = self._telescope(lambda streams: read(self.readout(streams)))
         return parts, read(self.output) - read(self.readout(self.empty))
 
-    def probability(self) -> Parts:
+    def probability(self, place: int = 0) -> Parts:
         parts, whole = self._of_distribution
-        return parts[..., 0], whole[..., 0], 0, 0.0
+        return parts[..., place], whole[..., place], 0, 0.0
 
     def expected_value(self) -> Parts:
-        parts, whole = self._of_distribution
-        return parts[..., 1], whole[..., 1], 0, 0.0
+        return self.probability(1)
 
     @cached_property
     def _whole(self) -> Tensor:
@@ -271,12 +264,12 @@ class _Split:
         for nodes in _NODES:
             path = Secants(self.frozen, self.last, nodes)
             # nothing is emitted for some covariates
-            gap = (path.push(self.last[None], 1)[0] - self._whole)[size.isfinite()].abs().flatten(1).amax(1)
+            gap = (path.apply(self.last[None], 1)[0] - self._whole)[size.isfinite()].abs().flatten(1).amax(1)
             apart = float((gap / size[size.isfinite()]).nan_to_num(math.inf).max())
             # one node is exact with one hidden layer, whose parts add up to rounding, and says nothing of more
-            if apart <= (max(self.tolerance, rounding) if nodes > 1 else rounding * (path.layers < 2)):
+            if apart <= (max(self.tolerance, rounding) if nodes > 1 else rounding * path.one_hidden):
                 break
-        return path.push(self.writes, self._at_once), self._whole, nodes, apart
+        return path.apply(self.writes, self._at_once), self._whole, nodes, apart
 
 
 def count_read(run: Run) -> int:
@@ -348,7 +341,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "head": range(stack.n_heads),
         },
     )
-    facts = {name: str(result[name].item()) for name in ("decomposition", "unit")}
+    facts: dict[str, Any] = {name: str(result[name].item()) for name in ("decomposition", "unit")}
     facts |= {"stack": stack.name, "d_model": stack.d_model, "steps": parts.shape[-1]}
     source = "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)"
     data.attrs = run.describe("stream_shares", "Writers of the residual stream", source, **facts)

@@ -34,8 +34,8 @@ class Secants(TorchFunctionMode):
         nodes: of Gauss's rule.
 
     Attributes:
-        layers: number of elementwise functions that the path passes through.
-        affine: whether the readout is affine but for them.
+        affine: whether the readout is affine but for elementwise functions.
+        one_hidden: whether it is, and has at most one of them along the path.
 
     Source:
         Sundararajan et al. 2017 for the path integral.
@@ -56,13 +56,13 @@ class Secants(TorchFunctionMode):
         points = torch.as_tensor(np.append(edges, self.at) / 2 + 0.5).to(stop)
         with self:
             readout(points.reshape(-1, *[1] * stop.ndim) * stop)
-        self.layers = sum(lines is not None for lines in self._lines)
         below, level, above = self._read(torch.stack([-stop, torch.zeros_like(stop), stop])).nan_to_num()
         rounding = 1000 * torch.finfo(level.dtype).eps * above.abs().max()
         # then a derivative is a difference, which takes a fraction of the time
         self.affine = bool((above + below - 2 * level).abs().max() <= rounding)
+        self.one_hidden = self.affine and sum(lines is not None for lines in self._lines) < 2
 
-    def push(self, parts: Tensor, at_once: int) -> Tensor:
+    def apply(self, parts: Tensor, at_once: int) -> Tensor:
         """Apply the mean derivative to parts of the stream (part, …), so many at once."""
         total = torch.zeros(())
         for self._node, (at, weight) in enumerate(zip(self.at, self.weights, strict=True)):  # noqa: B020
