@@ -263,11 +263,13 @@ class _Split:
         rounding = 10 * (relative_rounding(self.lens) + own)
         for nodes in _NODES:
             path = Secants(self.frozen, self.last, nodes)
+            # one node is exact with one hidden layer, whose parts add up to rounding, and says nothing of more
+            if nodes == 1 and not path.one_hidden:
+                continue
             # nothing is emitted for some covariates
             gap = (path.apply(self.last[None], 1)[0] - self._whole)[size.isfinite()].abs().flatten(1).amax(1)
             apart = float((gap / size[size.isfinite()]).nan_to_num(math.inf).max())
-            # one node is exact with one hidden layer, whose parts add up to rounding, and says nothing of more
-            if apart <= (max(self.tolerance, rounding) if nodes > 1 else rounding * path.one_hidden):
+            if apart <= (max(self.tolerance, rounding) if nodes > 1 else rounding):
                 break
         return path.apply(self.writes, self._at_once), self._whole, nodes, apart
 
