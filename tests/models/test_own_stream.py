@@ -98,7 +98,7 @@ def test_what_hooks_do_to_a_sum_is_said(model: Forecaster, point: str) -> None:
         if EDITS[point]:
             expect_error(rf"{EDITS[point]}.*Hooks are set at {point}; an edit", probes.attribute, run)
         else:
-            exact = probes.attribute(run)["completeness_error"].sel(decomposition="lens_difference")
+            exact = probes.attribute(run, decompositions="lens_difference")["completeness_error"]
             assert float(exact.max()) < rounding("float32", 1.0, depth=100)
 
 

@@ -55,8 +55,8 @@ OTHERS = set(
     "flow_of_ranks row_angles signal_families weight_ranks heads_by_stable_rank lag_attention "
     "norm_weighted_attention patch_attention random_heads autoregressive_attention".split()
 )
-# differences of equals, which are rounding and nothing else
-ROUNDING = {"completeness_error", "identity_error"}
+# differences of equals, and signs of parts of size 0, which are rounding and nothing else
+ROUNDING = {"completeness_error", "identity_error", "path_error", "sign_agreement", "series_agreement"}
 # a gradient of all series together, and activations that are heard of all of them
 WHOLE = {"attribution_patching", "edge_attribution", "path_patching"}
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tiny_lenses import lens_of
+from tsfm_lens.models import architectures
 from tsfm_lens.probes import attribute
-from tsfm_lens.probes.attribution import DECOMPOSITIONS, _push_forward, writes_and_stream
+from tsfm_lens.probes.attribution import DECOMPOSITIONS, writes_and_stream
+from tsfm_lens.probes.secants import push_forward
 from tsfm_lens.testing import assert_close, example_case
 
 TOLERANCE = 1e-3
@@ -45,16 +47,27 @@ def test_path_integrals_are_those_of_many_points_within_the_tolerance(name: str)
     found = attribute(run, tolerance=TOLERANCE)
     _, writes, last = writes_and_stream(run)
     few = [0, len(writes) // 2, len(writes) - 1]
-
-    def mean(streams: torch.Tensor) -> torch.Tensor:
-        return lens.readout(streams, run.encoded, like=last)[..., : run.horizon].double().mean(0)
-
-    shares = (torch.arange(1024) + 0.5).reshape(-1, *[1] * last.ndim) / 1024
     with torch.no_grad():
-        expected = sum(_push_forward(mean, last * part, writes[few]) for part in shares.split(64)) / 16  # type: ignore
+        expected = torch.zeros(())
+        for share in ((torch.arange(512) + 0.5) / 512).tolist():
+            slopes = push_forward(lambda x: lens.readout(x, run.encoded, like=last), share * last, writes[few], 3)
+            expected = expected + slopes[..., : run.horizon].double() / 512
     gap = np.abs(found["attribution"].values[0][few] - expected.numpy()).max((0, -1, -2))
     assert (gap <= 2 * TOLERANCE * np.abs(found["total"].values[0]).max((-1, -2))).all()
     assert float(found["path_error"].max()) <= TOLERANCE
+
+
+@pytest.mark.parametrize("name", [name for name in architectures() if name not in ("chronos", "t5")])
+def test_positions_that_are_not_read_are_not_needed(name: str) -> None:
+    lens = lens_of(name)
+    run = lens.run(example_case(lens).encoded.batch, 3)
+    found = attribute(run, decompositions="lens_difference")["attribution"].values[0]
+    _, writes, last = writes_and_stream(run)
+    with torch.no_grad():
+        sums = [torch.zeros_like(last), *writes.cumsum(0)]
+        expected = torch.stack([lens.readout(stream, run.encoded)[..., : run.horizon] for stream in sums])
+    level = float(expected.nan_to_num().abs().max())
+    assert_close(found / level, expected.diff(dim=0).double().numpy() / level, depth=1000, dtype=np.float32)
 
 
 @pytest.mark.parametrize("architecture", sorted(set(SCORES["architecture"])))

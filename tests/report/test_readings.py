@@ -31,7 +31,7 @@ from tsfm_lens.viz.path_patching import read_paths
 from tsfm_lens.viz.rollout import read_flow, read_norm_weighted, read_rollout
 from tsfm_lens.viz.similarity import read_entropic_rank, read_layer_similarity
 from tsfm_lens.viz.weights import read_spectra, read_stable_rank
-from tsfm_lens.viz.words import is_head, nats_of
+from tsfm_lens.viz.words import is_head, nats_of, signed
 from tsfm_lens.viz.zero_ablation import read_ablation, read_ablation_forecasts
 
 Reader = Callable[..., Any]
@@ -191,6 +191,12 @@ def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
     assert none[0] == "MAE is changed by 1 % or more by no layer."
     drowned = judge(results["attribution"], "size_share", floor=9.0, groups="decomposition")
     assert not any("largest" in words for words in read_attribution_over_series(drowned, "logit"))
+    parts = results["attribution"]
+    single = parts.assign(attribution=parts["attribution"].where(parts["component"] == "decoder.0.mlp", -0.0))
+    words = read_attribution(single, "expected_value", 0)[0]
+    assert [part in words for part in ("those of decoder.0.mlp (", "ones to 0.", "cross_attn")] == [True, True, False]
+    silent = read_attribution(parts.assign(attribution=-0.0 * parts["attribution"]), "expected_value", 0)
+    assert ("no component moves" in silent[0], signed(-0.0)) == (True, "+0")
     drowned = judge(results["patching"], "recovered", floor=2.0, signed=True)
     assert read_patching(drowned, 0)[1].startswith("No single patch moves")
     assert read_patched_forecasts(drowned, 0)[0].startswith("No patch brings")

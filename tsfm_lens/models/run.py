@@ -20,7 +20,7 @@ from tsfm_lens.data.batch import held_out
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
-from tsfm_lens.hooks.recorder import by_row
+from tsfm_lens.hooks.recorder import at_positions, by_row
 from tsfm_lens.models.adapter import default_horizon
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.batching import limit_of
@@ -169,9 +169,11 @@ class Run:
         self._refuse_other_hooks()
         return self._forward(())[0]
 
-    def _forward(self, names: Iterable[str]) -> tuple[np.ndarray, Activations]:
+    def _forward(self, names: Iterable[str], last: int | None = None) -> tuple[np.ndarray, Activations]:
         """Return the point forecast of the single forward and its activations at hook points."""
-        encoded, capture = self.encoded, Capture(self.lens, self.batch, names_of(self.lens, list(names), None))
+        encoded, names = self.encoded, names_of(self.lens, list(names), None)
+        reduce = None if last is None else at_positions(self.lens.registry.points, names, (-last, None))
+        capture = Capture(self.lens, self.batch, names, reduce)
         with torch.no_grad(), self._clock("recordings"):
             output, acts = capture.forward(encoded, self.read)
             return output.cpu().double().numpy(), acts
@@ -201,8 +203,10 @@ class Run:
 
     # --- activations -------------------------------------------------------------------------------------
 
-    def record(self, names: Iterable[str]) -> Activations:
+    def record(self, names: Iterable[str], last: int | None = None) -> Activations:
         """Return activations at these hook points at least: of the single forward, or of every pass of a rollout.
+
+        With ``last``, a single forward made for this keeps so many last positions and queries alone.
 
         Raises:
             UnknownNameError: no such hook point.
@@ -220,9 +224,10 @@ class Run:
                     self.batch, names_filter=sorted(requested), rollout=True, **options
                 )
         else:
-            output, acts = self._forward(sorted(requested))
+            output, acts = self._forward(sorted(requested), last)
         self.__dict__.setdefault("forecast" if self.rollout else "point", output)
-        self._keep(acts)
+        if last is None:
+            self._keep(acts)
         return acts
 
     def find_record(self, names: Iterable[str]) -> Activations | None:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
+from bisect import bisect_left
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from functools import partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.findings import judge
@@ -24,16 +25,16 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind
-from tsfm_lens.probes.secants import Secants
+from tsfm_lens.probes.secants import Secants, push_forward
 from tsfm_lens.registry import probe
 
 __all__ = ["attribute", "component_writes", "stream_shares"]
 
-# most numbers in the streams, or in the writes at points of the path, that are read out at once
+# most numbers in the streams that are read out at once
 _NUMBERS = 2**21
 TOLERANCE = 1e-3
 """Of the largest total: error of a path integral, by default."""
-_MOST_NODES = 1024
+_NODES = (1, *(2**power for power in range(2, 11)))
 _SOURCE = "tsfm-lens paper, section 2 (S3-DLA, S3-HEAD); Sundararajan et al. 2017 for the path integral"
 DECOMPOSITIONS = {
     "token": ("logit", "probability", "expected_value"),
@@ -55,9 +56,9 @@ def attribute(
 ) -> xr.Dataset:
     """Split the forecast among the embedding, heads, MLPs and output biases of the stack that is read out.
 
-    Parts go from the readout of an empty residual stream to the model's own forecast. The default is the decomposition
-    that ranks the true parts of planted models first: ``logit`` of token models, ``integrated`` of others (mean AUROC
-    0.97 and 0.98; ``lens_difference`` 0.93, ``expected_value``, which sharp logits saturate, 0.63).
+    Parts go from the readout of an empty residual stream to the model's own forecast. The default is what ranks the
+    true parts of planted models first: ``logit`` of token models, ``integrated`` of others (mean AUROC 0.97 and 0.98;
+    ``lens_difference`` 0.93, ``expected_value``, which sharp logits saturate, 0.63).
 
     - ``logit``: of the token on the run's path, less the mean over the vocabulary, with the final norm's scale frozen;
       linear, so the parts sum exactly to the whole. A head that lifts all logits alike is mistaken for a part.
@@ -71,18 +72,18 @@ def attribute(
         run: the forecast to explain.
         decompositions: one or several of the above, or "all"; the default alone if None.
         tolerance: most error of ``integrated``, as a share of a series' largest total. Points of the path are doubled
-            until the parts, or their sum, are within it, up to 1,024 of them.
+            until the sum of all parts is within it, up to 1,024 of them.
 
     Returns:
         Dataset of kind "attribution": ``attribution`` and ``total`` over ``decomposition``, ``component`` (not total),
         ``series``, (``quantile``), ``step``. Over (decomposition, component, series), of the median, a token decoder's
         first step left out: ``mean_absolute``, mean size over steps; ``size_share``, the same over the sum of all, with
         what :func:`tsfm_lens.findings.judge` adds, heads among heads; ``mean_attribution``, signed;
-        ``attribution_share``, the same over the sum of all sizes; ``sign_agreement``, share of steps with the sign of
-        ``mean_attribution``. ``series_agreement`` (decomposition, component): share of series with the more frequent
-        sign. ``completeness_error`` (decomposition, series): the parts' largest deviation from ``total``, over the
-        largest total. ``nodes`` (decomposition): points of the path, 1 where the head's one hidden layer needs no more,
-        0 where there is no path; ``path_error``, estimate of the error that is left for lack of points.
+        ``attribution_share``, the same over the sum of all sizes; ``sign_agreement``, share of steps with its sign.
+        ``series_agreement`` (decomposition, component): share of series with the more frequent sign.
+        ``completeness_error`` (decomposition, series): the parts' largest deviation from ``total``, over the largest
+        total. ``nodes`` (decomposition): points of the path, 0 where there is none; ``path_error``, what their number
+        leaves of error.
 
     Raises:
         InputError: a horizon longer than one pass, no positive tolerance, or hooks that edit the stream or what is
@@ -100,10 +101,6 @@ def attribute(
     return _add_statistics(decomposed(run, decompositions, tolerance), run)
 
 
-# attribution (component, …), total (…), nodes, error of the path
-Parts = tuple[Tensor, Tensor, int, float]
-
-
 def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tolerance: float = TOLERANCE) -> xr.Dataset:
     """Compute :func:`attribute` without its statistics, each decomposition once for all probes of a run."""
     if not tolerance > 0:
@@ -118,35 +115,30 @@ def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tole
     keys = {name: (name, tolerance) if name == "integrated" else name for name in wanted}
     lacking = [name for name, key in keys.items() if key not in cache]
     if lacking:
-        cache["components"], writes, last = writes_and_stream(run)
-        split = _of_quantiles if run.tokens is None else _of_tokens
         with torch.no_grad():
-            for name, (parts, total, *path) in split(run, writes, last, lacking, tolerance).items():
+            split = _Split(run, tolerance)
+            cache["components"] = split.components
+            for name in lacking:
+                parts, total, *path = getattr(split, name)()
                 cache[keys[name]] = (*(each.cpu().double().numpy() for each in (parts, total)), *path)
-    return _dataset(run, {name: cache[key] for name, key in keys.items()}, tolerance)
-
-
-def _dataset(run: Run, parts: dict[str, Any], tolerance: float) -> xr.Dataset:
-    units = {"logit": "logit", "probability": "probability"}
-    coords = component_coords(run.cache["attribution"]["components"])
-    coords["unit"] = ("decomposition", [units.get(name, "data units") for name in parts])
-    attribution, total, nodes, errors = (np.stack(each) for each in zip(*parts.values(), strict=True))
+    coords = component_coords(cache["components"])
+    coords["unit"] = ("decomposition", [name if name in ("logit", "probability") else "data units" for name in wanted])
     axes = ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
     if run.tokens is None:
         coords["quantile"] = list(run.lens.levels)
-    gap = np.abs(attribution.sum(axis=1) - total)
-    over = tuple(range(2, gap.ndim))
-    size = np.abs(total).max(axis=over)
-    data = run.dataset().assign_coords(decomposition=list(parts), **coords)
+    attribution, total, nodes, errors = (np.stack(each) for each in zip(*map(cache.get, keys.values()), strict=True))
+    over = tuple(range(2, total.ndim))
+    gap, size = (np.abs(each).max(axis=over) for each in (attribution.sum(axis=1) - total, total))
+    data = run.dataset().assign_coords(decomposition=list(keys), **coords)
     data = data.assign(
         attribution=(("decomposition", "component", *axes), attribution),
         total=(("decomposition", *axes), total),
-        completeness_error=(("decomposition", "series"), gap.max(axis=over) / np.where(size > 0, size, 1.0)),
+        completeness_error=(("decomposition", "series"), gap / np.where(size > 0, size, 1.0)),
         native_median=(("series", "step"), run.forecast.median),
         nodes=("decomposition", nodes),
         path_error=("decomposition", errors),
     )
-    facts = {"tolerance": tolerance, "first_step": run.first_step}
+    facts: dict[str, Any] = {"tolerance": tolerance, "first_step": run.first_step}
     data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, **facts)
     return data
 
@@ -181,114 +173,122 @@ def of_median(parts: xr.DataArray) -> xr.DataArray:
     return parts.sel(quantile=0.5, method="nearest") if "quantile" in parts.dims else parts
 
 
-def _of_tokens(run: Run, writes: Tensor, last: Tensor, names: list[str], _tolerance: float) -> dict[str, Parts]:
-    assert run.tokens is not None
-    lens, output = run.lens, own_readout(run, last)
-    tokens = run.tokens.to(last.device)[..., None]
-
-    def centred(logits: Tensor) -> Tensor:
-        return (logits.gather(-1, tokens.expand(*logits.shape[:-1], 1)) - logits.mean(-1, keepdim=True))[..., 0]
-
-    def frozen(stream: Tensor) -> Tensor:
-        return centred(lens.readout(stream, run.encoded, like=last))
-
-    # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
-    empty = frozen(torch.zeros_like(last))
-    logit = _of_each(frozen, writes, lens) - empty, centred(output) - empty, 0, 0.0
-    if names == ["logit"]:
-        return {"logit": logit}
-    first, values = lens.first_value_token, lens.bin_values(run.encoded)[:, None].to(last)
-
-    def read(logits: Tensor) -> Tensor:
-        # among the value tokens alone, whose share may be too small to be divided by
-        p, mass = torch.softmax(logits, dim=-1), torch.softmax(logits[..., first:], dim=-1)
-        probability = p.gather(-1, tokens.expand(*p.shape[:-1], 1))[..., 0]
-        return torch.stack([probability, (mass * values).sum(-1)], dim=-1)
-
-    def readouts(stream: Tensor) -> Tensor:
-        return read(lens.readout(stream, run.encoded))
-
-    steps, whole = _telescope(readouts, writes, lens), read(output) - readouts(torch.zeros_like(last))
-    others = {name: (steps[..., i], whole[..., i], 0, 0.0) for i, name in enumerate(DECOMPOSITIONS["token"][1:])}
-    return {name: {"logit": logit, **others}[name] for name in names}
+Parts = tuple[Tensor, Tensor, int, float]
+"""Attribution (component, …), total (…), nodes, error of the path."""
 
 
-def _of_quantiles(run: Run, writes: Tensor, last: Tensor, names: list[str], tolerance: float) -> dict[str, Parts]:
-    lens = run.lens
+class _Split:
+    """Last stream of a run's single forward, where the head reads it, and the writes that sum to it.
 
-    def native(stream: Tensor) -> Tensor:
-        return lens.readout(stream, run.encoded)[..., : run.horizon]
+    Every decomposition is a method of its name.
+    """
 
-    def frozen(stream: Tensor) -> Tensor:
-        return lens.readout(stream, run.encoded, like=last)[..., : run.horizon]
+    def __init__(self, run: Run, tolerance: float) -> None:
+        self.run, self.lens, self.tolerance = run, run.lens, tolerance
+        positions, count = len(run.encoded.spans[run.lens.wiring.output_stack.name]), count_read(run)
+        self._unread = positions - count
+        self.components, self.writes, self.last = writes_and_stream(run, count)
+        self.empty = torch.zeros_like(self.last)
+        numbers = self.empty[..., 0].numel() * max(width_of_output(self.lens), positions // count * self.lens.d_model)
+        self._at_once = max(1, _NUMBERS // numbers)
+        self.output = own_readout(run, self.readout(self.last))
 
-    whole = own_readout(run, last)[..., : run.horizon] - native(torch.zeros_like(last))
-    ways: dict[str, Callable[[], tuple[Tensor, int, float]]] = {
-        "integrated": lambda: _integrate(run, writes, last, whole, tolerance),
-        "linearised": lambda: (_push_forward(frozen, last, writes), 1, 0.0),
-        "lens_difference": lambda: (_telescope(native, writes, lens), 0, 0.0),
-    }
-    found = {name: ways[name]() for name in names}
-    return {name: (parts, whole, nodes, apart) for name, (parts, nodes, apart) in found.items()}
+    def readout(self, streams: Tensor, like: Tensor | None = None) -> Tensor:
+        """Read out streams (…, series, pos, d_model) of the positions that are read."""
+        normed = self.lens.adapter.final_norm(streams, like)
+        output = self.lens.adapter.head(pad(normed, (0, 0, self._unread, 0)), self.run.encoded)
+        return output[..., : self.run.horizon] if self.run.tokens is None else output
+
+    def frozen(self, streams: Tensor) -> Tensor:
+        """Read out streams under the full stream's scale in the norm."""
+        return self.readout(streams, self.last)
+
+    def _each(self, function: Callable[[Tensor], Tensor], streams: Tensor) -> Tensor:
+        """Apply a function to streams (stream, …), as many at once as keep the memory small."""
+        return torch.cat([function(part) for part in streams.split(self._at_once)])
+
+    def _telescope(self, readout: Callable[[Tensor], Tensor]) -> Tensor:
+        """Compute the readout after each write less the readout before, in order of writing."""
+        return self._each(readout, torch.cat([self.empty[None], self.writes.cumsum(0)])).diff(dim=0)
+
+    def logit(self) -> Parts:
+        # the frozen readout is linear, so each write goes through it alone, less the readout of an empty stream
+        empty, full = self._centred(self.frozen(self.empty)), self._centred(self.output)
+        parts = self._each(lambda streams: self._centred(self.frozen(streams)), self.writes)
+        return parts - empty, full - empty, 0, 0.0
+
+    def _centred(self, logits: Tensor) -> Tensor:
+        return self._of_token(logits) - logits.mean(-1)
+
+    def _of_token(self, numbers: Tensor) -> Tensor:
+        """Take what belongs to the token on the run's path, (…, vocabulary) -> (…)."""
+        assert self.run.tokens is not None
+        tokens = self.run.tokens.to(numbers.device)[..., None]
+        return numbers.gather(-1, tokens.expand(*numbers.shape[:-1], 1))[..., 0]
+
+    @cached_property
+    def _of_distribution(self) -> tuple[Tensor, Tensor]:
+        """Parts (component, …) and whole of the token's probability and of the expected value, (…, 2)."""
+        first = self.lens.first_value_token
+        values = self.lens.bin_values(self.run.encoded)[:, None].to(self.last)
+
+        def read(logits: Tensor) -> Tensor:
+            # among the value tokens alone, whose share may be too small to be divided by
+            mass = torch.softmax(logits[..., first:], dim=-1)
+            return torch.stack([self._of_token(torch.softmax(logits, dim=-1)), (mass * values).sum(-1)], dim=-1)
+
+        parts = self._telescope(lambda streams: read(self.readout(streams)))
+        return parts, read(self.output) - read(self.readout(self.empty))
+
+    def probability(self, place: int = 0) -> Parts:
+        parts, whole = self._of_distribution
+        return parts[..., place], whole[..., place], 0, 0.0
+
+    def expected_value(self) -> Parts:
+        return self.probability(1)
+
+    @cached_property
+    def _whole(self) -> Tensor:
+        return self.output - self.readout(self.empty)
+
+    def lens_difference(self) -> Parts:
+        return self._telescope(self.readout), self._whole, 0, 0.0
+
+    def linearised(self) -> Parts:
+        return push_forward(self.frozen, self.last, self.writes, self._at_once), self._whole, 1, 0.0
+
+    def integrated(self) -> Parts:
+        size = self._whole.abs().flatten(1).amax(1).clamp(min=torch.finfo(self._whole.dtype).tiny)
+        own = float(np.nanmax(own_rounding(self.run) / size.cpu().double().numpy()))
+        rounding = 10 * (relative_rounding(self.lens) + own)
+        for nodes in _NODES:
+            path = Secants(self.frozen, self.last, nodes)
+            # one node is exact with one hidden layer, whose parts add up to rounding, and says nothing of more
+            if nodes == 1 and not path.one_hidden:
+                continue
+            # nothing is emitted for some covariates
+            gap = (path.apply(self.last[None], 1)[0] - self._whole)[size.isfinite()].abs().flatten(1).amax(1)
+            apart = float((gap / size[size.isfinite()]).nan_to_num(math.inf).max())
+            if apart <= (max(self.tolerance, rounding) if nodes > 1 else rounding):
+                break
+        return path.apply(self.writes, self._at_once), self._whole, nodes, apart
 
 
-def _integrate(run: Run, writes: Tensor, last: Tensor, whole: Tensor, tolerance: float) -> tuple[Tensor, int, float]:
-    """Apply the mean derivative along the path to every write; also return the points that it took, and the error."""
-    lens, norm = run.lens, partial(run.lens.adapter.final_norm, like=last)
-    start, at_once = norm(torch.zeros_like(last)), max(1, _NUMBERS // _width(lens, last))
-    size = whole.abs().flatten(1).amax(1).clamp(min=torch.finfo(whole.dtype).tiny)
-    # two halves of the stream show what the whole one, complete in any case, does not
-    halves = torch.stack([writes[::2].sum(0), writes[1::2].sum(0)])
+def count_read(run: Run) -> int:
+    """Count the last positions of the stream that the head reads: what stands before them changes no number."""
+    encoded, adapter, stack = run.encoded, run.lens.adapter, run.lens.wiring.output_stack
+    positions = len(encoded.spans[stack.name])
+    if run.tokens is not None:
+        return positions
+    noise = torch.randn(2, len(encoded.rows), positions, stack.d_model, generator=torch.Generator().manual_seed(0))
+    one, other = noise.to(next(adapter.model.parameters()))
 
-    def read(normed: Tensor) -> Tensor:
-        return lens.adapter.head(normed, run.encoded)[..., : run.horizon]
+    def changed(count: int) -> bool:
+        output = adapter.head(torch.cat([other[:, :count], one[:, count:]], dim=1), encoded)
+        return not torch.equal(output.nan_to_num(), whole)
 
-    def push(parts: Tensor) -> Tensor:
-        if secants is not None:
-            return secants.apply(norm(parts) - start, at_once)
-        at, weights = (each / 2 for each in np.polynomial.legendre.leggauss(nodes))
-        slopes = [_push_forward(lambda x: read(norm(x)), (share + 0.5) * last, parts) for share in at]
-        return torch.tensordot(torch.as_tensor(weights).to(last), torch.stack(slopes), dims=1)
-
-    def error() -> float:
-        gap = (push(halves).sum(0) - whole).abs().flatten(1).amax(1) / size
-        # nothing is emitted for some covariates
-        return float(gap[size.isfinite()].nan_to_num(math.inf).max())
-
-    rounding = 10 * (relative_rounding(lens) + float(np.nanmax(own_rounding(run) / size.cpu().double().numpy())))
-    secants, nodes = Secants(read, start, norm(last), 1) if lens.emits == "quantile" else None, 1
-    apart = error()
-    if secants is None or apart > rounding:
-        # halves do not add up: the head is not affine but for elementwise functions
-        secants, rounding = None, 0.0
-    while apart > max(tolerance, rounding) or (nodes == 1 and (secants is None or secants.layers > 1)):
-        if nodes >= _MOST_NODES:
-            break
-        nodes *= 4 if nodes == 1 else 2
-        secants = secants and Secants(read, start, norm(last), nodes)
-        apart = error()
-    return push(writes), nodes, apart
-
-
-def _push_forward(function: Callable[[Tensor], Tensor], at: Tensor, writes: Tensor) -> Tensor:
-    """Apply the derivative of a readout at one stream, or at several at once (point, …), to every write."""
-    return torch.func.vmap(lambda write: torch.func.jvp(function, (at,), (write.expand_as(at),))[1])(writes)
-
-
-def _telescope(readout: Callable[[Tensor], Tensor], writes: Tensor, lens: Lens) -> Tensor:
-    """Compute the readout after each write less the readout before, in order of writing."""
-    streams = torch.cat([torch.zeros_like(writes[:1]), writes.cumsum(0)])
-    return _of_each(readout, streams, lens).diff(dim=0)
-
-
-def _of_each(readout: Callable[[Tensor], Tensor], streams: Tensor, lens: Lens) -> Tensor:
-    """Read out streams (stream, series, pos, d_model), as many at once as keep the memory small."""
-    return torch.cat([readout(part) for part in streams.split(max(1, _NUMBERS // _width(lens, streams[0])))])
-
-
-def _width(lens: Lens, stream: Tensor) -> int:
-    """Guess the most numbers that a readout of one stream holds."""
-    return stream.numel() // lens.d_model * max(lens.d_model, width_of_output(lens))
+    whole = adapter.head(one, encoded).nan_to_num()
+    return positions - bisect_left(range(1, positions), True, key=changed)
 
 
 @probe("stream_shares")
@@ -317,22 +317,15 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
         >>> round(float(probes.stream_shares(run)["share"].sum()), 3)
         1.0
     """
-    lens = run.lens
-    result, later = decomposed(run, decomposition).isel(decomposition=0), slice(run.first_step, None)
-    method = str(result["decomposition"].item())
-    parts = of_median(result["attribution"]).transpose("component", "series", "step").isel(step=later)
+    lens, stack = run.lens, run.lens.wiring.output_stack
+    result = decomposed(run, decomposition).isel(decomposition=0, step=slice(run.first_step, None))
+    parts = of_median(result["attribution"]).transpose("component", "series", "step").values
     places = list(zip(result["layer_index"].values.tolist(), result["kind"].values.tolist(), strict=True))
     order = list(dict.fromkeys(places))
-    stack = lens.wiring.output_stack
-    size = np.empty((len(order), parts.sizes["series"]))
-    head_size = np.full((len(order), stack.n_heads, parts.sizes["series"]), np.nan)
-    for row, place in enumerate(order):
-        members = [i for i, each in enumerate(places) if each == place]
-        branch_parts = parts.values[members]
-        size[row] = np.abs(branch_parts.sum(axis=0)).mean(axis=-1)
-        heads = result["head"].values[members]
-        if (heads >= 0).all():
-            head_size[row, heads] = np.abs(branch_parts).mean(axis=-1)
+    branch, heads = np.array([order.index(place) for place in places]), result["head"].values
+    size = np.stack([np.abs(parts[branch == row].sum(axis=0)).mean(axis=-1) for row in range(len(order))])
+    head_size = np.full((len(order), stack.n_heads, parts.shape[1]), np.nan)
+    head_size[branch[heads >= 0], heads[heads >= 0]] = np.abs(parts[heads >= 0]).mean(axis=-1)
     rows = [stack.writer(kind, layer) if layer >= 0 else None for layer, kind in order]
     total = size.sum(axis=0)
     data = xr.Dataset(
@@ -350,18 +343,11 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "head": range(stack.n_heads),
         },
     )
-    unit = str(result["unit"].item())
-    title, source = "Writers of the residual stream", "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)"
-    facts = {
-        "decomposition": method,
-        "unit": unit,
-        "stack": stack.name,
-        "d_model": stack.d_model,
-        "steps": parts.sizes["step"],
-    }
-    data.attrs = run.describe("stream_shares", title, source, **facts)
-    totals = of_median(result["total"]).transpose("series", "step").isel(step=later)
-    whole = np.abs(totals.values).mean(-1)
+    facts: dict[str, Any] = {name: str(result[name].item()) for name in ("decomposition", "unit")}
+    facts |= {"stack": stack.name, "d_model": stack.d_model, "steps": parts.shape[-1]}
+    source = "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)"
+    data.attrs = run.describe("stream_shares", "Writers of the residual stream", source, **facts)
+    whole = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(-1)
     floor = relative_rounding(lens) * np.divide(whole, total, out=np.ones_like(total), where=total > 0)
     return judge(data, "share", floor=floor)
 
@@ -381,69 +367,66 @@ def component_writes(run: Run) -> tuple[list[Component | str], Tensor]:
         >>> names[0], len(names) == len(writes)
         ('embed', True)
     """
-    names, writes, _ = writes_and_stream(run)
-    return names, writes
+    return writes_and_stream(run)[:2]
 
 
-def writes_and_stream(run: Run) -> tuple[list[Component | str], Tensor, Tensor]:
-    """Return names and writes of :func:`component_writes`, and the model's own last stream (series, pos, d_model)."""
-    lens, model = run.lens, run.lens.model
-    stack = lens.wiring.output_stack
-    dot = f"{stack.name}." if stack.name else ""
-    components = writers(lens.wiring)
-    heads = sorted({f"{stack.prefix}.{c.layer}.{c.kind}.hook_result" for c in components if c.head is not None})
-    branches = [f"{stack.prefix}.{c.layer}.{c.kind}.hook_out" for c in components if c.head is None]
-    end = f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
-    acts = run.in_one_pass().record([f"{dot}hook_embed", *heads, *branches, end])
+def writes_and_stream(run: Run, count: int | None = None) -> tuple[list[Component | str], Tensor, Tensor]:
+    """Return names and writes of :func:`component_writes`, and the model's own last stream (series, pos, d_model).
+
+    Of all positions, or of so many last ones.
+    """
+    lens, stack, components = run.lens, run.lens.wiring.output_stack, writers(run.lens.wiring)
+    embed, end = f"{stack.name}.hook_embed".lstrip("."), f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
+    points = [
+        f"{stack.prefix}.{each.layer}.{each.kind}.{'hook_out' if each.head is None else 'hook_result'}"
+        for each in components
+    ]
+    acts = run.in_one_pass().record([embed, *points, end], last=count)
+    cut = slice(None if count is None else -count, None)
     with torch.no_grad():
         # where blocks rescale the stream, every later scale is part of a write
-        factors = carry_factors(model, stack)
-        parts = [acts[f"{dot}hook_embed"] * factors["embed"]]
-        for component in components:
-            at, head = f"{stack.prefix}.{component.layer}.{component.kind}", component.head
-            write = acts[f"{at}.hook_out"] if head is None else acts[f"{at}.hook_result"][..., head, :]
+        factors = carry_factors(lens.model, stack)
+        parts = [acts[embed][:, cut] * factors["embed"]]
+        for component, point in zip(components, points, strict=True):
+            write = acts[point][:, cut]
+            write = write if component.head is None else write[..., component.head, :]
             parts.append(write * factors[component.layer, str(component.kind)])
         bias = _biases(lens, factors)
-        names: list[Component | str] = ["embed", *components]
-        if bias is not None:
-            names.append("bias")
-            parts.append(bias.expand_as(parts[0]))
-        writes, last = torch.stack(parts), acts[end]
-        apart = excess(writes.sum(0), functools.reduce(torch.add, map(torch.abs, parts)), last, relative_rounding(lens))
+        names: list[Component | str] = ["embed", *components, *(["bias"] if bias is not None else [])]
+        parts += [] if bias is None else [bias.expand_as(parts[0])]
+        writes, last = torch.stack(parts), acts[end][:, cut]
+        apart = excess(writes.sum(0), writes.abs().sum(0), last, relative_rounding(lens))
         if apart is not None:
             points = [name for name in lens.registry.points if name.startswith(f"{stack.prefix}.")]
             sums = run.in_one_pass().record([name for name in points if name.endswith(_SUMMED)])
-            first = first_deviation(model, lens.wiring, stack, sums)
+            first = first_deviation(lens.model, lens.wiring, stack, sums)
             raise no_sum(lens.wiring, f"that is read out ({end})", apart, first, edited_points(lens))
     return names, writes, last
 
 
-def own_readout(run: Run, last: Tensor) -> Tensor:
-    """Read out the model's own last stream."""
+def own_readout(run: Run, output: Tensor) -> Tensor:
+    """Return the readout of the model's own last stream, or refuse it where it is not the model's forecast."""
     single = run.in_one_pass()
-    output = run.lens.readout(last, run.encoded)
     forecast = single.read(output.detach()).cpu().double().numpy()
-    apart = np.abs(forecast - single.point)
-    apart[(forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))] = 0.0
-    bound = own_rounding(single)
+    same = (forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))
+    apart, bound = np.where(same, 0.0, np.abs(forecast - single.point)), own_rounding(single)
     wrong = ~(apart.max(-1) <= bound)
-    if wrong.any():
-        row = int(wrong.argmax())
-        message = (
-            f"the last residual stream, read out by {run.lens.wiring.architecture!r}, is off the model's own forecast "
-            f"of series {run.batch.ids[row]!r} by up to {apart[row].max():.3g}, and rounding allows {bound[row]:.1g}"
+    if not wrong.any():
+        return output
+    row, hooked = int(wrong.argmax()), edited_points(run.lens)
+    message = (
+        f"the last residual stream, read out by {run.lens.wiring.architecture!r}, is off the model's own forecast "
+        f"of series {run.batch.ids[row]!r} by up to {apart[row].max():.3g}, and rounding allows {bound[row]:.1g}"
+    )
+    if hooked:
+        raise InputError(
+            f"{message}. Hooks are set at {', '.join(hooked)}, and what they change behind the last block is in no "
+            "readout of a stream; decompose a run without them"
         )
-        hooked = edited_points(run.lens)
-        if hooked:
-            raise InputError(
-                f"{message}. Hooks are set at {', '.join(hooked)}, and what they change behind the last block is in no "
-                "readout of a stream; decompose a run without them"
-            )
-        raise WiringError(
-            f"{message}. ln_final, or final_norm or head of the adapter, is not what the model does behind its last "
-            "block, which testing.check_wiring tells"
-        )
-    return output
+    raise WiringError(
+        f"{message}. ln_final, or final_norm or head of the adapter, is not what the model does behind its last "
+        "block, which testing.check_wiring tells"
+    )
 
 
 def edited_points(lens: Lens) -> list[str]:
@@ -461,5 +444,4 @@ def _biases(lens: Lens, factors: Mapping[Place, float]) -> Tensor | None:
         for row in stack.attentions(layer)
         if not row.post_norm
     ]
-    biases = [bias for bias in biases if bool(bias.any())]
-    return sum(biases[1:], biases[0]) if biases else None
+    return sum(biases[1:], biases[0]) if any(bool(bias.any()) for bias in biases) else None

@@ -89,7 +89,8 @@ def _token_lens(
     bin_logits: list[np.ndarray] = []
     for stream in streams:
         with torch.no_grad():
-            logits = own_readout(run, stream) if stream is streams[-1] else lens.readout(stream, run.encoded)
+            logits = lens.readout(stream, run.encoded)
+            logits = own_readout(run, logits) if stream is streams[-1] else logits
             p = torch.softmax(logits.double(), dim=-1).cpu()
         if with_logits:
             bin_logits.append(logits[..., first:].float().cpu().numpy())
@@ -113,8 +114,8 @@ def _token_lens(
 def _quantile_lens(run: Run, streams: list[Tensor], data: xr.Dataset) -> xr.Dataset:
     lens = run.lens
     with torch.no_grad():
-        *below, last = streams
-        quantiles = torch.stack([*(lens.readout(stream, run.encoded) for stream in below), own_readout(run, last)])
+        *below, last = (lens.readout(stream, run.encoded) for stream in streams)
+        quantiles = torch.stack([*below, own_readout(run, last)])
     array = quantiles[..., : run.horizon].cpu().double().numpy()
     middle = int(np.argmin(np.abs(np.array(lens.levels) - 0.5)))
     return data.assign_coords(quantile=list(lens.levels)).assign(

@@ -30,7 +30,7 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet, text_width
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, PALE, VERMILION, mixed, number, percent, plain
-from tsfm_lens.viz.words import listed, over_series, signed
+from tsfm_lens.viz.words import listed, num, over_series, signed
 
 __all__ = ["attribution_bars", "attribution_heatmap", "stream_scheme"]
 
@@ -61,12 +61,15 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
         f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, that sign at {percent(steady[i])} "
         "of steps)"
         for i in np.argsort(-size, kind="stable")[:3]
+        if size[i] > 0
     ]
     unit = {"logit": "logits", "probability": "probabilities"}.get(shares.unit, shares.unit)
     up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
     out = [
         f"On {shares.series}, by {shares.decomposition}, in {unit}, the largest mean sizes over {shares.steps} are "
-        f"those of {listed(parts)}. All positive means sum to {signed(up)}, all negative ones to {signed(down)}."
+        f"those of {listed(parts)}. All positive means sum to {signed(up)}, all negative ones to {num(down + 0.0)}."
+        if parts
+        else f"On {shares.series}, by {shares.decomposition}, no component moves the forecast."
     ]
     if "completeness_error" in ds:
         place = names(ds, "decomposition").index(decomposition)

@@ -36,8 +36,8 @@ def num(value: float) -> str:
 
 
 def signed(value: float) -> str:
-    """Write three significant digits with a true sign."""
-    return f"{'' if value < 0 else '+'}{num(value)}"
+    """Write three significant digits with a true sign, of a negative zero none but the plus."""
+    return f"{'' if value < 0 else '+'}{num(value + 0.0)}"
 
 
 def capital(text: str) -> str:

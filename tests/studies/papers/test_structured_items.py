@@ -213,7 +213,7 @@ def test_the_printed_size_ratios_are_those_of_the_ranks_of_the_arms() -> None:
     # three layers of ranks 3, 4, 5 in the encoder and one of 3, twice over, in the decoder, of heads of 16
     share = (3 + 4 + 5 + 3 + 3) / (5 * 16)
     assert_close(ours(found, "size ratio, schedule (7, 0.4)"), share, depth=8)
-    rise = record.sel(arm="medium schedule")["mase_rise_estimate"]
+    rise = record.sel(arm="medium schedule")["mase_rise_size"]
     assert_close(ours(found, "zero-shot MASE, schedule (7, 0.4)"), 1 + rise, depth=8)
 
 
