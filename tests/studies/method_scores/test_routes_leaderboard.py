@@ -70,7 +70,7 @@ def test_a_part_is_measured_again_and_the_rest_stays(tmp_path: Path, monkeypatch
     explained.main(page, seeds=1, series=1, only=["random"])
     rows = pd.read_csv(page.with_suffix(".explanations.csv"))
     assert set(rows["method"]) == {"newest first", "random"}
-    assert dict(rows.groupby("condition").size()) == {"planted": 9, "untrained": 1}
+    assert dict(rows.groupby("condition").size()) == {"planted": 10, "untrained": 2}
     text = page.read_text()
     assert text.startswith("before")
     assert text.endswith("after\n")

@@ -78,7 +78,8 @@ def _at_ratio(
 def _add_scores(result: MeasuredValues, scores: xr.Dataset, words: str, kind: str = "zero-shot ") -> None:
     """Add WQL and MASE over those of the whole model, with their intervals."""
     for name in ("wql", "mase"):
-        value, low, high = (1 + float(scores[f"{name}_rise_{end}"]) for end in ("estimate", "low", "high"))
+        middle = "size" if f"{name}_rise_size" in scores else "estimate"
+        value, low, high = (1 + float(scores[f"{name}_rise_{end}"]) for end in (middle, "low", "high"))
         ends = (low, high) if low < high else ()
         result.add(f"{kind}{name.upper()}{words}", value, *ends)
 
