@@ -205,9 +205,9 @@ def measures() -> dict[str, float]:
 
 
 BOUNDS = {
-    "core lines": 52_000,
-    "studies lines": 16_000,
-    "tests lines": 36_000,
+    "core lines": 53_000,
+    "studies lines": 16_200,
+    "tests lines": 36_500,
     "upward imports": 0,
     "largest circle": 0,
     "participles per 1,000 lines": 1,
