@@ -53,7 +53,12 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_entropy, "lens", (), ("6 nats at the embedding to 1 nats at layer 1", "Layer 1 lowers it most, by 4 nats")),
     (read_logit_map, "lens", (0,), ("at 0 % of the steps; from layer 0 on it is at half of them and more",)),
     (read_lens_forecast, "patches", (0,), ("is 8 m away from the final one", "layer 1 is closest (0 m).")),
-    (read_gain, "gain", (), ("MAE is lowered most by layer 0 (−20 %", "raised most by layer 1")),
+    (
+        read_gain,
+        "gain",
+        (),
+        ("MAE (median and range over 3 series) is lowered most by layer 0 (−20 %", "raised most by layer 1"),
+    ),
     (
         *(read_ablation, "ablation", ("spearman_distance",)),
         (
@@ -184,11 +189,9 @@ def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
     steady = results["gain"]
     steady["gain"][0, 1] = [-21.0, -20.0, -19.0]
     mae = read_gain(judge(steady, "gain", floor=0.0, signed=True, smallest=1.0, groups="metric"))[0]
-    assert mae.startswith(
-        "MAE is lowered most by layer 0 (−20 %, −21 % to −19 % over 3 series); raised most by layer 1"
-    )
+    assert "(median and range over 3 series) is lowered most by layer 0 (−20 %, −21 % to −19 %); raised most" in mae
     none = read_gain(judge(steady, "gain", floor=50.0, signed=True, smallest=1.0, groups="metric"))
-    assert none[0] == "MAE is changed by 1 % or more by no layer."
+    assert none[0].endswith("is changed by 1 % or more by no layer.")
     drowned = judge(results["attribution"], "size_share", floor=9.0, groups="decomposition")
     assert not any("largest" in words for words in read_attribution_over_series(drowned, "logit"))
     parts = results["attribution"]
@@ -214,8 +217,8 @@ def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
     ds["spearman_distance"] = (("component", "series"), effect)
     words = read_ablation(judge(ds, "spearman_distance", floor=1e-6), "spearman_distance")
     name = str(ds["component"].values[heads[2]])
-    assert words[0].startswith(f"Largest Spearman distance without one head: {name} (")
-    assert words[0].endswith("over 16 series).")
+    head = "Largest Spearman distance without one head (median and range over 16 series)"
+    assert words[0].startswith(f"{head}: {name} (")
     assert words[1].startswith(f"{name}: largest in ")
     assert words[1].endswith(" % of redrawn series, more than every other.")
     assert words[2] == "Without any single MLP the Spearman distance is below 1 %."

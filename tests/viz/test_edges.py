@@ -29,7 +29,7 @@ sweep = cache(planted.sweep)
 
 
 # what an edge makes of one variable
-unknown: Change = lambda ds: ds["spearman_distance"].where(False)  # noqa: E731
+unknown: Change = lambda ds: ds["spearman_distance_size"].where(False)  # noqa: E731
 rest: Change = lambda ds: ds["pattern"].where(ds["key_special"] == "", 1.0)  # noqa: E731
 longer: Change = lambda ds: ds["key_stop"] + 2 * (ds["key_special"] == "")  # noqa: E731
 
@@ -110,7 +110,7 @@ RULES: dict[str, tuple[Callable[[], Any], Any]] = {
         [(1, 3), (1, 1), (2, 3), (2, 1), (2, 1)],
     ),
     "a missing effect is an empty cell": (
-        lambda: heatmaps(viz.ablation_heatmap(of("ablation", spearman_distance=unknown)))[0].text[0][0],
+        lambda: heatmaps(viz.ablation_heatmap(of("ablation", spearman_distance_size=unknown)))[0].text[0][0],
         "",
     ),
     "tokens of the forecast read no context": (

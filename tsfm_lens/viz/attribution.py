@@ -93,7 +93,8 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
             for i in share.named(3, among)
         ]
         if most:
-            out.append(f"Largest {word} over all series, as shares of the sum of all sizes: {listed(most)}.")
+            what = f"as shares of the sum of all sizes{share.basis}"
+            out.append(f"Largest {word} over all series, {what}: {listed(most)}.")
     return [*out, *share.standing(labels, "components")]
 
 

@@ -48,7 +48,7 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
     counts = {kind: (int(by_depth[kinds == kind].sum()), int((kinds == kind).sum())) for kind in places.colours()}
     several = {kind: "MLPs" if kind == "mlp" else f"{kind_word(kind)} heads" for kind in counts}
     parts = [f"{inside} of {whole} {several[kind]}" for kind, (inside, whole) in counts.items()]
-    faithful, complete = (judged(ds, name).told(0, percent) for name in ("faithfulness", "completeness"))
+    faithful, complete = (judged(ds, name).told(0, percent, over=True) for name in ("faithfulness", "completeness"))
     rest = "" if mask.all() else f" Everything else is {ablation_word(ds)}."
     out = [
         f"{int(mask.sum())} of {len(mask)} components are kept: {listed(parts)}.{rest}",

@@ -43,7 +43,7 @@ def _size(ds: xr.Dataset, place: int) -> str:
     way = max(range(len(ways)), key=lambda i: (moved.acts[i] > 0, ways[i] == "shuffled"))
     there = int(np.isfinite(array(ds, "moved", "series", covariate=place, way=way)).sum())
     some = f" ({int(moved.acts[way])} of {there})"
-    return f"{_SHORT[ways[way]]} it moves the forecasts{some} by {moved.told(way, _mase)}"
+    return f"{_SHORT[ways[way]]} it moves the forecasts{some} by {moved.told(way, _mase, over=True)}"
 
 
 def _describe(ds: xr.Dataset, place: int) -> str:
@@ -56,7 +56,7 @@ def _describe(ds: xr.Dataset, place: int) -> str:
     worth = judged(ds, "worth", "way", covariate=place)
     shuffled = ways.index("shuffled")
     change = float(worth.size[shuffled])
-    told = worth.told(shuffled, lambda value: _mase(value if change > 0 else -value))
+    told = worth.told(shuffled, lambda value: _mase(value if change > 0 else -value), over=True)
     helps, harms = (bool((worth.significant & side).any()) for side in (worth.size > 0, worth.size < 0))
     outcome = {
         (True, False): "it helps, significantly",

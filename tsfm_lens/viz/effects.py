@@ -8,12 +8,12 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import measurement
-from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged
-from tsfm_lens.viz.panels import fitted_range, medians
+from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged, middle_of, over_words
+from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names, series_rows, unit_of
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import GREY, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import capital, listed, over_series
+from tsfm_lens.viz.words import capital, listed
 
 __all__ = ["self_repair_bars"]
 
@@ -33,7 +33,8 @@ def read_effects(ds: xr.Dataset) -> list[str]:
     ]
     none = f"no component moves the forecast by {percent(WORTH_A_WORD)} of the range of its series"
     return [
-        f"{way}, these move the forecast most directly, as shares of the range of the series: {listed(most[0])}."
+        f"{way}, these move the forecast most directly, as shares of the range of the series{direct.basis}: "
+        f"{listed(most[0])}."
         if most[0]
         else f"{way}, {none} directly.",
         f"With all that follows, these move it most: {listed(most[1])}."
@@ -79,13 +80,13 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     ids, rows = names(ds, "series"), series_rows(ds, series)
     direct, _, unit = _sizes(ds, rows)
     each = array(ds, "self_repair", "component", "series")[:, rows]
-    repair, size = medians(each), medians(direct)
-    order = [int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])][:top]
-    labels = [plain(names(ds, "component")[i]) for i in order]
     noises = [
         finding(ds, name, "component", unit=word) if series is None else None
         for name, word in (("direct_share", "of the range"), ("self_repair", ""))
     ]
+    repair, size = middle_of(noises[1], each), middle_of(noises[0] if len(rows) > 1 else None, direct)
+    order = [int(i) for i in np.argsort(-size, kind="stable") if np.isfinite(repair[i])][:top]
+    labels = [plain(names(ds, "component")[i]) for i in order]
     noise, mine = (None if each_noise is None else each_noise.at(order) for each_noise in noises)
     canvas = sheet(
         [max(140, 22 * len(order))], [0.35, 0.65], column_gap=0.08, min_width=620, below=68, shared_yaxes=True
@@ -117,7 +118,7 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     right.x("self-repair\n(share of the direct effect undone)", range=bounds)
     return canvas.dress(
         f"Self-repair in {model_of(ds)} after its strongest components are taken out",
-        f"{over_series(ds, rows, 'median')}, {ablation_word(ds)} one at a time",
+        f"{over_words(ds, noises[0], rows)}, {ablation_word(ds)} one at a time",
         "0: nothing undone, 1: all of it (dashed), below 0: added to",
         "what leaves the axis is cut off" if cut else "",
     )

@@ -12,9 +12,9 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import OTHER_TIMES
 from tsfm_lens.stats import SMALLEST, mean_interval
-from tsfm_lens.viz.select import array
+from tsfm_lens.viz.select import array, medians
 from tsfm_lens.viz.theme import number, percent
-from tsfm_lens.viz.words import listed, num, verb
+from tsfm_lens.viz.words import listed, num, over_series, verb
 
 NOT_SIGNIFICANT = "not significant"
 WORTH_A_WORD = SMALLEST
@@ -119,10 +119,15 @@ class Finding:
         places = np.flatnonzero(self.leads if among is None else self.leads & among)
         return int(places[0]) if len(places) else None
 
-    def told(self, flat: int, write: Callable[[float], str] = num) -> str:
-        """Write the size of a member with its range, where there is one."""
+    def told(self, flat: int, write: Callable[[float], str] = num, *, over: bool = False) -> str:
+        """Write the size of a member with its range, where there is one, and with ``over`` what that is over."""
         value, low, high = (write(float(each.flat[flat])) for each in (self.size, self.low, self.high))
-        return value if low == high else f"{value}, {low} to {high} over {self.over}"
+        return value if low == high else f"{value}, {low} to {high}{f' over {self.over}' * over}"
+
+    @property
+    def basis(self) -> str:
+        """What sizes and ranges are, as a sentence puts it in brackets; "" of one series."""
+        return f" (median and range over {self.over})" if self.spread else ""
 
     def standing(self, labels: Sequence[str], noun: str, among: np.ndarray | None = None) -> list[str]:
         """Say on how many series members act, which are significant and for what, and which are learned.
@@ -177,6 +182,17 @@ class Finding:
             return f"None is larger than all members of {twins} untrained twins."
         names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.learned)]
         return f"Learned, larger than all members of {twins} untrained twins: {listed(names) if names else count}."
+
+
+def middle_of(effect: Finding | None, values: np.ndarray) -> np.ndarray:
+    """Return the sizes that sentences tell; the median over series, the last axis, where nothing is judged."""
+    return medians(values) if effect is None else effect.size
+
+
+def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> str:
+    """Write over which series, and windows of them, a figure shows medians."""
+    windows = effect is not None and effect.facts.get("entries") != effect.facts.get("units")
+    return f"median over {effect.over}" if effect is not None and windows else over_series(ds, rows, "median")
 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:

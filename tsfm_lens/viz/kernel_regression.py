@@ -13,8 +13,7 @@ from tsfm_lens.viz.attention import single_series
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps, two_digits
 from tsfm_lens.viz.needs import CROSS_ATTENTION
-from tsfm_lens.viz.panels import medians
-from tsfm_lens.viz.select import array, model_of, names, positions
+from tsfm_lens.viz.select import array, medians, model_of, names, positions
 from tsfm_lens.viz.sheet import Sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
 from tsfm_lens.viz.words import extremes, head_at, layer_names, num

@@ -14,11 +14,12 @@ from tsfm_lens.viz.findings import Finding, finding, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import TOKENS
-from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, medians, scene
+from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, scene
 from tsfm_lens.viz.select import (
     array,
     forecast_series,
     median_position,
+    medians,
     model_of,
     names,
     positions,
@@ -345,7 +346,7 @@ _MAX_NAMES = 3  # layers in a sentence
 def read_gain(ds: xr.Dataset) -> list[str]:
     """Name the layers that help and those that hurt beyond the noise, for every metric."""
     words = layers(ds)
-    out = []
+    out: list[str] = []
     for place, metric in enumerate(names(ds, "metric")):
         gain = judged(ds, "gain", "layer", metric=place)
         if not np.isfinite(gain.size).any():
@@ -355,7 +356,7 @@ def read_gain(ds: xr.Dataset) -> list[str]:
         for places, word in ((lowering, "lowered"), (raising, "raised")):
             most = [f"{words[i]} ({gain.told(i, lambda value: f'{signed(value)} %')})" for i in places]
             parts += [f"{word} most by {listed(most)}"] if most else []
-        out.append(f"{metric} is {'; '.join(parts) or 'changed by 1 % or more by no layer'}.")
+        out.append(f"{metric}{gain.basis * (not out)} is {'; '.join(parts) or 'changed by 1 % or more by no layer'}.")
         if not place:
             out += gain.standing(words, "layers")
     return out

@@ -172,18 +172,6 @@ def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, 
     return "what leaves the axis is cut off" * cut
 
 
-def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:
-    """Average over series, the last axis, where any value is finite; NaN elsewhere."""
-    valid, out = np.isfinite(values).any(axis=-1), np.full(values.shape[:-1], np.nan)
-    out[valid] = middle(values[valid], axis=-1)
-    return out
-
-
-def medians(values: np.ndarray) -> np.ndarray:
-    """Take the median over series, the last axis, where any value is finite; NaN elsewhere."""
-    return means(values, np.nanmedian)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
     """Steps relative to the start of the forecast, and the dates they fall on where these are known."""

@@ -12,10 +12,10 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind, single_series
-from tsfm_lens.viz.findings import finding, judged
+from tsfm_lens.viz.findings import finding, judged, middle_of
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.panels import fit, medians, scene
+from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.select import array, forecast_series, model_of, names, series_position, series_rows, shown
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, number, percent, plain
@@ -195,7 +195,11 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
     at = series_rows(ds, series)
     # what is significant is so over all series
     noise = {name: finding(ds, name, "layer", "head") if series is None else None for name in ("mass", *_CHANGES)}
-    values = {name: medians(array(ds, name, "layer", "head", "series")[..., at]) for name in noise if name in ds}
+    values = {
+        name: middle_of(each, array(ds, name, "layer", "head", "series")[..., at])
+        for name, each in noise.items()
+        if name in ds
+    }
     maps = [HeadMap(values["mass"], "attention at the lag", "share of attention", low=0.0, noise=noise["mass"])]
     for name, (title, word) in _CHANGES.items():
         # nothing is known of a parrot where no context is long enough for one

@@ -8,10 +8,9 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import frame, measurement
-from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged
+from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged, middle_of
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import GRADIENTS
-from tsfm_lens.viz.panels import medians
 from tsfm_lens.viz.patching import way
 from tsfm_lens.viz.places import OUTPUT, places_in, places_named
 from tsfm_lens.viz.select import array, model_of, names, series_position, series_rows, unit_of
@@ -100,7 +99,7 @@ def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> 
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])
-    return medians(values)
+    return middle_of(finding(ds, value, "sender", "receiver"), values)
 
 
 def _limit(z: np.ndarray) -> tuple[float, str]:

@@ -46,7 +46,7 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
         parts = [f"{percent(float(ds['heads_share'].values[place]))} of the heads"]
         if int(ds["n_mlps"].values[place]):
             parts.append(f"{int(ds['n_mlps'].values[place])} MLPs")
-        effect = f"the Spearman distance from the complete model's forecast is {distance.told(place)}"
+        effect = f"the Spearman distance from the complete model's forecast is {distance.told(place, over=True)}"
         out.append(f"{capital(recipe)}: {listed(parts)} ablated; {effect}.")
     return [*out, *distance.standing(names(ds, "recipe"), "recipes")]
 

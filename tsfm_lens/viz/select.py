@@ -112,3 +112,15 @@ def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
 def shown(ids: Sequence[str], limit: int = 3) -> str:
     """List series ids for a subtitle: all when few, else how many."""
     return ", ".join(ids) if len(ids) <= limit else f"{len(ids)} series"
+
+
+def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:
+    """Average over series, the last axis, where any value is finite; NaN elsewhere."""
+    valid, out = np.isfinite(values).any(axis=-1), np.full(values.shape[:-1], np.nan)
+    out[valid] = middle(values[valid], axis=-1)
+    return out
+
+
+def medians(values: np.ndarray) -> np.ndarray:
+    """Take the median over series, the last axis, where any value is finite; NaN elsewhere."""
+    return means(values, np.nanmedian)

@@ -13,16 +13,26 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.registry import ReportPanel, check, measurement
-from tsfm_lens.viz.findings import WORTH_A_WORD, Finding, finding, judged
+from tsfm_lens.viz.findings import WORTH_A_WORD, Finding, finding, judged, middle_of, over_words
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.panels import fit, medians, scene
+from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.places import Places, coordinate, places_in
-from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, positions, statistic_of, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    forecast_series,
+    kind_word,
+    medians,
+    model_of,
+    names,
+    positions,
+    statistic_of,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import Look, Sheet, sheet
 from tsfm_lens.viz.tables import steps_table
 from tsfm_lens.viz.theme import BLUE, VERMILION, number, percent, plain
-from tsfm_lens.viz.words import listed, measured, num, over_series
+from tsfm_lens.viz.words import listed, measured, num
 
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
@@ -44,7 +54,7 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
         most = effect.named(_MAX_NAMES, group)
         told = [f"{labels[i]} ({effect.told(i, write)})" for i in most]
         out.append(
-            f"Largest {measure.word} without one {noun}: {listed(told)}."
+            f"Largest {measure.word} without one {noun}{effect.basis}: {listed(told)}."
             if told
             else f"Without any single {noun} the {measure.word} is below {percent(WORTH_A_WORD)}."
         )
@@ -112,12 +122,12 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     measure = MEASURES[metric]
     heads = coordinate(ds, "head").astype(int) >= 0
     effect = array(ds, metric, "component", "series")
-    middle = medians(effect)
     noise = finding(ds, metric, "component")
+    middle = middle_of(noise, effect)
     canvas = _draw(ds, middle, effect, measure, noise)
     canvas.colours(_scale(middle[heads] if heads.any() else middle, measure))
     title = f"Ablation of every component of {model_of(ds)}: {measure.word}"
-    what = f"{measure.words}, {over_series(ds, range(effect.shape[1]), 'median')}"
+    what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
     return canvas.dress(title, what, "zeroed one at a time", "colours up to the largest head" * bool(heads.any()))
 
 
