@@ -57,7 +57,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         read_gain,
         "gain",
         (),
-        ("MAE (median and range over 3 series) is lowered most by layer 0 (−20 %", "raised most by layer 1"),
+        ("is lowered most by layer 0 (−20 %", "raised most by layer 1"),
     ),
     (
         *(read_ablation, "ablation", ("spearman_distance",)),
