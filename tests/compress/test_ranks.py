@@ -16,6 +16,8 @@ from tsfm_lens.compress.schedule import ranks_by_share
 from tsfm_lens.errors import InputError
 from tsfm_lens.testing.tolerance import last_digit
 
+# signs of gradients are drawn anew for another order of series
+ROUGH = 0.3
 FORMS = {"a": BlockShape(1, 24, 24), "b": BlockShape(1, 24, 48), "c": BlockShape(2, 12, 24)}
 RANKS = {"a": [1, 3, 6, 24], "b": [1, 4, 8, 24], "c": [1, 2, 4, 12]}
 
@@ -81,7 +83,7 @@ def test_effects_are_those_on_series_that_gave_no_factors(calibration: Callable,
             p, q = (each.softmax(-1) for each in logits)
             expected += (p * (p.log() - q.log())).sum(-1).mean(-1).tolist()
         # signs of gradients are drawn anew for another order of series, so that factors agree but roughly
-        assert effects[name][3] == pytest.approx(np.sum(expected), rel=0.3)
+        assert effects[name][3] == pytest.approx(np.sum(expected), rel=ROUGH)
 
 
 # rank, exponent; mean rank over 64 of twelve layers counted from 0 and from 1; the ranks of the first where known

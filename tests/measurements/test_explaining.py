@@ -36,7 +36,7 @@ def test_the_use_of_covariates_is_told(driven: Results) -> None:
     (panel,) = measurement.draw_panels(driven["covariate_use"])
     cause, noise = panel.sentences
     assert cause.startswith("cause: in random order")
-    assert cause.endswith("it helps.")
+    assert cause.endswith("6 series cannot decide whether that is so for others; 9 could.")
     assert "it helps" not in noise
     assert set(panel.table.columns) >= {"covariate", "way", "series", "moved", "worth"}
     assert next(axis.title.text for axis in panel.figure.select_xaxes()).startswith("change of the median forecast")

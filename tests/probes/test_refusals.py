@@ -29,7 +29,7 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
     ("probe", "options", "words"),
     [
         ("ablation_effects", {"components": []}, "components is empty"),
-        ("attribute", {"nodes": 0}, "nodes is 0"),
+        ("attribute", {"tolerance": 0}, "tolerance is 0"),
         ("attention_patterns", {"kind": "crossattn"}, "Closest: cross_attn"),
         ("attention_rollout", {"stack": "encoders"}, "encoder"),
         ("autoregressive_attention", {"keys": "steps"}, "choose 'time' or 'window'"),

@@ -161,20 +161,22 @@ class LensBase(HookedRootModule):
         """Tell hooks which rows run and how far the forecast is; calls of the native object tell them nothing."""
         return self.registry.state.running(rows, place)
 
-    def readout(self, resid: Tensor, encoded: Encoded, *, like: Tensor | None = None) -> Tensor:
+    def readout(self, resid: Tensor, encoded: Encoded, *, like: Tensor | None = None, unread: int = 0) -> Tensor:
         """Apply the native head to any residual stream: the logit lens.
 
         Args:
             resid: (…, series, pos, d_model) of the stack that is read out; InputError for another width.
             encoded: the batch it belongs to.
             like: freeze the final norm's scale to that of this stream (same shape up to broadcasting).
+            unread: first positions that ``resid`` leaves out, since the head does not read them.
 
         Returns:
             Logits (…, series, step, vocabulary), or quantiles in data units (…, series, quantile, step).
         """
         if resid.shape[-1] != self.d_model:
             raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
-        return self.adapter.head(self.adapter.final_norm(resid, like), encoded)
+        normed = self.adapter.final_norm(resid, like)
+        return self.adapter.head(nn.functional.pad(normed, (0, 0, unread, 0)) if unread else normed, encoded)
 
     @property
     def rereads(self) -> bool:

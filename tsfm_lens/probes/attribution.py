@@ -12,7 +12,6 @@ import numpy as np
 import torch
 import xarray as xr
 from torch import Tensor
-from torch.nn.functional import pad
 
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.findings import judge
@@ -195,8 +194,7 @@ class _Split:
 
     def readout(self, streams: Tensor, like: Tensor | None = None) -> Tensor:
         """Read out streams (…, series, pos, d_model) of the positions that are read."""
-        normed = self.lens.adapter.final_norm(streams, like)
-        output = self.lens.adapter.head(pad(normed, (0, 0, self._unread, 0)), self.run.encoded)
+        output = self.lens.readout(streams, self.run.encoded, like=like, unread=self._unread)
         return output[..., : self.run.horizon] if self.run.tokens is None else output
 
     def frozen(self, streams: Tensor) -> Tensor:
@@ -276,18 +274,18 @@ class _Split:
 
 def count_read(run: Run) -> int:
     """Count the last positions of the stream that the head reads: what stands before them changes no number."""
-    encoded, adapter, stack = run.encoded, run.lens.adapter, run.lens.wiring.output_stack
+    encoded, lens, stack = run.encoded, run.lens, run.lens.wiring.output_stack
     positions = len(encoded.spans[stack.name])
     if run.tokens is not None:
         return positions
     noise = torch.randn(2, len(encoded.rows), positions, stack.d_model, generator=torch.Generator().manual_seed(0))
-    one, other = noise.to(next(adapter.model.parameters()))
+    one, other = noise.to(next(lens.model.parameters()))
 
     def changed(count: int) -> bool:
-        output = adapter.head(torch.cat([other[:, :count], one[:, count:]], dim=1), encoded)
+        output = lens.readout(torch.cat([other[:, :count], one[:, count:]], dim=1), encoded)
         return not torch.equal(output.nan_to_num(), whole)
 
-    whole = adapter.head(one, encoded).nan_to_num()
+    whole = lens.readout(one, encoded).nan_to_num()
     return positions - bisect_left(range(1, positions), True, key=changed)
 
 
