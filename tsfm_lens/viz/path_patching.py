@@ -99,7 +99,8 @@ def path_values(ds: xr.Dataset, value: str, series: str | int | None = None) -> 
         values = np.where((values == 0).all(-1, keepdims=True), np.nan, values)
     if series is not None:
         return np.asarray(values[..., series_position(ds, series)])
-    return middle_of(finding(ds, value, "sender", "receiver"), values)
+    sizes = middle_of(finding(ds, value, "sender", "receiver"), values)
+    return np.where(np.isnan(values).all(-1), np.nan, sizes)
 
 
 def _limit(z: np.ndarray) -> tuple[float, str]:
