@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache, wraps
 from inspect import cleandoc, signature
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 VERSION = "0.1.0"
 TWINS = int(os.environ.get("TSFM_LENS_TWINS", "24"))
 """Untrained twins of a report; of 24 others one model is the most extreme by chance less than once in 20 times."""
+_WITHIN = ContextVar("within a probe", default=False)
 _QUICK = 1.0  # seconds: probes that take longer have no twins unless asked for
 THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
 
@@ -365,9 +367,13 @@ def probe(
 
         @wraps(function)
         def compute(*args: Any, **arguments: Any) -> Any:
-            began = time.perf_counter()
-            result = function(*args, **arguments)
-            count = max((getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0)
+            # a probe that another one calls leaves the twins to its caller
+            count = max((getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0) * (not _WITHIN.get())
+            began, mark = time.perf_counter(), _WITHIN.set(True)
+            try:
+                result = function(*args, **arguments)
+            finally:
+                _WITHIN.reset(mark)
             if count < 0:
                 count = TWINS * (time.perf_counter() - began < _QUICK)
             return beside_twins(function, result, count, args, arguments) if count else result

@@ -62,7 +62,6 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         {'layer': 3, 'head': 4, 'time': 128}
     """
     refuse_several(run, "heads are explored")
-    run = run.alone()
     maps = attention_patterns(run, kind=kind)
     attention = str(maps.attrs["attention"])
     data = run.dataset().assign_coords(layer=maps["layer"], head=maps["head"])
