@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+import os
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -164,6 +165,40 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
         rank = 1 + (sizes >= own.variable).sum("twin")
         data = data.assign({f"{name}_twins": sizes.astype("float32"), f"{name}_twin_rank": rank})
     return corrected({"": data})[""]
+
+
+def beside_twins(
+    probe: Callable[..., xr.Dataset], result: xr.Dataset, count: int, args: Sequence[Any], options: Mapping[str, Any]
+) -> xr.Dataset:
+    """Compute a probe's result in so many untrained twins of the model as well, and add what they show.
+
+    Args:
+        count: of twins; below 0 as many as a report has.
+
+    Returns:
+        See :func:`with_twins`; the result as it is where it holds no effects, or a twin refuses.
+    """
+    count = twins_of_reports() if count < 0 else count
+    if not (count and judged_names(result)):
+        return result
+    options = {name: value for name, value in options.items() if name != "progress"}
+    twins = ([each.twin(i) if hasattr(each, "n_twins") else each for each in args] for i in range(count))
+    try:
+        return with_twins(result, (probe(*each, **options) for each in twins))
+    except InputError as error:
+        return result.assign_attrs(twins_refused=str(error))
+
+
+def twins_of_reports() -> int:
+    """Return how many twins a report has; of 24 others a model is the most extreme by chance once in 25 times.
+
+    Raises:
+        InputError: ``TSFM_LENS_TWINS`` in the environment is no whole number.
+    """
+    value = os.environ.get("TSFM_LENS_TWINS", "24")
+    if not value.isdigit():
+        raise InputError(f"TSFM_LENS_TWINS={value!r} in the environment, expected a whole number such as 24, or 0")
+    return int(value)
 
 
 def _marked_learned(results: dict[str, xr.Dataset], compared: Sequence[tuple[str, str]]) -> dict[str, xr.Dataset]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     import xarray as xr
 
 VERSION = "0.1.0"
-TWINS = int(os.environ.get("TSFM_LENS_TWINS", "24"))
-"""Untrained twins of a report; of 24 others one model is the most extreme by chance less than once in 20 times."""
 _WITHIN = ContextVar("within a probe", default=False)
 _QUICK = 1.0  # seconds: probes that take longer have no twins unless asked for
 THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
@@ -374,36 +371,17 @@ def probe(
                 result = function(*args, **arguments)
             finally:
                 _WITHIN.reset(mark)
-            if count < 0:
-                count = TWINS * (time.perf_counter() - began < _QUICK)
-            return beside_twins(function, result, count, args, arguments) if count else result
+            if not count or (count < 0 and time.perf_counter() - began > _QUICK):
+                return result
+            # numpy and xarray take longer to import than the help of the command line
+            from tsfm_lens.findings import beside_twins
+
+            return beside_twins(function, result, count, args, arguments)
 
         _PROBES[kind] = Probe(compute, takes, words or f"{_name_of(function)}{on}", how, each)
         return cast(F, compute)
 
     return register
-
-
-def beside_twins(
-    probe: Callable[..., Any], result: xr.Dataset, count: int, args: Sequence[Any], options: Mapping[str, Any]
-) -> xr.Dataset:
-    """Compute a probe's result in so many untrained twins of the model as well, and add what they show.
-
-    Returns:
-        See :func:`tsfm_lens.findings.with_twins`; the result as it is where it holds no effects, or a twin refuses.
-    """
-    # numpy and xarray take longer to import than the help of the command line
-    from tsfm_lens.findings import judged_names, with_twins
-
-    if not judged_names(result):
-        return result
-    options = {name: value for name, value in options.items() if name != "progress"}
-    own = getattr(probe, "__wrapped__", probe)
-    twins = ([each.twin(i) if hasattr(each, "n_twins") else each for each in args] for i in range(count))
-    try:
-        return with_twins(result, (own(*each, **options) for each in twins))
-    except InputError as error:
-        return result.assign_attrs(twins_refused=str(error))
 
 
 def measurements() -> dict[str, Measurement]:
