@@ -16,8 +16,7 @@ from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import attribute_inputs
-from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.over_items import Null, null_runs
+from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
 from tsfm_lens.explain.routes import PairedRuns, all_writers
 from tsfm_lens.explain.segments import Segment, segment_coords, segments_in
 from tsfm_lens.explain.values import Masks, single_pass
@@ -27,6 +26,7 @@ from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
+from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.probes.places import places_of
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE
@@ -387,10 +387,10 @@ def _predictions(
     without, alone = np.split(values[2:], 2)
     measured = (values[0] - without + alone - values[1]) / 2
     nothing = np.full((players, measured.shape[1]), np.nan)
-    found = [nothing if each is None else each for each in map(effects_of, explanations)]
-    predicted, controls = np.stack([hidden @ each for each in found]), []
-    others = [[hidden @ each] for each in _other_effects(masks, found[0].shape, twin, seed)]
-    for own, each in zip(found, predicted, strict=True):
+    effects = [nothing if each is None else each for each in map(effects_of, explanations)]
+    predicted, controls = np.stack([hidden @ each for each in effects]), []
+    others = [[hidden @ each] for each in _other_effects(masks, nothing.shape, twin, seed)]
+    for own, each in zip(effects, predicted, strict=True):
         exchanged = [each + np.outer(hidden[:, i] * 1.0 - hidden[:, j], own[j] - own[i]) for i, j in pairs]
         groups = [[-each], [hidden @ (np.sign(own) * np.abs(own).mean())], exchanged, *others]
         controls.append([max(agreement(measured, one)[0] for one in group) for group in groups])
@@ -407,15 +407,16 @@ def _predictions(
 
 def _other_effects(masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int) -> list[np.ndarray]:
     """Occlude the values in random order and the untrained twin, (segment, step); NaN where a model refuses that."""
-    weights = sum(each.numel() for each in masks.run.lens.adapter.model.parameters())
-    nulls: dict[Null, bool] = {"shuffled series": True, "untrained": weights <= _TWIN if twin is None else twin}
+    run, effects = masks.run, [np.full(shape, np.nan) for _ in range(2)]
+    shuffled = replace(run, batch=in_random_order(run.batch, [seed, 0]), full_batch=None, forced_path=None, _of=None)
+    others = [shuffled]
+    if sum(each.numel() for each in run.lens.adapter.model.parameters()) <= _TWIN if twin is None else twin:
+        others.append(replace(run, lens=untrained_twin(run.lens, seed), forced_path=None, _hooks=(), _of=None))
     how: dict[str, Any] = {"reference": masks.reference, "parts": masks.segments, "target": masks.target, "seed": seed}
-    found = [np.full(shape, np.nan) for _ in nulls]
-    for place, null in enumerate(null for null, wanted in nulls.items() if wanted):
+    for place, other in enumerate(others):
         with suppress(InputError):
-            (other,) = null_runs(masks.run, null, 1, seed)
-            found[place] = effects_of(attribute_inputs(other, 0, "occlusion", repeats=1, **how))
-    return found
+            effects[place] = effects_of(attribute_inputs(other, 0, "occlusion", repeats=1, **how))
+    return effects
 
 
 def _with_noise(run: Run, seed: int) -> Run:
