@@ -96,6 +96,10 @@ def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:
     assert (proof["sufficiency"] > 0.8).all()
     assert (proof["prediction_error"] < 0.1).all()
     assert verdict(proof)[0] == "holds"
+    # what works against the effect carries none of it, and routes that state another effect fail
+    assert not any(named_routes(routes.assign(share=-routes["share"])).values())
+    flipped = route_faithfulness(run, routes.assign(total=-routes["total"]), reference="mean", controls=19)
+    assert verdict(flipped)[0] == "fails"
 
 
 def test_an_explanation_by_decoys_fails() -> None:
