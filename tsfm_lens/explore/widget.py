@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+import anywidget
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
@@ -36,7 +37,6 @@ from tsfm_lens.viz.saving import BROWSER_CONFIG
 from tsfm_lens.viz.select import median_position, position, unit_of
 from tsfm_lens.viz.theme import VERMILION, number, untitled
 
-WIDTH = 920  # pixels
 WIDE: dict[str, Any] = {"style": {"description_width": "initial"}}
 """Style of a control whose description is never cut."""
 _COORDINATES = ("x", "y", "base")
@@ -44,7 +44,7 @@ _COORDINATES = ("x", "y", "base")
 
 def figure_widget(figure: go.Figure) -> go.FigureWidget:
     """Turn a figure into a widget, with all traces that it will have; its title is left to the page around it."""
-    bare = untitled(figure).update_layout(width=WIDTH)
+    bare = untitled(figure).update_layout(width=None, autosize=True)
     # before the widget is made: a browser gets its first state, whatever changes its traces see later
     for trace in bare.data:
         for name in _COORDINATES:
@@ -55,6 +55,21 @@ def figure_widget(figure: go.Figure) -> go.FigureWidget:
     widget = go.FigureWidget(bare)
     widget._config = {**widget._config, **BROWSER_CONFIG}
     return widget
+
+
+class Fit(anywidget.AnyWidget):
+    """Invisible line beside figures that lets them fill its width, also where they are drawn before they are shown."""
+
+    _esm = """
+    function render({ el }) {
+      const fit = () => window.dispatchEvent(new Event("resize"));
+      const watch = new ResizeObserver(fit);
+      watch.observe(el);
+      document.addEventListener("plotlywidget-after-render", fit);
+      return () => { watch.disconnect(); document.removeEventListener("plotlywidget-after-render", fit); };
+    }
+    export default { render };
+    """
 
 
 def change_words(plain: np.ndarray, other: np.ndarray, truth: np.ndarray | None, unit: str, detail: str) -> str:
@@ -96,6 +111,7 @@ class Explorer(widgets.VBox):
                 widgets.HBox([self.score, self.head, self.toggle], **bar),
                 self.words,
                 self.figure,
+                Fit(),
                 widgets.HBox([widgets.Label("ablated:"), self.tags, self.empty], **bar),
                 self.effect,
             ]
@@ -202,6 +218,8 @@ class Explorer(widgets.VBox):
 
 
 WITHOUT = "median without what is brushed"
+# a drag that begins within the outline of the last one would be taken by that
+_THROUGH = "<style>.selectionlayer path { pointer-events: none !important; }</style>"
 
 
 class Brush(widgets.VBox):
@@ -216,58 +234,65 @@ class Brush(widgets.VBox):
         self.without = self.median
         self._length = min(self.run.batch.lengths[0], self.run.lens.context_length)
         data = self.run.forecast.to_dataset(self.run.truth)
-        view = scene(data, 0, self._length)
-        # a date of numpy's is no corner that plotly draws
-        self._past = [str(at) if isinstance(at, np.datetime64) else at for at in view.time.at(view.past)]
+        self._view = scene(data, 0, self._length)
         figure = forecast_fan(data, series=0, context_steps=self._length)
-        self._add_brush(figure)
+        line = {"color": VERMILION, "width": 2, "dash": "dash"}
+        at = self._view.time.at(self._view.future)
+        figure.add_trace(go.Scatter(x=at, y=self.median, mode="lines", line=line, name=WITHOUT, visible=False))
+        figure.update_layout(dragmode="select", selectdirection="h")
         self.figure = figure_widget(figure)
-        self._points, self._line = self.figure.data[-2:]
-        self._points.on_selection(self._on_selection)
+        # without points plotly offers no way back from zooming
+        self.figure._config = {**self.figure._config, "modeBarButtonsToAdd": ["select2d"]}
+        self._line = self.figure.data[-1]
+        # events of a trace go the way of hovering, where the last one alone arrives
+        self.figure.layout.on_change(self._on_selection, "selections")
         names = [(name or "series", row) for row, name in enumerate(self.run.batch.variates)]
         self.which = widgets.Dropdown(options=names, description="brush", **WIDE)
         self.steps = widgets.IntRangeSlider(
             value=(0, 0), min=-self._length, max=0, description="steps", layout=widgets.Layout(width="600px"), **WIDE
         )
+        self.steps.continuous_update = False
         self.words = widgets.HTML()
         self.words.add_class("tsfm-lens-words")
         self.which.observe(lambda change: self.mark(*(self.marked or (0, 0)), series=change["new"]), "value")
         self.steps.observe(lambda change: self.mark(*change["new"]), "value")
         heading = f"<b>{escape(str(figure.layout.meta['title']))}: drag over the past to leave a stretch out</b>"
-        super().__init__([widgets.HTML(heading), widgets.HBox([self.which, self.steps]), self.figure, self.words])
+        controls = widgets.HBox([self.which, self.steps])
+        super().__init__([widgets.HTML(heading + _THROUGH), controls, self.figure, Fit(), self.words])
         self._describe()
 
-    def _add_brush(self, figure: go.Figure) -> None:
-        """Add invisible points to select, and the line of the forecast without the selection."""
-        forecast = next(trace for trace in figure.data if str(trace.name).startswith("median"))
-        values = self.run.batch.values[0][-self._length :]
-        points = {"x": self._past, "y": values, "mode": "markers", "marker": {"opacity": 0, "size": 8}}
-        line = {"color": VERMILION, "width": 2, "dash": "dash"}
-        figure.add_trace(go.Scatter(**points, showlegend=False, hoverinfo="skip"))
-        figure.add_trace(go.Scatter(x=forecast.x, y=self.median, mode="lines", line=line, name=WITHOUT))
-        figure.update_layout(dragmode="select", selectdirection="h")
-
-    def _on_selection(self, _trace: Any, points: Any, _selector: Any) -> None:
-        places = list(points.point_inds)
-        if places:
-            self.mark(min(places) - self._length, max(places) + 1 - self._length)
+    def _on_selection(self, layout: Any, _selections: Any) -> None:
+        # the argument is of before
+        selections = layout.to_plotly_json().get("selections")
+        if not selections:
+            return
+        at = self._view.time.at(self._view.past)
+        first, last = sorted(np.array([selections[-1][end] for end in ("x0", "x1")]).astype(at.dtype))
+        steps = self._view.past[(at >= first) & (at <= last)]
+        if len(steps):
+            self.mark(int(steps[0]), int(steps[-1]) + 1)
+        else:
+            self._describe("no step of the past lies there: drag to the left of the dotted line, over one step or more")
+        self.figure.plotly_relayout({"selections": []})
 
     def mark(self, start: int, stop: int, *, series: int | None = None) -> None:
         """Leave out steps ``[start, stop)`` of a series, from the forecast start; refusals stand under the figure."""
         row = self.series if series is None else series
         try:
+            if stop > start:
+                self.words.value = f"forecasting without steps {start} to {stop - 1} …"
             without = self._forecast(row, start, stop) if stop > start else self.median
         except LensError as error:
             self._describe(str(error))
             return
         self.series, self.marked, self.without = row, (start, stop) if stop > start else None, without
         with self.figure.batch_update():
-            self._line.y = without
+            self._line.update(y=without, visible=self.marked is not None)
             shapes = [shape for shape in self.figure.layout.shapes if shape.name != "brushed"]
             if self.marked is not None:
-                ends = (self._past[start + self._length], self._past[stop - 1 + self._length])
                 band = {"type": "rect", "yref": "paper", "y0": 0, "y1": 1, "line": {"width": 0}, "name": "brushed"}
-                shapes.append(go.layout.Shape(x0=ends[0], x1=ends[1], fillcolor=VERMILION, opacity=0.12, **band))
+                band |= {"x0": self._view.time.scalar(start - 0.5), "x1": self._view.time.scalar(stop - 0.5)}
+                shapes.append(go.layout.Shape(fillcolor=VERMILION, opacity=0.12, **band))
             self.figure.layout.shapes = shapes
         self.which.value, self.steps.value = row, (start, stop) if self.marked else (0, 0)
         self._describe()
@@ -295,4 +320,6 @@ class Brush(widgets.VBox):
         largest = f", by {number(float(np.max(np.abs(self.without - self.median))))} at most"
         truth = None if self.run.truth is None else self.run.truth[0]
         change = change_words(self.median, self.without, truth, self.run.batch.units[0], largest)
-        self.words.value = escape(f"without steps {start} to {stop - 1} of {name} {change}")
+        time = self._view.time
+        dates = "" if time.stamps is None else f" ({time.date(start)} to {time.date(stop - 1)})".replace(" 00:00", "")
+        self.words.value = escape(f"without steps {start} to {stop - 1}{dates} of {name} {change}")

@@ -85,12 +85,33 @@ class Refusal(RequestHandler):
         self.finish(self._words + "\n")
 
 
+class Fresh(Matcher):
+    """Requests for the page that do not ask to run it yet."""
+
+    def match(self, request: HTTPServerRequest) -> dict[str, Any] | None:
+        """Match a request by its path and query."""
+        return {} if request.path == "/" and "run" not in request.query_arguments else None
+
+
+class Opening(RequestHandler):
+    """First sight of the page: a line that stands until its Python runs, which sends the rest."""
+
+    def get(self) -> None:
+        """Send the line."""
+        self.finish(
+            '<!DOCTYPE html><html lang="en"><meta charset="utf-8"><title>tsfm-lens</title>'
+            '<p role="status" class="tsfm-lens-status" style="font-family:sans-serif">Starting Python …</p>'
+            # a moment in which the line is drawn
+            '<script>setTimeout(() => location.replace(location.href + "&run="), 50)</script></html>'
+        )
+
+
 class Server(Voila):
     """Voilà behind the guard; ``token`` must be set."""
 
     def init_handlers(self) -> list[Any]:
         """Return handlers of Voilà, all of them behind the guard."""
-        return [(Unwelcome(self.port, self.token), Refusal), *super().init_handlers()]
+        return [(Unwelcome(self.port, self.token), Refusal), (Fresh(), Opening), *super().init_handlers()]
 
     def launch_browser(self) -> None:
         """Open the address in the browser, through a file, since everybody on the machine sees a command line."""

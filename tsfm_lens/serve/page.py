@@ -19,7 +19,7 @@ from tsfm_lens.data import SeriesBatch, bundled_names
 from tsfm_lens.data.files import READABLE, columns_of
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explore import brush, explore
-from tsfm_lens.explore.widget import WIDE, figure_widget
+from tsfm_lens.explore.widget import WIDE, Fit, figure_widget
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import find
@@ -133,6 +133,7 @@ class Page(widgets.VBox):
         self.batch: SeriesBatch | None = None
         self.run: Run | None = None
         self.shown = [False] * len(_TABS)
+        self._notes = self._what = ""
         self._sources, self._reading, self._options = list(sources), dict(reading), dict(options)
         self._folder = tempfile.TemporaryDirectory(prefix="tsfm-lens-page-")
         self._lenses: dict[str, Lens] = {}
@@ -150,7 +151,6 @@ class Page(widgets.VBox):
             ]
         )
         self._read()
-        self._forecast()
 
     def _build(self, model: str) -> None:
         self.file = Dropped(accept=",".join(READABLE))
@@ -175,11 +175,13 @@ class Page(widgets.VBox):
         self.tabs = widgets.Tab([widgets.VBox() for _ in _TABS], titles=_TABS)
         self.file.observe(lambda _change: self._take_file(), "count")
         self.bundled.observe(self._take_bundled, "value")
+        for control in (self.series, self.model, self.horizon, self.holdout):
+            control.observe(lambda _change: self._say("Press Forecast." + self._still), "value")
         self.go.on_click(lambda _button: self._forecast())
         self.tabs.observe(lambda _change: self._show(), "selected_index")
 
     def _take_file(self) -> None:
-        with self._task("the file could not be read"):
+        with self._task("reading …"):
             path = Path(self._folder.name) / Path(self.file.name).name
             path.write_bytes(bytes(self.file.content))
             self._sources, self._reading = [str(path)], {}
@@ -194,7 +196,7 @@ class Page(widgets.VBox):
             self._read()
 
     def _read(self) -> None:
-        """Read the chosen files; the earlier series stay if that fails."""
+        """Read the chosen files and forecast; the earlier series stay if they cannot be read."""
         with self._task("reading …"):
             reading = self._reading | self.columns.chosen
             self.batch = read_sources(self._sources, **reading)
@@ -203,8 +205,15 @@ class Page(widgets.VBox):
             items = [(first[group], group) for group in dict.fromkeys(self.batch.groups)]
             self.series.options = items
             self.series.value = items[0][1]
-            notes = [f"{len(items)} series read", *self.batch.notes]
-            self._say(". ".join(notes) + ". Press Forecast.")
+            count = [f"{len(items)} series are read, and the menu has them"] if len(items) > 1 else []
+            self._notes = "".join(f" {note}." for note in (*count, *self.batch.notes))
+            self._clear()
+            self._forecast()
+
+    def _clear(self) -> None:
+        self.run, self.shown = None, [False] * len(_TABS)
+        for tab in self.tabs.children:
+            tab.children = ()
 
     def _forecast(self) -> None:
         if self.batch is None:
@@ -229,13 +238,12 @@ class Page(widgets.VBox):
             )
             # an error of the forecast itself is shown before anything of the page changes
             view = brush(run)
-            self.run, self.shown = run, [False] * len(_TABS)
-            for tab in self.tabs.children:
-                tab.children = ()
+            self._clear()
+            self.run, self.shown[0] = run, True
             self.tabs.children[0].children = (view,)
-            self.shown[0] = True
             shorter = f" One pass of {name} has {horizon} steps." if horizon < self.horizon.value else ""
-            self._say(f"{name} on {self.series.label}, {horizon} steps.{shorter}")
+            self._what = f"{name} on {self.series.label}, {horizon} steps."
+            self._say(f"{self._what}{shorter}{self._notes}")
         self._show()
 
     def _show(self) -> None:
@@ -267,6 +275,7 @@ class Page(widgets.VBox):
         results = explanation.explain(run, progress=self._progress, left_out=missing)
         for result in results.values():
             yield from _section(result)
+        yield Fit()
         for heading, reason in missing.items():
             yield widgets.HTML(f"<p><b>{escape(heading)}</b> is left out: {escape(reason)}</p>")
 
@@ -281,7 +290,7 @@ class Page(widgets.VBox):
         try:
             yield
         except LensError as error:
-            self._say(str(error), error=True)
+            self._say(str(error) + ("" if self.run is None else "." + self._still), error=True)
         except Exception as error:  # a callback's error would be seen by nobody
             self._say(
                 f"{description} {type(error).__name__}: {error}. This is a fault of the page; please report it.",
@@ -289,6 +298,10 @@ class Page(widgets.VBox):
             )
         finally:
             self.go.disabled = False
+
+    @property
+    def _still(self) -> str:
+        return "" if self.run is None else f" What is shown is still {self._what}"
 
     def _say(self, words: str, *, error: bool = False) -> None:
         colour = "color:#a1260d;font-weight:600" if error else "color:inherit"

@@ -19,6 +19,12 @@ __all__ = ["serve"]
 HOST = "127.0.0.1"
 # seconds without a page after which its kernel ends
 IDLE = 120
+# what stands while the page runs, in the place of Voilà's count of cells; a page that is loaded anew starts from its line
+_LOADING = """<script>
+document.getElementById("loading_text").textContent = %s;
+window.voila_process = () => {};
+history.replaceState(null, "", location.href.replace("&run=", ""));
+</script>"""
 
 
 def serve(
@@ -95,7 +101,9 @@ def _notebook(folder: Path, arguments: Mapping[str, Any]) -> Path:
     import nbformat
 
     lines = ["import json", "from tsfm_lens.serve.page import Page", f"Page(**json.loads({json.dumps(arguments)!r}))"]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("\n".join(lines))])
+    words = json.dumps(f"Opening {arguments['model']} and forecasting …").replace("<", "\\u003c")
+    cells = [nbformat.v4.new_markdown_cell(_LOADING % words), nbformat.v4.new_code_cell("\n".join(lines))]
+    notebook = nbformat.v4.new_notebook(cells=cells)
     notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
     notebook.metadata["title"] = "tsfm-lens"
     path = folder / "tsfm-lens.ipynb"
