@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError
 from tsfm_lens.stats import (
-    CORRECTIONS,
     LEVEL,
     SMALLEST,
-    Control,
+    holm,
     lead_shares,
     leader,
     over_windows,
@@ -39,7 +38,6 @@ def judge(
     groups: str | xr.DataArray | Sequence[Hashable] | None = None,
     values: xr.DataArray | None = None,
     over: str = "series",
-    control: Control = "holm",
 ) -> xr.Dataset:
     """Add to an effect on how many series it acts, its unit-free size, and which members are significant or lead.
 
@@ -57,7 +55,6 @@ def judge(
             puts all into one group.
         values: (…, series) the effect by series, where the result has it in some other form.
         over: the dimension that is a sample, if it is not "series".
-        control: see :data:`tsfm_lens.stats.Control`.
 
     Returns:
         The result with, by member: ``NAME_acts``, on how many series (and windows) the effect is above its floor;
@@ -67,12 +64,7 @@ def judge(
         tests; ``NAME_lead_share``, how often it is the largest when units are drawn anew. ``NAME_floor`` (series, or as
         labelled). Attributes of ``NAME_p``: ``target``, what the test speaks of, ``units``, ``entries`` (series and
         windows), ``family``, the number of tests, and ``needed``, the fewest units that could decide.
-
-    Raises:
-        UnknownNameError: no such control.
     """
-    if control not in CORRECTIONS:
-        raise unknown_name("control", control, list(CORRECTIONS))
     effect = data.variables[name] if values is None else values.variable
     dims = [dim for dim in effect.dims if dim != over]
     effect = effect.transpose(*dims, over)
@@ -112,7 +104,6 @@ def judge(
         "units": units,
         "entries": entries,
         "sides": 1 + signed,
-        "control": control,
     }
     data[f"{name}_p"].attrs = {**facts, "smallest": smallest}
     return corrected({"": data.assign({f"{name}_floor": floors})})[""]
@@ -129,9 +120,8 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     if not tested:
         return results
     p = [np.ravel(results[key][f"{name}_p"].values) for key, name in tested]
-    controls = {str(results[key][f"{name}_p"].attrs["control"]) for key, name in tested}
     family = int(sum(np.isfinite(each).sum() for each in p))
-    adjusted = CORRECTIONS[controls.pop() if len(controls) == 1 else "holm"](np.concatenate(p))
+    adjusted = holm(np.concatenate(p))
     # one number for the page, of the tests that need more
     sides = max(int(results[key][f"{name}_p"].attrs["sides"]) for key, name in tested)
     for (key, name), each in zip(tested, np.split(adjusted, np.cumsum([len(each) for each in p])[:-1]), strict=True):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,13 +12,10 @@ from scipy.special import bdtrc, ndtr, ndtri, stdtr, stdtrit
 
 __all__ = [
     "CONFIDENCE",
-    "CORRECTIONS",
     "FEWEST",
     "LEVEL",
     "SMALLEST",
-    "Control",
     "auroc",
-    "benjamini_yekutieli",
     "expanded_interval",
     "expanded_p",
     "half_width",
@@ -40,10 +37,6 @@ SMALLEST = 0.01
 """Smallest size of interest: of the range of a series, of an error, or of a whole."""
 FEWEST = 3
 """Least number of values that count as a sample, over which a mean has an interval."""
-Control = Literal["holm", "by"]
-"""Correction for multiple tests. "holm" names a wrong member in at most 5 % of results (family-wise error). "by" lets
-at most 5 % of the named members be wrong on average (Benjamini and Yekutieli's false-discovery rate), however members
-depend on each other."""
 
 # scipy.stats takes half a second to import: functions that need it import it themselves
 _TAILS = (0.025, 0.975)
@@ -187,7 +180,7 @@ def stands_apart(own: np.ndarray, others: np.ndarray, groups: np.ndarray, smalle
     return np.asarray(score[0] > score[1:].max(initial=0.0))
 
 
-# corrections for many tests
+# correction for many tests
 
 
 def holm(p_values: np.ndarray, families: Sequence[Any] | None = None) -> np.ndarray:
@@ -203,16 +196,6 @@ def holm(p_values: np.ndarray, families: Sequence[Any] | None = None) -> np.ndar
     count = int(np.isfinite(p).sum())
     adjusted = np.maximum.accumulate((count - np.arange(len(p))) * p[order])
     return np.minimum(adjusted, 1.0)[np.argsort(order)]
-
-
-def benjamini_yekutieli(p_values: np.ndarray) -> np.ndarray:
-    """Correct p-values by Benjamini and Yekutieli (2001, Annals of Statistics 29, theorem 1.3)."""
-    from scipy.stats import false_discovery_control
-
-    return np.asarray(false_discovery_control(p_values, method="by"))
-
-
-CORRECTIONS: Mapping[str, Callable[[np.ndarray], np.ndarray]] = {"holm": holm, "by": benjamini_yekutieli}
 
 
 # resampling

@@ -13,7 +13,7 @@ import tsfm_lens
 from tiny_lenses import lens_of
 from tsfm_lens import registry
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.errors import InputError
 from tsfm_lens.findings import corrected, judge, twins_of_reports, with_twins
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.probes import attribute, context_parroting, induction_overlap, induction_scores, layer_gain, logit_lens
@@ -44,9 +44,6 @@ def test_the_four_statements_on_planted_effects() -> None:
     facts = found["effect_p"].attrs
     assert [facts[name] for name in ("target", "units", "family", "needed")] == ["other series like these", 12, 10, 8]
     assert (found["effect_floor"] == 0.05).all()
-    assert judge(effects(values), "effect", floor=0.0, control="by")["effect_p"].attrs["control"] == "by"
-    with pytest.raises(UnknownNameError, match="holm"):
-        judge(effects(values), "effect", floor=0.0, control="bonferroni")  # type: ignore[arg-type]
 
 
 def test_one_series_acts_and_decides_nothing() -> None:
