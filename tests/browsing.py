@@ -47,22 +47,38 @@ class Plot:
         script += "return ArrayBuffer.isView(value) ? Array.from(value) : value;"
         return self.run(script, self.traces.index(name), key)
 
+    def _at(self, x: object, y: object) -> tuple[int, int]:
+        """Place on the screen of a value of the first axes; y halfway up where it is None."""
+        # at once, though the page scrolls smoothly: nobody can tell when that has ended
+        self.run("plot.scrollIntoView({behavior: 'instant'})")
+        left, top = self.run(
+            "const box = plot.getBoundingClientRect(), {xaxis: x, yaxis: y} = plot._fullLayout;"
+            "const down = arguments[1] === null ? y._length / 2 : y.d2p(arguments[1]);"
+            "return [box.left + x._offset + x.d2p(arguments[0]), box.top + y._offset + down]",
+            x,
+            y,
+        )
+        return int(left), int(top)
+
+    def drag(self, first: object, last: object) -> None:
+        """Drag along the first x axis from a value to another."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        actions = ActionChains(self.driver, duration=50)
+        pointer = actions.w3c_actions.pointer_action
+        pointer.move_to_location(*self._at(first, None)).pointer_down()
+        pointer.move_to_location(*self._at(last, None)).pointer_up()
+        actions.perform()
+
     def click(self, row: int, column: int) -> None:
         """Click a cell of the map at the place of the first axes."""
         from selenium.webdriver.common.action_chains import ActionChains
 
-        # at once, though the page scrolls smoothly: nobody can tell when that has ended
-        self.run("plot.scrollIntoView({behavior: 'instant'})")
-        x, y = self.run(
-            "const box = plot.getBoundingClientRect(), {xaxis: x, yaxis: y} = plot._fullLayout;"
-            "return [box.left + x._offset + x.d2p(arguments[1]), box.top + y._offset + y.d2p(arguments[0])]",
-            row,
-            column,
-        )
+        x, y = self._at(column, row)
         actions = ActionChains(self.driver, duration=50)
         # the map answers a click where the pointer has hovered
         pointer = actions.w3c_actions.pointer_action
-        pointer.move_to_location(int(x) - 4, int(y)).move_to_location(int(x), int(y)).click()
+        pointer.move_to_location(x - 4, y).move_to_location(x, y).click()
         actions.perform()
 
 

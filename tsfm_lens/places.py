@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
 from tsfm_lens.errors import InputError
+
+WRITTEN: deque[Path] = deque(maxlen=1000)
+"""Latest files and folders that this process has put in their places."""
 
 
 def refuse_unwritable(folder: str | Path) -> None:
@@ -55,6 +59,7 @@ def replacing(path: Path) -> Iterator[Path]:
         with part.open("rb+") as file:
             os.fsync(file.fileno())
         part.replace(path)
+        WRITTEN.append(path)
         _sync_folder(path.parent)
     finally:
         part.unlink(missing_ok=True)

@@ -246,7 +246,7 @@ class Measurement:
                 raise InputError(
                     f"figure {function.__name__!r} of {self.kind!r} has no title; give it to the decorator"
                 )
-            draw, columns = _checked(function, self.kind, tuple(variables)), _table_of(table)
+            draw, columns = _checked(function, self.kind, tuple(variables), instead), _table_of(table)
             figure = Figure(draw, words, options or {}, probe_options or {}, beside, needs, instead, columns, sentences)
             self.figures.append(figure)
             return draw
@@ -404,8 +404,8 @@ def drawn_by(kind: str) -> str:
     return " or ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
-def check(ds: Any, kinds: str | Sequence[str], *variables: str) -> None:
-    """Refuse what is no result, a Dataset or a table of a sweep, of one of these kinds with these variables."""
+def check(ds: Any, kinds: str | Sequence[str], *variables: str, instead: str = "") -> None:
+    """Refuse what is no result, Dataset or table, of a kind with variables; ``instead`` is a figure without them."""
     kinds = [kinds] if isinstance(kinds, str) else kinds
     if not hasattr(ds, "data_vars") and not getattr(ds, "attrs", {}).get("kind"):
         raise InputError(f"a labelled result (xarray.Dataset) is needed, not {type(ds).__name__}.")
@@ -419,7 +419,8 @@ def check(ds: Any, kinds: str | Sequence[str], *variables: str) -> None:
         if name not in ds:
             has = ", ".join(map(str, ds)) or "nothing"
             kind = actual if actual in kinds else kinds[0]
-            raise InputError(f"the {kind!r} {form} has no {part} {name!r}; it has {has}.")
+            help_text = f" {instead} draws it." if instead else ""
+            raise InputError(f"the {kind!r} {form} has no {part} {name!r}; it has {has}.{help_text}")
 
 
 def as_dataset(thing: Any) -> Any:
@@ -427,7 +428,7 @@ def as_dataset(thing: Any) -> Any:
     return thing.to_dataset() if not hasattr(thing, "data_vars") and hasattr(thing, "to_dataset") else thing
 
 
-def _checked(function: Draw[P], kind: str, variables: tuple[str, ...]) -> Draw[P]:
+def _checked(function: Draw[P], kind: str, variables: tuple[str, ...], instead: str) -> Draw[P]:
     """Let a figure's function check its result; one that is registered for several kinds takes all of them."""
     if hasattr(function, "kinds"):
         function.kinds.append(kind)
@@ -439,7 +440,7 @@ def _checked(function: Draw[P], kind: str, variables: tuple[str, ...]) -> Draw[P
         bound = call.bind(*args, **kwargs)
         first = next(iter(bound.arguments))
         bound.arguments[first] = as_dataset(bound.arguments[first])
-        check(ds := bound.arguments[first], kinds, *variables)
+        check(ds := bound.arguments[first], kinds, *variables, instead=instead)
         try:
             return function(*bound.args, **bound.kwargs)
         except KeyError as error:

@@ -38,16 +38,29 @@ def gapped(view: Brush, series: int, start: int, stop: int) -> np.ndarray:
     return view.run.lens.forecast(as_series([entry]), H).median[0]
 
 
+def drag(view: Brush, first: object, last: object) -> None:
+    """What the browser sends at the end of a drag."""
+    selections = [{"type": "rect", "xref": "x", "yref": "y", "x0": first, "x1": last, "y0": 1, "y1": 0}]
+    view.figure._js2py_relayout = {"relayout_data": {"selections": selections}, "source_view_id": "a"}
+
+
 def test_what_is_dragged_over_is_left_out(view: Brush) -> None:
-    places = list(range(40, 56))
-    points = {"trace_indexes": [len(view.figure.data) - 2] * 16, "point_indexes": places, "xs": places, "ys": places}
-    view.figure._js2py_pointsCallback = {"event_type": "plotly_selected", "points": points, "selector": None}
-    assert view.marked == (40 - STEPS, 56 - STEPS)
-    np.testing.assert_array_equal(view.without, gapped(view, 0, 40 - STEPS, 56 - STEPS))
-    np.testing.assert_array_equal(view.figure.data[-1].y, view.without)
-    assert view.steps.value == view.marked
-    assert "mean absolute error" in view.words.value
-    assert [shape.name for shape in view.figure.layout.shapes].count("brushed") == 1
+    assert view.figure.data[-1].visible is False
+    # either way, and from within what was dragged over before
+    for first, last in ((39.6, 55.2), (54.1, 20.5), (30.2, 45.7)):
+        drag(view, first - STEPS, last - STEPS)
+        start, stop = (int(np.ceil(end)) - STEPS for end in sorted((first, last)))
+        assert view.marked == (start, stop)
+        np.testing.assert_array_equal(view.without, gapped(view, 0, start, stop))
+        np.testing.assert_array_equal(view.figure.data[-1].y, view.without)
+        assert view.figure.data[-1].visible is True
+        assert view.steps.value == view.marked
+        assert "mean absolute error" in view.words.value
+        assert [shape.name for shape in view.figure.layout.shapes].count("brushed") == 1
+        assert not view.figure.layout.to_plotly_json()["selections"]
+    drag(view, 1.5, 3.5)
+    assert view.words.value.startswith("no step of the past lies there")
+    assert view.marked == (31 - STEPS, 46 - STEPS)
 
 
 def test_slider_and_menu_do_the_same(view: Brush) -> None:
@@ -59,6 +72,7 @@ def test_slider_and_menu_do_the_same(view: Brush) -> None:
     view.mark(0, 0)
     np.testing.assert_array_equal(view.without, view.median)
     assert "nothing is left out" in view.words.value
+    assert view.figure.data[-1].visible is False
 
 
 def test_what_cannot_be_left_out_is_said_and_nothing_changes(view: Brush) -> None:
@@ -82,3 +96,9 @@ def test_the_browser_gets_dates(lens: Lens) -> None:
         assert all(isinstance(each, str) for each in times[name])
     # a number among them would be one of nanoseconds
     assert all(isinstance(at, str) for each in sent for at in each["x"])
+    drag(view, f"{dates[0]}", f"{dates[-1]}")
+    assert "no step of the past" in view.words.value
+    past = pd.date_range(context.starts[0], periods=STEPS, freq=context.freqs[0])
+    drag(view, str(past[12] - past.freq / 3), str(past[23] + past.freq / 3))
+    assert view.marked == (12 - STEPS, 24 - STEPS)
+    assert f" ({past[12]:%Y-%m-%d %H:%M} to {past[23]:%Y-%m-%d %H:%M})" in view.words.value

@@ -92,7 +92,7 @@ class Served:
         return SimpleNamespace(status=answer.status, text=text, headers=answer.headers)
 
     def open(self) -> SimpleNamespace:
-        return self.ask(f"/?token={self.token}")
+        return self.ask(f"/?token={self.token}&run=")
 
     def status(self, channel: str, token: str | None, host: str = "127.0.0.1:{port}", **headers: str) -> int:
         """Status of an answer on a channel; 101 if a websocket opens."""
@@ -204,11 +204,18 @@ def test_a_refusal_says_why_and_static_files_are_open(served: Served) -> None:
     assert served.ask(f"/?token={served.token}", None).status in (400, 403)
 
 
+def test_a_line_says_what_happens_before_any_python_runs(served: Served) -> None:
+    before = served.kernels
+    assert "Starting Python …" in served.ask(f"/?token={served.token}").text
+    assert served.kernels == before
+
+
 def test_so_many_pages_open_and_no_more(served: Served) -> None:
     # all at once, as a browser opens its tabs again
     with ThreadPoolExecutor(LIMIT + 2) as pool:
         pages = sorted(pool.map(lambda _: served.open(), range(LIMIT + 2)), key=lambda page: page.status)
     second, *refused = pages
+    assert 'textContent = "Opening bolt-nano and forecasting' in second.text
     kernel = kernel_of(second)
     before = served.kernels
     assert len(before) == LIMIT

@@ -51,18 +51,24 @@ def test_the_page_opens_with_a_forecast(page: Page) -> None:
     assert page.shown == [True, False, False]
 
 
-def test_a_dropped_file_is_read_and_its_columns_are_offered(page: Page, loads: Path) -> None:
+def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(page: Page, loads: Path) -> None:
     drop(page, loads)
-    assert "column 'hour' is read as the timestamps" in said(page)
+    assert said(page).startswith("bolt-nano on load, 8 steps. 2 series are read, and the menu has them.")
+    assert "Column 'hour' is read as the timestamps" in said(page)
+    assert page.run is not None
+    assert page.run.batch.ids == ("load",)
     assert list(page.columns.menus["known"].options) == ["hour", "load", "warm"]
+    # what cannot be forecast leaves no forecast of another file to be seen
     page.columns.menus["targets"].value = ("load",)
-    page.model.value = "chronos2-nano"
     page.columns.menus["past"].value = ("warm",)
+    assert said(page).startswith("chronos-bolt takes no past covariates, such as ")
+    assert (page.run, page.tabs.children[0].children) == (None, ())
+    page.model.value = "chronos2-nano"
+    assert said(page) == "Press Forecast."
     assert page.batch is not None
     assert page.batch.roles == ("target", "past")
     page.go.click()
-    assert said(page).startswith("chronos2-nano on ")
-    assert said(page).endswith("load, 8 steps.")
+    assert said(page).startswith("chronos2-nano on series-0/load, 8 steps. Column 'hour' is")
     assert page.run is not None
     assert page.run.batch.ids[0].endswith("load")
     page.tabs.selected_index = 1
@@ -71,7 +77,9 @@ def test_a_dropped_file_is_read_and_its_columns_are_offered(page: Page, loads: P
     assert view.run.batch.ids == page.run.batch.ids[:1]
     page.tabs.selected_index = 0
     page.bundled.value = "nile"
+    assert said(page) == "chronos2-nano on nile, 8 steps."
     page.model.value = "bolt-nano"
+    assert said(page) == "Press Forecast. What is shown is still chronos2-nano on nile, 8 steps."
     assert page.columns.layout.display == "none"
     page.go.click()
     assert said(page) == "bolt-nano on nile, 8 steps."
@@ -104,6 +112,7 @@ def test_an_error_is_said_and_leaves_the_page_as_it_was(page: Page, tmp_path: Pa
     page.model.value = "no-such-model"
     page.go.click()
     assert "no checkpoint 'no-such-model'" in said(page)
+    assert said(page).endswith("What is shown is still bolt-nano on nile, 8 steps.")
     page.model.value = "bolt-nano"
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("a,b\n1,x\n2,y,z\n")
@@ -127,7 +136,7 @@ def test_the_server_listens_here_alone_and_runs_what_was_given(tmp_path: Path) -
     policy = settings.Voila.tornado_settings["headers"]["Content-Security-Policy"]
     assert set(re.findall(r"(?:https?|wss?)://\S+?(?=[; ])", policy)) == {f"ws://127.0.0.1:{port}"}
     given = {"model": "bolt-nano", "sources": ['a "quoted" \\ name.csv'], "reading": {"known": None}, "options": {}}
-    (cell,) = nbformat.read(_notebook(tmp_path, given), 4).cells
+    _, cell = nbformat.read(_notebook(tmp_path, given), 4).cells
     opened: list[dict[str, object]] = []
     line = cell.source.splitlines()[-1]
     eval(line, {"json": __import__("json"), "Page": lambda **words: opened.append(words)})

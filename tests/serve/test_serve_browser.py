@@ -10,16 +10,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
+from html import unescape
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 
 from browsing import PATIENCE, Plot, until
+from tsfm_lens import load
+from tsfm_lens.data import bundled, read_series
 from tsfm_lens.viz.head_states import TRACES
 
 pytest.importorskip("voila")
+
+from tsfm_lens.explore import brush
+from tsfm_lens.explore.widget import WITHOUT, Brush
 
 pytestmark = pytest.mark.browser
 
@@ -43,6 +50,28 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subproces
     assert server.stdout is not None
     yield server, json.loads(server.stdout.readline())["page"]
     server.kill()
+
+
+FORECAST = "document.querySelector('.js-plotly-plot')"
+
+
+def text(driver: Any) -> str:
+    return str(driver.find_element("css selector", "body").text)
+
+
+def drag_over(driver: Any, view: Brush) -> None:
+    """Every drag has its answer: over the past, from within what was dragged over before, beside the past, and back."""
+    plot = Plot(driver, FORECAST, [trace.name for trace in view.figure.data])
+    assert plot.trace(WITHOUT, "visible") is False
+    year, past = view.run.batch.starts[0].year, len(view.run.batch.values[0])
+    for first, last in ((20, 40), (30, 55), (50, 36), (past + 1, past + 4), (60, 70)):
+        plot.drag(f"{year + first}-07-01", f"{year + last}-07-01")
+        words = "no step of the past lies there"
+        if first < past:
+            view.mark(min(first, last) + 1 - past, max(first, last) + 1 - past)
+            words = unescape(view.words.value)
+        until(lambda words=words: words in text(driver), words)
+        np.testing.assert_allclose(plot.trace(WITHOUT, "y"), view.without, rtol=1e-6)
 
 
 def test_by_keyboard_offline_and_nothing_left_running(
@@ -73,14 +102,21 @@ def test_by_keyboard_offline_and_nothing_left_running(
         until(lambda: not old.is_running(), "the kernel of a closed page goes on")
         until(lambda: "bolt-nano on nile, 8 steps" in status(), "no forecast after loading anew")
         until(lambda: driver.find_elements("css selector", ".js-plotly-plot .scatterlayer"), "no figure")
-        assert driver.execute_script("return document.querySelector('.js-plotly-plot')._fullLayout.xaxis.type") in (
-            "date",
-            "linear",
-        )
+        run = load("bolt-nano").run(bundled("nile"), 8, holdout=True)
+        drag_over(driver, brush(run))
+
+        # a file is forecast as soon as it is there
         file = tmp_path / "waves.csv"
         file.write_text("day,level\n" + "\n".join(f"2024-01-{d:02d},{d % 7}" for d in range(1, 32)) + "\n")
         driver.find_element("css selector", ".tsfm-lens-drop input").send_keys(str(file))
-        until(lambda: "1 series read" in status(), "the file was not read")
+        until(lambda: "bolt-nano on level, 8 steps." in status(), "no forecast of the file")
+        run = load("bolt-nano").run(read_series(file), 8, holdout=True)
+        plot = Plot(driver, FORECAST, [trace.name for trace in brush(run).figure.data])
+        until(lambda: plot.run("return plot?._fullLayout?.xaxis?.type === 'date'"), "the old figure stays")
+        np.testing.assert_allclose(plot.trace("median forecast", "y"), run.forecast.median[0], rtol=1e-6)
+        steps = driver.find_element("css selector", "input[type=number]")
+        steps.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
+        until(lambda: "Press Forecast. What is shown is still bolt-nano on level, 8" in status(), "no word of waiting")
 
         driver.execute_script("document.querySelector('.tsfm-lens-drop input').focus()")
         # by the tab key from the file to the button, and the space bar on it
@@ -92,7 +128,8 @@ def test_by_keyboard_offline_and_nothing_left_running(
                 break
         assert seen[-1] == "Forecast", seen
         ActionChains(driver).send_keys(Keys.SPACE).perform()
-        until(lambda: "bolt-nano on level, 8 steps" in status(), "no forecast of the file")
+        until(lambda: "bolt-nano on level, 6 steps" in status(), "no forecast of the file")
+        view = run.lens.run(read_series(file), 6, holdout=True).explore()
 
         # a click on another head shows it, and the button its ablation
         find = f"[...document.querySelectorAll('.js-plotly-plot')].find(p => p._fullData?.length === {len(TRACES)})"
@@ -106,9 +143,12 @@ def test_by_keyboard_offline_and_nothing_left_running(
         head = f"layer {row}, head {column}:"
         until(lambda: head in driver.find_element("css selector", "body").text, "the words are of the old head")
         assert plot.trace("ablated median", "visible") is False
+        assert plot.run("return plot._fullLayout.width") > 1200
         button = driver.find_element("css selector", ".widget-toggle-button")
         driver.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].click()", button)
         until(lambda: plot.trace("ablated median", "visible"), "no forecast without the head")
+        view.ablate(view.states["component"].values[row, column])
+        until(lambda: unescape(view.effect.value) in text(driver), "not the effect of that head")
 
         # whatever the page loaded came from this machine
         hosts = driver.execute_script(

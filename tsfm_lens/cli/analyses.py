@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,20 +16,17 @@ from tsfm_lens.cli.common import (
     Sections,
     app,
     emit,
-    open_lens,
     open_shown,
     progress_display,
+    series_shown,
     show_page,
     show_rows,
     stage,
     steps_shown,
     write_data,
 )
-from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, checked_kinds, forecasts, read_data
+from tsfm_lens.cli.reading import DataIfAny, Request, checked_kinds, forecasts, read_data
 from tsfm_lens.console import echo
-
-if TYPE_CHECKING:
-    pass
 
 
 @app.command()
@@ -46,15 +43,16 @@ def report(
 
     kinds = checked_kinds(model, sections, pipeline.SECTIONS, request.samples)
     pipeline.page_at(out)
-    series = request.series()
     with progress_display() as bar:
+        series = series_shown(bar, request, model)
         lens = open_shown(bar, model)
         progress = steps_shown(bar, lens, kinds)
         title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
         missing: dict[str, str] = {}
-        options: dict[str, Any] = {"sources": request.data, "progress": progress, "left_out": missing}
-        path = pipeline.report(request.run(lens, series), out, title=title, sections=kinds, **options)
-    show_page(path, missing, request.as_json)
+        run = request.run(lens, series).compared()
+        results = pipeline.analyse(run, sections=kinds, progress=progress, left_out=missing)
+        path = pipeline.write_page(run, results, out, title, request.data, progress, missing)
+    show_page(path, missing, results, request.as_json)
 
 
 @app.command()
@@ -80,13 +78,14 @@ def forecast(
     horizon = request.horizon
     sampling: dict[str, Any] = {"num_samples": request.samples, "seed": request.seed}
     checked_request(horizon or 1, quantile or DECILES, request.samples, request.seed)
-    check_sampling(model, request.samples)
-    series = request.series()
-    lens, truth = open_lens(model), None
-    if request.holdout:
-        run = lens.run(series, horizon, holdout=True)
-        series, horizon, truth = run.batch, run.horizon, run.truth
-    result = lens.forecast(series, horizon, quantiles=quantile or DECILES, **sampling)
+    with progress_display() as bar:
+        series, truth = series_shown(bar, request, model), None
+        lens = open_shown(bar, model)
+        with stage(bar, "forecast", None):
+            if request.holdout:
+                run = lens.run(series, horizon, holdout=True)
+                series, horizon, truth = run.batch, run.horizon, run.truth
+            result = lens.forecast(series, horizon, quantiles=quantile or DECILES, **sampling)
     if truth is not None:
         truth = truth[result.context.is_target]
     result = result.targets()
@@ -132,13 +131,13 @@ def ablate(
     if checked_how(how) and not reference:
         # the mean of a series alone, at its one decoder token, is what stands there already
         raise typer.BadParameter(f"--how {how} takes activations of other series", param_hint="--reference")
-    check_sampling(model, request.samples)
-    series = request.series()
-    others = read_data(reference, request.reading) if reference else None
-    run = request.run(open_lens(model), series).compared()
-    options: dict[str, Any] = {"how": how, "reference": others if checked_how(how) else None}
-    with progress_display() as bar, stage(bar, "ablation", None) as progress:
-        result = ablation_effects(run, components=component or None, progress=progress, **options)
+    with progress_display() as bar:
+        series = series_shown(bar, request, model)
+        others = read_data(reference, request.reading) if reference else None
+        run = request.run(open_shown(bar, model), series).compared()
+        options: dict[str, Any] = {"how": how, "reference": others if checked_how(how) else None}
+        with stage(bar, "ablation", None) as progress:
+            result = ablation_effects(run, components=component or None, progress=progress, **options)
     if request.as_json:
         emit(result)
         return
@@ -170,9 +169,11 @@ def attribute(
     """Split the forecast among the components that wrote it."""
     from tsfm_lens.probes import attribute as attribute_forecast
 
-    check_sampling(model, request.samples)
-    series = request.series()
-    result = attribute_forecast(request.run(open_lens(model), series).compared())
+    with progress_display() as bar:
+        series = series_shown(bar, request, model)
+        run = request.run(open_shown(bar, model), series).compared()
+        with stage(bar, "attribution", None):
+            result = attribute_forecast(run)
     if request.as_json:
         emit(result)
         return
@@ -204,9 +205,9 @@ def serve(
     """
     from tsfm_lens.serve import serve as open_page
 
-    check_sampling(model, request.samples)
     request = replace(request, data=data or ["bundled:co2"])
-    request.series()
+    with progress_display() as bar:
+        series_shown(bar, request, model)
     options = {name: getattr(request, name) for name in ("horizon", "holdout", "seed")}
     options["num_samples"] = request.samples
 
@@ -245,16 +246,16 @@ def explain(
 ) -> None:
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
     from tsfm_lens.report import explanation, pipeline
-    from tsfm_lens.viz.input_attribution import read_inputs
+    from tsfm_lens.viz.input_attribution import input_totals, read_inputs
 
     explanation.refuse_unknown(method or None, reference)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
-    series = request.series()
-    # where known covariates end with the target, its end must be held out
-    ahead = [len(future) for future in series.futures if future is not None]
-    ends = bool(ahead) and not any(ahead) if holdout is None else holdout
     with progress_display() as bar:
+        series = series_shown(bar, request, model)
+        # where known covariates end with the target, its end must be held out
+        ahead = [len(future) for future in series.futures if future is not None]
+        ends = bool(ahead) and not any(ahead) if holdout is None else holdout
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
         kinds = tuple(pipeline.defined_for(lens, kinds, missing))
@@ -271,8 +272,10 @@ def explain(
     if ends and holdout is None:
         echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
     word, reasons = explanation.judged(results)
+    inputs = results.get("input_attribution")
+    headline = read_inputs(inputs)[0] if inputs is not None else f"This explanation {word}." if word else ""
     if word and not request.as_json:
-        inputs = results.get("input_attribution")
-        headline = f"This explanation {word}." if inputs is None else read_inputs(inputs)[0]
         echo("\n".join([headline, *reasons[:2]]), err=True)
-    show_page(out / "index.html", missing, request.as_json, verdict=word, reasons=reasons)
+    facts: dict[str, Any] = {"headline": headline, "verdict": word, "reasons": reasons}
+    facts["inputs"] = [] if inputs is None else input_totals(inputs)
+    show_page(out / "index.html", missing, results, request.as_json, **facts)

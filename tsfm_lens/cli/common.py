@@ -19,11 +19,14 @@ from tsfm_lens.cli import completing
 from tsfm_lens.cli.reading import in_option_words
 from tsfm_lens.console import console, echo, progress, visible
 from tsfm_lens.errors import LensError
+from tsfm_lens.places import WRITTEN
 
 if TYPE_CHECKING:
     import xarray as xr
     from rich.table import Table
 
+    from tsfm_lens.cli.reading import Request
+    from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
 
 MODEL_HELP = "Embedded checkpoint, local folder, or hub id."
@@ -42,16 +45,24 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Workers of the engine;
 
 _PIPED_WIDTH = 1000
 _SECONDS_A_LINE = 30.0
+_MOST_FILES = 4  # that an interrupt names
 progress_display = partial(progress, width=28)
 
 
 class _Commands(TyperGroup):
-    """Group of commands that turns a deliberate error into its message and exit code 1."""
+    """Group of commands that turns a deliberate error into its message, exit code 1, and an interrupt into one line."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command."""
+        WRITTEN.clear()
         try:
             return super().invoke(ctx)
+        except KeyboardInterrupt:
+            names = [str(path) for path in WRITTEN]
+            names[_MOST_FILES:] = [f"and {len(names) - _MOST_FILES} more"] if len(names) > _MOST_FILES else []
+            words = f"what stands is {', '.join(names)}" if names else "nothing was left behind"
+            console(stderr=True).print(f"interrupted; {words}", soft_wrap=True)
+            raise typer.Exit(130) from None
         except LensError as error:
             words = in_option_words(str(error))
             console(stderr=True).print(Text("error:", style="bold red"), words, soft_wrap=True)
@@ -131,10 +142,16 @@ def show(table: Table) -> None:
     out.print(table)
 
 
-def show_page(page: Path, left_out: Mapping[str, str], as_json: bool, **facts: object) -> None:
-    """Print the path of a page, and its sections that were left out; as JSON also facts by name."""
+def show_page(
+    page: Path, left_out: Mapping[str, str], results: Mapping[str, xr.Dataset], as_json: bool, **facts: object
+) -> None:
+    """Print the path of a page, and its sections that were left out; as JSON also its results, and facts by name."""
     if as_json:
-        echo(json.dumps({"page": str(page), "left_out": dict(left_out), **facts}))
+        from tsfm_lens.report.pipeline import as_plain
+
+        numbers = {name: as_plain(result) for name, result in results.items()}
+        everything = {"page": str(page), "left_out": dict(left_out), **facts, "results": numbers}
+        echo(json.dumps(everything, allow_nan=False))
         return
     for section, reason in left_out.items():
         echo(f"left out: {section}: {in_option_words(reason)}", err=True)
@@ -153,6 +170,12 @@ def open_shown(bar: Any, model: str) -> Lens:
     """Open the lens while the display says so."""
     with stage(bar, "open the model"):
         return open_lens(model)
+
+
+def series_shown(bar: Any, request: Request, *models: str) -> SeriesBatch:
+    """Read the series for models while the display says so; see :meth:`Request.series`."""
+    with stage(bar, "read the series"):
+        return request.series(*models)
 
 
 def steps_shown(bar: Any, lens: Lens, kinds: Sequence[str]) -> Callable[[str, int, int], None]:

@@ -10,8 +10,8 @@ from warnings import catch_warnings
 
 import typer
 
-from tsfm_lens.cli.common import Model, app, open_shown, progress_display, show_rows, stage
-from tsfm_lens.cli.reading import Request, check_sampling, forecasts, read_data
+from tsfm_lens.cli.common import Model, app, open_shown, progress_display, series_shown, show_rows, stage
+from tsfm_lens.cli.reading import Request, forecasts, read_data
 from tsfm_lens.console import echo
 from tsfm_lens.places import refuse_unwritable
 
@@ -98,13 +98,13 @@ def compress(
     for file in (out, figure):
         if file is not None:
             refuse_unwritable(file.parent)
-    check_sampling(model, request.samples)
-    series, files = request.series(), any(not source.startswith("bundled:") for source in judge or ())
-    if judge:
-        others = read_data(judge, request.reading if files else {}, request.horizon, holdout=True)
-    else:
-        series, others = sources_apart(series, request.horizon or 1)
+    files = any(not source.startswith("bundled:") for source in judge or ())
     with progress_display() as bar, catch_warnings(record=True) as caught:
+        series = series_shown(bar, request, model)
+        if judge:
+            others = read_data(judge, request.reading if files else {}, request.horizon, holdout=True)
+        else:
+            series, others = sources_apart(series, request.horizon or 1)
         lens = open_shown(bar, model)
         run, other = request.run(lens, series), request.run(lens, others)
         calibration = calibration_run(run, calibration_windows)

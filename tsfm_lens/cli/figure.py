@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.common import MODEL_HELP, app, open_shown, progress_display, show_rows, stage
+from tsfm_lens.cli.common import MODEL_HELP, app, open_shown, progress_display, series_shown, show_rows, stage
 from tsfm_lens.cli.reading import DataIfAny, Request, check_sampling, forecasts
 from tsfm_lens.console import echo
 from tsfm_lens.places import refuse_unwritable
@@ -66,8 +66,8 @@ def figure(
         architecture = check_sampling(model, request.samples)
         if architecture is not None:
             entry.check_architecture(architecture, model)
-    series = request.series()
     with progress_display() as bar:
+        series = series_shown(bar, request, *models)
         lenses = [open_shown(bar, model) for model in models]
         with stage(bar, f"compute figure {name}"):
             result = make_figure(name, request.run(lenses[0], series), lenses[1:])
@@ -82,7 +82,11 @@ def figure(
             progress=lambda file: bar.update(write_id, advance=1, description=f"draw {file}"),
         )
     if request.as_json:
-        echo(json.dumps({"figure": result.entry.name, "files": [str(path) for path in paths]}))
+        from tsfm_lens.report.pipeline import as_plain
+
+        numbers = [as_plain(each) for file in result.files for each in file.results]
+        facts = {"figure": result.entry.name, "files": [str(path) for path in paths], "results": numbers}
+        echo(json.dumps(facts, allow_nan=False))
         return
     for path in paths:
         echo(str(path))

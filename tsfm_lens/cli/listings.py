@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tsfm_lens.cli.common import MODEL_HELP, Model, app, open_lens, progress_display, show, show_rows, stage
+from tsfm_lens.cli.common import MODEL_HELP, Model, app, open_lens, open_shown, progress_display, show, show_rows, stage
 from tsfm_lens.cli.reading import AsJson, check_sampling
 from tsfm_lens.console import echo
 
@@ -58,11 +58,13 @@ def hooks(
     from tsfm_lens.report.pipeline import hook_shapes
 
     if parts:
-        lens = open_lens(model)
+        with progress_display() as bar:
+            lens = open_shown(bar, model)
         names = [str(component) for component in lens.components(*([] if pattern == "**" else [pattern]))]
         echo(json.dumps(names) if as_json else "\n".join(names))
         return
-    points = hook_shapes(open_lens(model), pattern)
+    with progress_display() as bar:
+        points = hook_shapes(open_shown(bar, model), pattern)
     if as_json:
         echo(json.dumps([{"name": n, "axes": axes.split(), "shape": list(shape)} for n, axes, shape in points]))
         return

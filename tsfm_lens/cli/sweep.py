@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 from typer.core import TyperGroup
 
-from tsfm_lens.cli.common import Engine, SweepDisplay, Workers, app, show_rows
+from tsfm_lens.cli.common import Engine, SweepDisplay, Workers, app, progress_display, show_rows, stage
 from tsfm_lens.cli.reading import AsJson
 from tsfm_lens.console import console, echo
 from tsfm_lens.places import refuse_unwritable
@@ -55,12 +55,12 @@ def run(
 ) -> None:
     """Run a sweep, or go on with one: finished cells are kept, and the same command resumes."""
     from tsfm_lens.sweep.plan.config import read_config
-    from tsfm_lens.sweep.run.sweeping import plan_sweep, run_sweep
+    from tsfm_lens.sweep.run.sweeping import run_sweep
 
     settings = read_config(config)
     folder = store or config.with_suffix(".store")
     if dry:
-        _show_status(plan_sweep(settings, folder), as_json)
+        status(config, store, as_json)
         return
     with SweepDisplay() as display:
         outcome = run_sweep(settings, folder, engine=engine, workers=workers, address=address, progress=display.update)
@@ -77,7 +77,10 @@ def status(config: ConfigArgument, store: StoreOption = None, as_json: AsJson = 
     from tsfm_lens.sweep.plan.config import read_config
     from tsfm_lens.sweep.run.sweeping import plan_sweep
 
-    _show_status(plan_sweep(read_config(config), store or config.with_suffix(".store")), as_json)
+    settings = read_config(config)
+    with SweepDisplay():
+        progress = plan_sweep(settings, store or config.with_suffix(".store"))
+    _show_status(progress, as_json)
 
 
 @sweeps.command()
@@ -99,10 +102,12 @@ def report(
 
         # the results of this configuration, not of what it said when the store was made
         name = plan_name(read_config(store))
-    collection = gather(folder, name)
-    page = build_sweep_report(
-        collection.results, out, title=collection.title, provenance=collection.provenance, notes=collection.notes
-    )
+    with progress_display() as bar:
+        with stage(bar, "gather the results"):
+            collection = gather(folder, name)
+        facts = {"title": collection.title, "provenance": collection.provenance, "notes": collection.notes}
+        with stage(bar, "write the report"):
+            page = build_sweep_report(collection.results, out, **facts)
     if as_json:
         echo(json.dumps({"report": str(page), "results": sorted(collection.results)}))
     else:

@@ -41,7 +41,7 @@ from tsfm_lens.models.checkpoint import (
 )
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
-from tsfm_lens.places import follow_umask
+from tsfm_lens.places import WRITTEN, follow_umask
 
 __all__ = ["save_compressed"]
 
@@ -157,6 +157,7 @@ def save_compressed(
         _refuse_other(lens, partial)
         with in_our_words(f"{target} cannot be written"):
             partial.rename(target)
+        WRITTEN.append(target)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return target

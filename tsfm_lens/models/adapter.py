@@ -205,7 +205,7 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
     return out if norm.bias is None else out + norm.bias
 
 
-def refuse_covariates(adapter: Adapter, batch: SeriesBatch) -> None:
+def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
     """Refuse covariates that a model does not take."""
     for name, role, categories in zip(batch.ids, batch.roles, batch.categories, strict=True):
         for kind in (role, *(("categories",) if categories else ())):

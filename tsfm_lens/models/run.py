@@ -21,7 +21,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.recorder import at_positions, by_row
-from tsfm_lens.models.adapter import default_horizon
+from tsfm_lens.models.adapter import default_horizon, refuse_covariates
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.batching import limit_of
 from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, is_count, over_steps
@@ -467,6 +467,7 @@ def run(
     """
     batch, whole = as_series(series), None
     adapter = lens.adapter
+    refuse_covariates(adapter, batch)
     own = adapter.prediction_length if holdout else default_horizon(adapter, batch)
     steps, _ = checked_request(own if horizon is None else horizon, (0.5,), num_samples, seed)
     if rollout not in (None, True, False):

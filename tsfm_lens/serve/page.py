@@ -25,6 +25,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.registry import find
 from tsfm_lens.report import explanation
 from tsfm_lens.report.pipeline import read_sources
+from tsfm_lens.viz.words import capital
 from tsfm_lens.zoo import checkpoint_names
 
 _BY_RULE = "found by rule"
@@ -206,7 +207,7 @@ class Page(widgets.VBox):
             self.series.options = items
             self.series.value = items[0][1]
             count = [f"{len(items)} series are read, and the menu has them"] if len(items) > 1 else []
-            self._notes = "".join(f" {note}." for note in (*count, *self.batch.notes))
+            self._notes = "".join(f" {capital(note)}." for note in (*count, *self.batch.notes))
             self._clear()
             self._forecast()
 

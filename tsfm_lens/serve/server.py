@@ -19,7 +19,7 @@ __all__ = ["serve"]
 HOST = "127.0.0.1"
 # seconds without a page after which its kernel ends
 IDLE = 120
-# what stands while the page runs, in the place of Voilà's count of cells; a page that is loaded anew starts from its line
+# in the place of Voilà's count of cells; a page that is loaded anew starts from its first line
 _LOADING = """<script>
 document.getElementById("loading_text").textContent = %s;
 window.voila_process = () => {};

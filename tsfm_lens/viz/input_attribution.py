@@ -93,6 +93,18 @@ def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
     return sorted(groups.values(), key=lambda group: -np.abs(effect[group].sum(0)).mean())
 
 
+def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
+    """List by how much each covariate and each segment moves the median, over steps, in data units, largest first."""
+    steps = array(ds, "attribution", "segment", "step", quantile=median_position(ds["quantile"].values))
+    labels = names(ds, "segment")
+    groups = [each for group in ranked(ds, steps) for each in (group, *([i] for i in group if len(group) > 1))]
+    sums = [(group_name(labels, group), steps[group].sum(0)) for group in groups]
+    return [
+        {"input": name, "mean": float(total.mean()), "mean_absolute": float(np.abs(total).mean())}
+        for name, total in sums
+    ]
+
+
 def group_name(labels: list[str], group: list[int]) -> str:
     """Name a segment, or the covariate that several are of."""
     first = labels[group[0]]

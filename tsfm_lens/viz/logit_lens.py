@@ -146,7 +146,7 @@ def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) 
     return table
 
 
-@LOGIT_LENS.figure(needs=TOKENS, instead="lens_forecast")
+@LOGIT_LENS.figure(variables=("probability",), needs=TOKENS, instead="lens_forecast")
 def logit_map(
     ds: xr.Dataset,
     *,

@@ -110,8 +110,9 @@ def reproduce(
                 reading=reading if sweep else None,
             )
     except KeyboardInterrupt:
-        if sweep:
-            echo("cancelled; the same command goes on from here", err=True)
+        if not sweep:
+            raise
+        echo("cancelled; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
     (emit if as_json else _render)(result)
 
