@@ -162,8 +162,8 @@ def lead_shares(sizes: np.ndarray, *, replicates: int = 200, most: int = 20) -> 
     rng, shape = np.random.default_rng(0), (replicates, table.shape[1])
     units = rng.integers(table.shape[1], size=shape)
     windows = rng.integers(table.shape[2], size=(*shape, table.shape[2]))
-    drawn = np.array([np.median(row[units[..., None], windows].mean(-1), axis=-1) for row in table])
-    largest = drawn == drawn.max(0)
+    medians = np.array([np.median(row[units[..., None], windows].mean(-1), axis=-1) for row in table])
+    largest = medians == medians.max(0)
     shares = np.zeros(len(sizes))
     shares[members] = (largest / largest.sum(0)).mean(-1)
     return shares

@@ -25,12 +25,12 @@ RULES = (
     "every control predicts worse: this explanation with its signs flipped, with equal sizes and with two segments "
     f"exchanged (which may be better by {MARGIN:g}), and those of the values in random order and of the untrained "
     "twin. The inputs fail otherwise.",
-    "Routes are necessary if the segment's effect loses half or more of its size when they are cut together, and more "
-    "than with all but 5 % of random sets of the same kinds; they are sufficient if restoring them brings half or more "
-    "back, and more than with all but 5 % of such sets.",
-    "Routes hold if they are necessary and sufficient and predict the forecast without the segment: what cutting them "
-    "does differs from the segment's effect by less than half of it. They hold in part if any of this is true, and "
-    "fail otherwise.",
+    "Routes state a segment's effect and the components that carry it. They are necessary if cutting these together "
+    "takes half or more of that effect away, and more than with all but 5 % of random sets of the same kinds; they are "
+    "sufficient if restoring them brings half or more of it back, and more than with all but 5 % of such sets.",
+    "Routes hold if they are necessary and sufficient and predict the forecast without the segment: their effect "
+    "differs from what cutting them does by less than half of the latter. They hold in part if they are necessary or "
+    "sufficient, and fail otherwise.",
     "An explanation fails if its inputs or the routes of the segment that matters most fail; it holds if all hold.",
 )
 """The rules, as a report states them."""
@@ -126,8 +126,7 @@ def _of_routes(proof: xr.Dataset) -> tuple[list[Word], list[str]]:
             good += [word] * (value >= HALF and float(one[f"{name}_p"]) <= max(1 - CONFIDENCE, smallest))
             parts.append(f"{ways[value < 0].format(f'{100 * abs(value):.0f} %')} (random components {chance:.0f} %)")
         error = float(one["prediction_error"])
-        met = len(good) + (error < HALF)
-        words.append("holds" if met == 3 else "holds in part" if met else "fails")
+        words.append("holds" if len(good) == 2 and error < HALF else "holds in part" if good else "fails")
         end = f"the routes are {' and '.join(good) or 'neither necessary nor sufficient'}"
         reasons.append(
             f"Of {segment}, cutting {_few(names)} {parts[0]}, restoring {'them' if len(names) > 1 else 'it'} "

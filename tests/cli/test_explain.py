@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -56,6 +57,23 @@ def test_without_covariates_their_section_is_left_out_and_said_to_be(tmp_path: P
     done = run("bolt-nano", *words, "--out", str(tmp_path))
     assert done.exit_code == 0, done.output
     assert "left out: Use of covariates" in done.output
+
+
+@pytest.mark.parametrize("sections", ["input_attribution,deletion_curves", "deletion_curves", "forecast"])
+def test_the_verdict_is_said_with_its_reasons(sections: str, tmp_path: Path) -> None:
+    words = ["--data", "bundled:nile", "--horizon", "8", "--sections", sections, "--out", str(tmp_path)]
+    done, told = run("bolt-nano", *words), json.loads(run("bolt-nano", *words, "--json").stdout)
+    assert done.exit_code == 0, done.output
+    assert done.stdout.strip() == told["page"] == str(tmp_path / "index.html")
+    assert told["verdict"] == ("" if sections == "forecast" else "holds")
+    *_, headline, reason = ["", "", *done.stderr.splitlines()]
+    if told["verdict"]:
+        assert reason == told["reasons"][0]
+        assert headline.endswith("his explanation holds.")
+        assert headline.startswith("On average" if "input" in sections else "This")
+    else:
+        assert "explanation" not in done.stderr
+        assert told["reasons"] == []
 
 
 @pytest.mark.parametrize(

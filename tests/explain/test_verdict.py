@@ -66,6 +66,9 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
         ),
         *(([routes({f"{name}_p": 0.08})], "holds in part") for name in ("necessity", "sufficiency")),
         ([routes(NONE)], "fails"),
+        # random sets, too, may predict
+        ([routes({**NONE, "prediction_error": 0.1})], "fails"),
+        *(([routes({**NONE, name: 0.9})], "holds in part") for name in ("necessity", "sufficiency")),
         # what matters most decides
         ([routes({}, NONE)], "holds in part"),
         ([routes(NONE, {})], "fails"),

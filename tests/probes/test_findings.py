@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,9 +11,10 @@ import xarray as xr
 
 import tsfm_lens
 from tiny_lenses import lens_of
+from tsfm_lens import registry
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import UnknownNameError
-from tsfm_lens.findings import corrected, judge, with_twins
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.findings import corrected, judge, twins_of_reports, with_twins
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.probes import attribute, context_parroting, induction_overlap, induction_scores, layer_gain, logit_lens
 from tsfm_lens.probes.induction import frequent_tokens
@@ -261,3 +264,34 @@ def test_gains_within_rounding_are_none() -> None:
     assert found["gain_acts"].sel(metric="MAE").values.tolist() == [0, 0, 3]
     without = layer_gain(data.drop_vars("rounding"))
     assert int(without["gain_acts"].sel(metric="MAE", layer="0")) == 3
+
+
+class CountedRun:
+    """What the decorator of probes needs of a run with twins."""
+
+    def __init__(self, n_twins: int = 2) -> None:
+        self.n_twins = n_twins
+
+    def twin(self, number: int) -> CountedRun:
+        return CountedRun(0)
+
+
+def test_a_probe_that_calls_a_probe_runs_the_twins_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_PROBES", {})
+    calls = []
+
+    def inner(run: Any) -> xr.Dataset:
+        calls.append(run)
+        return judge(effects(np.ones((2, 3))), "effect", floor=0.0)
+
+    inner = registry.probe("inner")(inner)
+    outer = registry.probe("outer")(lambda run: inner(run))
+    assert outer(CountedRun())["effect_twins"].sizes["twin"] == 2
+    assert len(calls) == 3
+    assert "effect_twins" in inner(CountedRun())
+
+
+def test_a_number_of_twins_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TSFM_LENS_TWINS", "many")
+    with pytest.raises(InputError, match="TSFM_LENS_TWINS='many'"):
+        twins_of_reports()

@@ -177,7 +177,7 @@ def test_every_probe_says_what_it_takes(room: str, name: str, asked: str, place:
     for given in wrong:
         others = [given] * (2 if name in ("activation_patching", "path_patching") else 1)
         with pytest.raises(InputError) as refused:
-            probe(*others) if name != "compared_to_null" else probe(probes.attribute, *others)
+            probe(*others)
         assert str(refused.value).startswith(f"{room}.{name} takes ")
         assert str(refused.value).endswith("None" if given is None else type(given).__name__) or given is run
 

@@ -52,7 +52,7 @@ def test_of_a_planted_model_the_true_parts_are_named_and_no_others(architecture:
 def test_the_page_holds_what_the_command_measures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = tmp_path / "page.md"
     page.write_text(f"before {calibration.START}{calibration.STOP} after")
-    monkeypatch.setattr(calibration, "_of_models", lambda models: iter([f"{models} models"]))
+    monkeypatch.setattr(calibration, "_of_models", lambda models, seeds: iter([f"{models} models"]))
     calibration.main(page, trials=5, models=3)
     assert "3 models" in page.read_text()
     shipped = (Path(zoo.__file__).parents[2] / "docs" / "calibration.md").read_text()

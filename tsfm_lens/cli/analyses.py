@@ -245,6 +245,7 @@ def explain(
 ) -> None:
     """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
     from tsfm_lens.report import explanation, pipeline
+    from tsfm_lens.viz.input_attribution import read_inputs
 
     explanation.refuse_unknown(method or None, reference)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
@@ -260,7 +261,7 @@ def explain(
         progress = steps_shown(bar, lens, kinds)
         run = replace(request, holdout=ends).run(lens, series)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
-        explanation.explain(
+        results = explanation.explain(
             run, out, sections=kinds, **options, sources=request.data, progress=progress, left_out=missing
         )
     items = list(dict.fromkeys(series.groups))
@@ -269,4 +270,9 @@ def explain(
         echo(f"note: explained is {items[0]}, the first of {len(items)}; --item explains another: {others}", err=True)
     if ends and holdout is None:
         echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
-    show_page(out / "index.html", missing, request.as_json)
+    word, reasons = explanation.judged(results)
+    if word and not request.as_json:
+        inputs = results.get("input_attribution")
+        headline = f"This explanation {word}." if inputs is None else read_inputs(inputs)[0]
+        echo("\n".join([headline, *reasons[:2]]), err=True)
+    show_page(out / "index.html", missing, request.as_json, verdict=word, reasons=reasons)

@@ -131,10 +131,10 @@ def show(table: Table) -> None:
     out.print(table)
 
 
-def show_page(page: Path, left_out: Mapping[str, str], as_json: bool) -> None:
-    """Print the path of a page, and its sections that were left out."""
+def show_page(page: Path, left_out: Mapping[str, str], as_json: bool, **facts: object) -> None:
+    """Print the path of a page, and its sections that were left out; as JSON also facts by name."""
     if as_json:
-        echo(json.dumps({"page": str(page), "left_out": dict(left_out)}))
+        echo(json.dumps({"page": str(page), "left_out": dict(left_out), **facts}))
         return
     for section, reason in left_out.items():
         echo(f"left out: {section}: {in_option_words(reason)}", err=True)

@@ -238,13 +238,13 @@ def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
         method, keep = (curve[axis].values[place] for axis, place in zip(axes, at, strict=True))
         return f"{method}, {keep:g} kept"
 
-    known = f"known to rise by less than {share} (t test over series, Holm's correction for {len(points)} models)"
+    claim = f"known to rise by less than {share} (t test over series, Holm's correction for {len(points)} models)"
     fit = [point for point in points if point[1] <= (1 - CONFIDENCE) / 2]
     size, p, at = fit[0] if fit else min(points, key=lambda point: (point[1], point[0]))
     if fit:
-        why = f"{name_of(at)}, with {100 * size:.3g} % of the numbers: the smallest whose MASE is {known}."
+        why = f"{name_of(at)}, with {100 * size:.3g} % of the numbers: the smallest whose MASE is {claim}."
     else:
-        why = f"None: the MASE of no model is {known}; nearest is {name_of(at)}, p = {p:.2g}. Judge by more series."
+        why = f"None: the MASE of no model is {claim}; nearest is {name_of(at)}, p = {p:.2g}. Judge by more series."
     return {"choice": name_of(at) if fit else "", "why": why}
 
 

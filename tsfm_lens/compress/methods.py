@@ -127,9 +127,9 @@ def allocate(
         choices.append(table.argmin(axis=0).astype(np.uint8))
         best = table.min(axis=0)
     ranks: dict[str, int] = {}
-    for name, chosen in reversed(list(zip(effects, choices, strict=True))):
-        ranks[name] = list(effects[name])[chosen[left]]
-        left -= prices[name][chosen[left]]
+    for name, choice in reversed(list(zip(effects, choices, strict=True))):
+        ranks[name] = list(effects[name])[choice[left]]
+        left -= prices[name][choice[left]]
     return {name: ranks[name] for name in effects}, float(best[-1])
 
 

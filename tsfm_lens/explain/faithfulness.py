@@ -16,8 +16,7 @@ from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import attribute_inputs
-from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.over_items import Null, null_runs
+from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
 from tsfm_lens.explain.routes import PairedRuns, all_writers
 from tsfm_lens.explain.segments import Segment, segment_coords, segments_in
 from tsfm_lens.explain.values import Masks, single_pass
@@ -27,6 +26,7 @@ from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.noise import noise_floor
 from tsfm_lens.models.run import Run
+from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.probes.places import places_of
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE
@@ -47,7 +47,10 @@ mean moves every activation with any of its values, and takes that back with the
 
 
 def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
-    """Return by segment the components of most influence, largest first: above noise and a quarter of the largest."""
+    """Return by segment the components of most influence, largest first: above noise and a quarter of the largest.
+
+    Those that work against the segment's effect carry none of it.
+    """
     names = [str(name) for name in routes["component"].values]
     totals = np.abs(routes["total"].values).mean(-1)
     above_floor = totals > max(float(routes["total_floor"]), MATTERS * totals.max(initial=0.0))
@@ -55,6 +58,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
     for number, segment in enumerate(routes["segment"].values):
         sizes = np.nan_to_num(routes["size"].values[number], nan=0.0)
         significant = (routes["size_acts"].values[number] > 0) & (sizes >= WORTH_NAMING * sizes.max(initial=0.0))
+        significant &= routes["share"].values[number] > 0
         order = [place for place in np.argsort(-sizes, kind="stable") if significant[place]][:most]
         selection[str(segment)] = [names[place] for place in order] if above_floor[number] else []
     return selection
@@ -87,7 +91,7 @@ def route_faithfulness(
 
     Args:
         run: the forecast that is explained.
-        routes: of kind "input_routes", of the same run, item and target.
+        routes: of kind "input_routes", of the same run, item and target; what they state is on trial.
         item, target, reference: as for the routes.
         named: components by segment; those of :func:`named_routes` if None.
         controls: sets of components at random, as many of each stack and kind as are named.
@@ -98,11 +102,11 @@ def route_faithfulness(
     Returns:
         Dataset of kind "route_faithfulness" over segments that have named routes: ``cut`` counts components, the last
         place all of them together; ``cut_name`` (segment, cut). Over (segment, cut, step), in data units,
-        ``predicted``, of all together the segment's total effect, of single ones their effect to first order (NaN
-        without gradients); and ``measured``. ``prediction_error`` (segment), of all
-        together: the root of squared error over squared change. As shares of the total effect ``necessity``
-        and ``sufficiency`` (segment), ``random_necessity`` and ``random_sufficiency`` (segment, draw), and
-        ``necessity_p`` and ``sufficiency_p``, the share of sets at random, itself counted, that do as well.
+        ``predicted``, of all together the total effect that the routes state, of single ones their effect to first
+        order (NaN without gradients); and ``measured``. ``prediction_error`` (segment), of all together: the root of
+        squared error over squared change. As shares of the total effect ``necessity`` and ``sufficiency`` (segment),
+        ``random_necessity`` and ``random_sufficiency`` (segment, draw), and ``necessity_p`` and ``sufficiency_p``, the
+        share of sets at random, itself counted, that do as well.
         ``overlap`` (segment): single necessities over that of all together. ``total`` (segment, step).
 
     Source:
@@ -137,7 +141,7 @@ def route_faithfulness(
     cuts, steps = 1 + max(len(by_segment[names[number]]) for number in numbers), pair.run.horizon
     cut_names = np.full((len(numbers), cuts), "", dtype=object)
     predicted, measured = (np.full((len(numbers), cuts, steps), np.nan) for _ in range(2))
-    total, single = np.empty((len(numbers), steps)), np.empty(len(numbers))
+    total, single = routes["total"].values[numbers], np.empty(len(numbers))
     # of the effect, lost without and restored by the named components and random ones
     shares = np.empty((2, len(numbers), 1 + controls))
     candidates = [str(name) for name in routes["component"].values]
@@ -145,7 +149,6 @@ def route_faithfulness(
         components = by_segment[names[number]]
         sets = [components, *matched_sets(lens, components, controls, np.random.default_rng([seed, number]))]
         without = pair.without([number])
-        total[place] = pair.total(without)
         lost, restored = _cut_and_restore(pair, without, components, sets)
         # all together always stand last
         where = [*range(len(components)), cuts - 1]
@@ -387,10 +390,10 @@ def _predictions(
     without, alone = np.split(values[2:], 2)
     measured = (values[0] - without + alone - values[1]) / 2
     nothing = np.full((players, measured.shape[1]), np.nan)
-    found = [nothing if each is None else each for each in map(effects_of, explanations)]
-    predicted, controls = np.stack([hidden @ each for each in found]), []
-    others = [[hidden @ each] for each in _other_effects(masks, found[0].shape, twin, seed)]
-    for own, each in zip(found, predicted, strict=True):
+    effects = [nothing if each is None else each for each in map(effects_of, explanations)]
+    predicted, controls = np.stack([hidden @ each for each in effects]), []
+    others = [[hidden @ each] for each in _other_effects(masks, nothing.shape, twin, seed)]
+    for own, each in zip(effects, predicted, strict=True):
         exchanged = [each + np.outer(hidden[:, i] * 1.0 - hidden[:, j], own[j] - own[i]) for i, j in pairs]
         groups = [[-each], [hidden @ (np.sign(own) * np.abs(own).mean())], exchanged, *others]
         controls.append([max(agreement(measured, one)[0] for one in group) for group in groups])
@@ -407,15 +410,16 @@ def _predictions(
 
 def _other_effects(masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int) -> list[np.ndarray]:
     """Occlude the values in random order and the untrained twin, (segment, step); NaN where a model refuses that."""
-    weights = sum(each.numel() for each in masks.run.lens.adapter.model.parameters())
-    nulls: dict[Null, bool] = {"shuffled series": True, "untrained": weights <= _TWIN if twin is None else twin}
+    run, effects = masks.run, [np.full(shape, np.nan) for _ in range(2)]
+    shuffled = replace(run, batch=in_random_order(run.batch, [seed, 0]), full_batch=None, forced_path=None, _of=None)
+    others = [shuffled]
+    if sum(each.numel() for each in run.lens.adapter.model.parameters()) <= _TWIN if twin is None else twin:
+        others.append(replace(run, lens=untrained_twin(run.lens, seed), forced_path=None, _hooks=(), _of=None))
     how: dict[str, Any] = {"reference": masks.reference, "parts": masks.segments, "target": masks.target, "seed": seed}
-    found = [np.full(shape, np.nan) for _ in nulls]
-    for place, null in enumerate(null for null, wanted in nulls.items() if wanted):
+    for place, other in enumerate(others):
         with suppress(InputError):
-            (other,) = null_runs(masks.run, null, 1, seed)
-            found[place] = effects_of(attribute_inputs(other, 0, "occlusion", repeats=1, **how))
-    return found
+            effects[place] = effects_of(attribute_inputs(other, 0, "occlusion", repeats=1, **how))
+    return effects
 
 
 def _with_noise(run: Run, seed: int) -> Run:

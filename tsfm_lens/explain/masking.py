@@ -125,6 +125,25 @@ def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
     return result
 
 
+def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
+    """Put values in random order, gaps where they were; the series of an item share one order, so they still agree."""
+    values, futures = list(batch.values), list(batch.futures)
+    for number, group in enumerate(dict.fromkeys(batch.groups)):
+        rows = [row for row, name in enumerate(batch.groups) if name == group]
+        rng = np.random.default_rng([*seed, number])
+        order = rng.permutation(batch.lengths[rows[0]])
+        ahead = rng.permutation(max((len(f) for row in rows if (f := batch.futures[row]) is not None), default=0))
+        for row in rows:
+            series, gaps = batch.values[row][order], np.isnan(batch.values[row])
+            # observed values go where observed values were
+            result = np.full(len(series), np.nan)
+            result[~gaps] = series[~np.isnan(series)]
+            values[row] = result
+            future = batch.futures[row]
+            futures[row] = None if future is None else future[ahead[ahead < len(future)]]
+    return replace(batch, values=tuple(values), futures=tuple(futures))
+
+
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
     """Find out by its inputs if a model sees that values are missing, or if its library fills them first."""
     first = batch.select([row for row, group in enumerate(batch.groups) if group == batch.groups[0]])

@@ -105,13 +105,13 @@ def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tole
     if not tolerance > 0:
         raise InputError(f"tolerance is {tolerance}, expected more than 0")
     allowed = decompositions_of(run.lens)
-    wanted = [decompositions or allowed[0]] if isinstance(decompositions, str | None) else list(decompositions)
-    wanted = list(allowed) if wanted == ["all"] else wanted
-    for name in wanted:
+    names = [decompositions or allowed[0]] if isinstance(decompositions, str | None) else list(decompositions)
+    names = list(allowed) if names == ["all"] else names
+    for name in names:
         if name not in allowed:
             raise unknown_name("attribution decomposition", name, allowed)
     cache: dict[Hashable, Any] = run.cache.setdefault("attribution", {})
-    keys = {name: (name, tolerance) if name == "integrated" else name for name in wanted}
+    keys = {name: (name, tolerance) if name == "integrated" else name for name in names}
     lacking = [name for name, key in keys.items() if key not in cache]
     if lacking:
         with torch.no_grad():
@@ -121,7 +121,7 @@ def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tole
                 parts, total, *path = getattr(split, name)()
                 cache[keys[name]] = (*(each.cpu().double().numpy() for each in (parts, total)), *path)
     coords = component_coords(cache["components"])
-    coords["unit"] = ("decomposition", [name if name in ("logit", "probability") else "data units" for name in wanted])
+    coords["unit"] = ("decomposition", [name if name in ("logit", "probability") else "data units" for name in names])
     axes = ("series", "step") if run.tokens is not None else ("series", "quantile", "step")
     if run.tokens is None:
         coords["quantile"] = list(run.lens.levels)

@@ -76,14 +76,20 @@ def explain(
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }
     results = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
-    proofs = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
-    for kind in results.keys() & set(_MASKING_KINDS) if proofs else ():
+    word, _ = judged(results)
+    for kind in results.keys() & set(_MASKING_KINDS) if word else ():
         # one verdict on all of the page
-        results[kind].attrs["verdict"] = verdict(*proofs)[0]
+        results[kind].attrs["verdict"] = word
     if out is not None:
         heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         pipeline.write_page(run, results, out, heading, sources, progress, missing)
     return results
+
+
+def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
+    """Return the verdict on all proofs among results in a word, and its sentences; nothing where there is no proof."""
+    proofs = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
+    return verdict(*proofs) if proofs else ("", [])
 
 
 def refuse_unknown(method: str | None, reference: Reference) -> None:

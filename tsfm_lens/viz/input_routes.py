@@ -219,15 +219,12 @@ ROUTE_EFFECTS = measurement("route_effects", needs=SERIES)
 
 
 def read_carried(ds: xr.Dataset) -> list[str]:
-    """Name the components that carry most of the input's influence over all series, against a null if there is one."""
-    against = str(ds.attrs.get("against", ""))
-    carried = judged(ds, "carried_share" if against else "carried", "component")
+    """Name the components that carry most of the input's influence over all series."""
+    carried = judged(ds, "carried", "component")
     labels = names(ds, "component")
     most = [f"{labels[place]} ({carried.told(place, percent)})" for place in carried.named(_MAX_NAMES)]
-    null = {"untrained": "components of untrained twins", "shuffled series": "itself on shuffled series"}
-    than = f"Held against {null.get(against, 'random components of its kind')}: " if against else ""
     told = f"Most of the input's influence goes through {listed(most)}." if most else "No component carries 1 % of it."
-    return [told, *(f"{than}{words}" for words in carried.standing(labels, "components"))]
+    return [told, *carried.standing(labels, "components")]
 
 
 @ROUTE_EFFECTS.figure(table=("carried",), sentences=read_carried)
@@ -241,18 +238,12 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
         >>> "carried_dots" in viz.__all__
         True
     """
-    name = "carried_share" if "carried_share_size" in ds else "carried"
-    mean = array(ds, f"{name}_size", "component")
+    mean = array(ds, "carried_size", "component")
     order = np.argsort(-mean, kind="stable")[:components]
-    carried = finding(ds, name, "component")
+    carried = finding(ds, "carried", "component")
     labels, kinds = names(ds, "component"), [kind_word(str(kind)) for kind in ds["component_kind"].values]
     sheet = blank(max(160, 20 * len(order)), min_width=480, below=64)
     panel = sheet.panel()
-    if name == "carried_share":
-        reach = array(ds, f"{name}_floor", "component", "series").mean(1)
-        against = f"95 % of {ds.attrs.get('against', 'the null')}"
-        tick: Look = {"symbol": "line-ns-open", "size": 12}
-        panel.dots(reach[order], np.arange(len(order)), against, f"{against}<br>%{{x:.3g}}", colour=GREY, **tick)
     for place, kind in enumerate(dict.fromkeys(kinds)):
         rows = [row for row, i in enumerate(order) if kinds[i] == kind]
         if rows:
@@ -261,8 +252,7 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
             noise = None if carried is None else carried.at(members)
             panel.dots(mean[members], rows, kind, "%{text}<br>%{x:.3g}", noise=noise, across=True, **look)
     panel.upright(0.0)
-    whole = "effect through it, over the effect of the input"
-    panel.x("share of all components' effects" if name == "carried_share" else whole)
+    panel.x("effect through it, over the effect of the input")
     ticks = [plain(labels[i]) for i in order]
     panel.y(tickvals=list(range(len(order))), ticktext=ticks, range=[len(order) - 0.5, -0.5])
     fewer = f"the {len(order)} of {len(labels)} components that carry most" if len(order) < len(labels) else ""

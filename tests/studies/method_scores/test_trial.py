@@ -1,14 +1,46 @@
-"""A small version of the trial of the verdict: eight drawn forecasts, true and wrong explanations of each."""
+"""A small version of the trial of the verdict: two drawn forecasts, true and wrong explanations of each."""
 
 from __future__ import annotations
 
-from tsfm_lens.studies.method_scores.trial import accepted, trial
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from tsfm_lens.studies.method_scores import trial
 
 
-def test_true_explanations_hold_and_wrong_ones_fail() -> None:
-    table = accepted(trial(8, 5))["all"].str.split(" of ", expand=True).astype(int)
+@pytest.fixture(scope="module")
+def rows() -> pd.DataFrame:
+    return trial.trial(2, 5)
+
+
+def test_true_explanations_are_accepted_and_wrong_ones_fail(rows: pd.DataFrame) -> None:
+    table = trial.accepted(rows)["all: hold or in part"].str.split(" of ", expand=True).astype(int)
     share = table[0] / table[1]
-    assert len(share) == 6
+    assert len(share) == 7
     assert share.pop("true") >= 0.85
-    # one by chance of eight
-    assert (share <= 1 / 8).all(), share
+    assert (share == 0).all(), share
+
+
+def test_a_verdict_is_that_of_inputs_and_routes_together(rows: pd.DataFrame) -> None:
+    fails, holds = ((rows[["inputs", "routes"]] == word) for word in ("fails", "holds"))
+    assert ((rows["verdict"] == "fails") == fails.any(axis=1)).all()
+    assert ((rows["verdict"] == "holds") == (holds | rows[["inputs", "routes"]].isna()).all(axis=1)).all()
+    assert holds["routes"].any()
+    # what claims the opposite effect claims it of the routes, too
+    assert (rows[rows["explanation"] == "signs flipped"]["routes"] == "fails").all()
+
+
+def test_a_trial_goes_on_where_it_ended(rows: pd.DataFrame, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The page of two commands is that of one."""
+    monkeypatch.setattr(trial, "trial", lambda cases, seed, first: rows[rows["case"].between(first, first + cases - 1)])
+    pages = [tmp_path / "whole.md", tmp_path / "parts.md"]
+    for page in pages:
+        page.write_text(f"# Trial\n\n{trial.START}{trial.STOP}\n")
+    trial.main(pages[0], cases=2, seed=5)
+    for first, cases in ((0, 1), (1, 1)):
+        trial.main(pages[1], cases=cases, first=first, seed=5)
+    assert pages[0].read_text() == pages[1].read_text()
+    assert pages[0].with_suffix(".csv").read_bytes() == pages[1].with_suffix(".csv").read_bytes()
+    assert "| true |" in pages[0].read_text()

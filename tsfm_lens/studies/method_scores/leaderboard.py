@@ -97,17 +97,17 @@ def _labels(card: Card, run: Run, parts: Sequence[Segment]) -> np.ndarray:
     """Label (segment, step) whether the rule reads the segment for the step; NaN where only a gate does."""
     rule, values, horizon = card.rule, [np.asarray(each) for each in run.batch.values], card.horizon
     if isinstance(rule, CovariateTimes):
-        known = run.batch.roles.index("known")
-        weights = rule.inputs(values[0], values[known], horizon)
+        source = run.batch.roles.index("known")
+        weights = rule.inputs(values[0], values[source], horizon)
     else:
-        known, weights = 0, rule.inputs(values[0], horizon)
+        source, weights = 0, rule.inputs(values[0], horizon)
 
     def within(weights: np.ndarray) -> np.ndarray:
         """Test whether any weight of a step (step, time) lies in a segment: (segment, step)."""
         ends = [(part.start + len(values[0]), part.stop + len(values[0])) for part in parts]
         return np.stack([np.abs(weights[:, start:stop]).any(1) for start, stop in ends])
 
-    labels = (within(weights) & np.array([part.row == known for part in parts])[:, None]).astype(float)
+    labels = (within(weights) & np.array([part.row == source for part in parts])[:, None]).astype(float)
     if isinstance(rule, Gate):
         both_periods = LocalMean(width=2 * rule.period, ago=rule.ago).inputs(values[0], horizon)
         labels[within(both_periods) & (labels == 0)] = np.nan

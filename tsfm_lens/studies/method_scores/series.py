@@ -78,11 +78,11 @@ def _with_covariates(
         noisy_target, noisy_covariate, noisy_other = (
             each + noise * each.std() * noises.normal(size=SPAN) for each in pasts
         )
-        known = np.concatenate([noisy_covariate, covariate[-horizon:]])
-        twin = known.copy()
+        driver = np.concatenate([noisy_covariate, covariate[-horizon:]])
+        twin = driver.copy()
         for start in (SPAN - ago for ago in rule.ago):
-            twin[start : start + horizon] = known[start : start + horizon][::-1]
-        for side, whole in enumerate((known, twin)):
+            twin[start : start + horizon] = driver[start : start + horizon][::-1]
+        for side, whole in enumerate((driver, twin)):
             past, future = np.split(whole, [SPAN])
             items[side].append(
                 {
