@@ -85,37 +85,60 @@ def sources() -> dict[str, str]:
     }
 
 
+@cache
+def tree(text: str) -> ast.Module:
+    """The syntax tree of a text."""
+    return ast.parse(text)
+
+
+@cache
+def nodes(text: str) -> tuple[ast.AST, ...]:
+    """Every node of the syntax tree of a text."""
+    return tuple(ast.walk(tree(text)))
+
+
+@cache
+def own_imports() -> list[Import]:
+    """Every import between modules of the package."""
+    return imports(sources())
+
+
 def imports(texts: Mapping[str, str]) -> list[Import]:
     """Every import between modules: at module level, in functions, under TYPE_CHECKING, and by string.
 
     Args:
         texts: source of each module by dotted name; targets are those of them that a name leads to.
     """
-    return [found for module, text in texts.items() for found in _imports(module, ast.parse(text), texts)]
+    return [found for module, text in texts.items() for found in _imports(module, text, texts)]
 
 
-def _imports(module: str, tree: ast.Module, texts: Mapping[str, str]) -> Iterator[Import]:
+def _imports(module: str, text: str, texts: Mapping[str, str]) -> Iterator[Import]:
     forms: dict[int, str] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+    for node in nodes(text):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda) and id(node) not in forms:
             forms |= {id(inner): "in a function" for inner in ast.walk(node)}
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
             forms |= {id(inner): "for types" for line in node.body for inner in ast.walk(line)}
-    for node in ast.walk(tree):
+    for node in nodes(text):
         form = forms.get(id(node), "at module level")
         names: list[str] = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
-        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module") and node.args:
+        elif isinstance(node, ast.Call) and node.args and _last_name(node.func).endswith("import_module"):
             form = "by string"
             names = [str(node.args[0].value)] if isinstance(node.args[0], ast.Constant) else []
         for name in names:
             target = _module(name, texts)
             if target and target != module:
                 yield Import(module, target, form, getattr(node, "lineno", 0))
+
+
+def _last_name(function: ast.expr) -> str:
+    """The name by which a function is called, without what it is looked up in."""
+    return str(getattr(function, "attr", getattr(function, "id", "")))
 
 
 def _module(name: str, texts: Mapping[str, str]) -> str:
@@ -147,16 +170,16 @@ def circles(found: list[Import]) -> list[set[str]]:
     return sorted(groups, key=len, reverse=True)
 
 
-def bindings(tree: ast.Module) -> Iterator[ast.Name]:
+def bindings(text: str) -> Iterator[ast.Name]:
     """Names that are assigned."""
-    for node in ast.walk(tree):
+    for node in nodes(text):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             yield node
 
 
-def summaries(tree: ast.Module) -> Iterator[str]:
+def summaries(source: str) -> Iterator[str]:
     """First line of every docstring."""
-    for node in ast.walk(tree):
+    for node in nodes(source):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             text = ast.get_docstring(node)
             if text:
@@ -167,7 +190,7 @@ def shared_class_names(texts: Mapping[str, str]) -> dict[str, set[str]]:
     """Names of classes that several modules define, and these modules."""
     homes: dict[str, set[str]] = defaultdict(set)
     for module, text in texts.items():
-        for node in ast.walk(ast.parse(text)):
+        for node in nodes(text):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].add(module)
     return {name: modules for name, modules in homes.items() if len(modules) > 1}
@@ -182,11 +205,11 @@ def lines(folder: Path, *, without: str = "") -> int:
 def measures() -> dict[str, float]:
     """Compute every measure of the house by name."""
     texts = sources()
-    trees = [ast.parse(text) for text in texts.values()]
-    opening = [summary for tree in trees for summary in summaries(tree)]
+    opening = [summary for text in texts.values() for summary in summaries(text)]
     count = sum(text.count("\n") for text in texts.values())
-    found = imports(texts)
+    found = own_imports()
     groups = circles(found)
+    participles = sum(node.id in PARTICIPLES for text in texts.values() for node in bindings(text))
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     return {
         "core lines": lines(ROOT / PACKAGE, without="studies"),
@@ -195,7 +218,7 @@ def measures() -> dict[str, float]:
         "files": len(texts),
         "upward imports": len({(each.source, each.target, each.form) for each in upward(found)}),
         "largest circle": len(groups[0]) if groups else 0,
-        "participles per 1,000 lines": 1000 * sum(n.id in PARTICIPLES for t in trees for n in bindings(t)) / count,
+        "participles per 1,000 lines": 1000 * participles / count,
         "odd docstrings, %": 100 * sum(bool(ODD_OPENING.match(each)) for each in opening) / len(opening),
         "class names with several homes": len(shared_class_names(texts)),
         "mandatory dependencies": len(project["dependencies"]),
@@ -224,7 +247,7 @@ def main() -> None:
         bound = f"  (at most {BOUNDS[name]:,})" if name in BOUNDS else ""
         print(f"{name:32} {value:10,.1f}{bound}" if isinstance(value, float) else f"{name:32} {value:10,}{bound}")
     if "--arrows" in sys.argv:
-        found = imports(sources())
+        found = own_imports()
         for each in sorted(set(upward(found))):
             print(f"{each.source}:{each.line} imports {each.target} {each.form}")
         for group in circles(found):

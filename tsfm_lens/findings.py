@@ -122,11 +122,9 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     p = [np.ravel(results[key][f"{name}_p"].values) for key, name in tested]
     family = int(sum(np.isfinite(each).sum() for each in p))
     adjusted = holm(np.concatenate(p))
-    # one number for the page, of the tests that need more
-    sides = max(int(results[key][f"{name}_p"].attrs["sides"]) for key, name in tested)
     for (key, name), each in zip(tested, np.split(adjusted, np.cumsum([len(each) for each in p])[:-1]), strict=True):
         variable = results[key][f"{name}_p"]
-        facts = {"family": family, "needed": units_needed(family, sides)}
+        facts = {"family": family, "needed": units_needed(family, int(variable.attrs["sides"]))}
         mark = variable.copy(data=(each <= LEVEL).reshape(variable.shape))
         results[key] = results[key].assign(
             {

@@ -7,6 +7,7 @@ import logging
 import shlex
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -34,14 +35,19 @@ def commands() -> list[list[str]]:
     return [shlex.split(cell)[2:] for cell in cells if cell.startswith("tsfm-lens reproduce S")]
 
 
+@cache
+def _command() -> Any:
+    group: Any = get_command(app)
+    return group.commands["reproduce"]
+
+
 def parsed(arguments: Sequence[str]) -> dict[str, Any]:
     """The arguments as the command line reads them, by name of the parameter.
 
     Raises:
         UsageError of click: there is no such option.
     """
-    group: Any = get_command(app)
-    return group.commands["reproduce"].make_context("reproduce", list(arguments)).params
+    return _command().make_context("reproduce", list(arguments)).params
 
 
 def embedded(item: Item) -> str | None:

@@ -31,8 +31,7 @@ Draw = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
 START, STOP = "<!-- measured: calibration -->", "<!-- end: calibration -->"
 UNITS = (2, 4, 8, 16, 32, 64)
 MEMBERS = 24
-TRUE = 6
-"""Members of a page that have an effect where power is measured."""
+TRUE = 6  # members of a page that have an effect where power is measured
 EMBEDDED = ("chronos-nano", "bolt-nano", "chronos2-nano")
 TINY = ("chronos", "chronos-bolt", "timesfm-2.5", "moirai-2", "toto-1")
 LONG = ("electricity", "pedestrians", "seattle_heat", "gasoline")
@@ -118,20 +117,15 @@ def significant_members(page: dict[str, xr.Dataset]) -> set[tuple[str, str, int]
 
 def shifted_claims(lens: Lens, batches: Sequence[SeriesBatch], windows: int, shifts: Sequence[int] = SHIFTS) -> float:
     """Compute the share of significant members that are not so when all windows begin a few steps earlier."""
-    count, lost = 0, []
-    for batch in batches:
-        plain = significant_members(page_of(_run(batch, 12, lens, windows)))
-        count += len(plain)
-        lost += [
-            len(plain - significant_members(page_of(_run(earlier(batch, steps), 12, lens, windows))))
-            for steps in shifts
-        ]
-    return sum(lost) / len(shifts) / count if count else float("nan")
 
+    def members(batch: SeriesBatch, steps: int = 0) -> set[tuple[str, str, int]]:
+        values = tuple(each[: len(each) - steps] for each in batch.values)
+        return significant_members(page_of(_run(replace(batch, values=values), 12, lens, windows)))
 
-def earlier(batch: SeriesBatch, steps: int) -> SeriesBatch:
-    """Leave the last steps of every series out."""
-    return replace(batch, values=tuple(values[:-steps] for values in batch.values))
+    plain = [members(batch) for batch in batches]
+    pairs = [(batch, own, steps) for batch, own in zip(batches, plain, strict=True) for steps in shifts]
+    lost = sum(len(own - members(batch, steps)) for batch, own, steps in pairs)
+    return lost / (len(shifts) * sum(map(len, plain))) if any(plain) else float("nan")
 
 
 def _run(batch: SeriesBatch, horizon: int, lens: Lens, windows: int = 1) -> Run:
@@ -191,11 +185,8 @@ def _of_models(models: int, seeds: int) -> Iterator[str]:
     heads = ["architecture", "planted models", "true parts of 1 % or more", "of them named", "others named"]
     yield markdown([heads, *counts.astype(str).values])
     yield "Significant members that are not so when all windows begin 1 to 5 steps earlier, in %:"
-    single = [bundled(name) for name in LONG]
-    lines = []
-    for name in EMBEDDED:
-        looks = (([batch], 1), ([bundled(*bundled_names())], 4), (single, 40))
-        lines.append([name, *(f"{100 * shifted_claims(load(name), *look):.1f}" for look in looks)])
+    looks = (([batch], 1), ([bundled(*bundled_names())], 4), ([bundled(name) for name in LONG], 40))
+    lines = [[name, *(f"{100 * shifted_claims(load(name), *look):.1f}" for look in looks)] for name in EMBEDDED]
     yield markdown([["model", "13 series", "13 series, 4 windows each", "40 windows of one series"], *lines])
 
 
