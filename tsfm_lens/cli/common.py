@@ -16,7 +16,7 @@ from rich.text import Text
 from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
-from tsfm_lens.cli.reading import in_option_words
+from tsfm_lens.cli.reading import Request, check_sampling, in_option_words, read_data
 from tsfm_lens.console import console, echo, progress, visible
 from tsfm_lens.errors import LensError
 from tsfm_lens.places import WRITTEN
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import xarray as xr
     from rich.table import Table
 
-    from tsfm_lens.cli.reading import Request
     from tsfm_lens.data import SeriesBatch
     from tsfm_lens.models import Lens
 
@@ -58,8 +57,7 @@ class _Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            names = [str(path) for path in WRITTEN]
-            names[_MOST_FILES:] = [f"and {len(names) - _MOST_FILES} more"] if len(names) > _MOST_FILES else []
+            names = [*map(str, WRITTEN)][:_MOST_FILES] + ["…"] * (len(WRITTEN) > _MOST_FILES)
             words = f"what stands is {', '.join(names)}" if names else "nothing was left behind"
             console(stderr=True).print(f"interrupted; {words}", soft_wrap=True)
             raise typer.Exit(130) from None
@@ -173,9 +171,15 @@ def open_shown(bar: Any, model: str) -> Lens:
 
 
 def series_shown(bar: Any, request: Request, *models: str) -> SeriesBatch:
-    """Read the series for models while the display says so; see :meth:`Request.series`."""
+    """Read the series while the display says so; refuse samples and covariates that a model does not take."""
+    from tsfm_lens.models.adapter import refuse_covariates
+
+    architectures = [check_sampling(model, request.samples) for model in models]
     with stage(bar, "read the series"):
-        return request.series(*models)
+        batch = read_data(request.data, request.reading, request.horizon, request.holdout)
+    for architecture in filter(None, architectures):
+        refuse_covariates(architecture.adapter, batch)
+    return batch
 
 
 def steps_shown(bar: Any, lens: Lens, kinds: Sequence[str]) -> Callable[[str, int, int], None]:

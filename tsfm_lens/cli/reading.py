@@ -154,16 +154,6 @@ class Request:
     as_json: bool
     reading: Reading
 
-    def series(self, *models: str) -> SeriesBatch:
-        """Read the series, see :func:`read_data`; refuse samples and covariates that a model does not take."""
-        from tsfm_lens.models.adapter import refuse_covariates
-
-        architectures = [check_sampling(model, self.samples) for model in models]
-        batch = read_data(self.data, self.reading, self.horizon, self.holdout)
-        for architecture in filter(None, architectures):
-            refuse_covariates(architecture.adapter, batch)
-        return batch
-
     def run(self, lens: Lens, series: SeriesBatch) -> Run:
         """Make the run of a lens on the series."""
         how: dict[str, Any] = {"holdout": bool(self.holdout), "windows": self.windows, "twins": self.twins}

@@ -104,12 +104,13 @@ def report(
         name = plan_name(read_config(store))
     with progress_display() as bar:
         with stage(bar, "gather the results"):
-            collection = gather(folder, name)
-        facts = {"title": collection.title, "provenance": collection.provenance, "notes": collection.notes}
+            facts = gather(folder, name)
         with stage(bar, "write the report"):
-            page = build_sweep_report(collection.results, out, **facts)
+            page = build_sweep_report(
+                facts.results, out, title=facts.title, provenance=facts.provenance, notes=facts.notes
+            )
     if as_json:
-        echo(json.dumps({"report": str(page), "results": sorted(collection.results)}))
+        echo(json.dumps({"report": str(page), "results": sorted(facts.results)}))
     else:
         echo(str(page))
 

@@ -61,14 +61,11 @@ class Fit(anywidget.AnyWidget):
     """Invisible line beside figures that lets them fill its width, also where they are drawn before they are shown."""
 
     _esm = """
-    function render({ el }) {
+    export default { render({ el, signal }) {
       const fit = () => window.dispatchEvent(new Event("resize"));
-      const watch = new ResizeObserver(fit);
-      watch.observe(el);
-      document.addEventListener("plotlywidget-after-render", fit);
-      return () => { watch.disconnect(); document.removeEventListener("plotlywidget-after-render", fit); };
-    }
-    export default { render };
+      new ResizeObserver(fit).observe(el);
+      document.addEventListener("plotlywidget-after-render", fit, { signal });
+    } };
     """
 
 
@@ -237,8 +234,8 @@ class Brush(widgets.VBox):
         self._view = scene(data, 0, self._length)
         figure = forecast_fan(data, series=0, context_steps=self._length)
         line = {"color": VERMILION, "width": 2, "dash": "dash"}
-        at = self._view.time.at(self._view.future)
-        figure.add_trace(go.Scatter(x=at, y=self.median, mode="lines", line=line, name=WITHOUT, visible=False))
+        where = {"x": self._view.time.at(self._view.future), "y": self.median, "mode": "lines"}
+        figure.add_trace(go.Scatter(**where, line=line, name=WITHOUT, visible=False))
         figure.update_layout(dragmode="select", selectdirection="h")
         self.figure = figure_widget(figure)
         # without points plotly offers no way back from zooming
@@ -263,8 +260,7 @@ class Brush(widgets.VBox):
 
     def _on_selection(self, layout: Any, _selections: Any) -> None:
         # the argument is of before
-        selections = layout.to_plotly_json().get("selections")
-        if not selections:
+        if not (selections := layout.to_plotly_json().get("selections")):
             return
         at = self._view.time.at(self._view.past)
         first, last = sorted(np.array([selections[-1][end] for end in ("x0", "x1")]).astype(at.dtype))
@@ -279,8 +275,6 @@ class Brush(widgets.VBox):
         """Leave out steps ``[start, stop)`` of a series, from the forecast start; refusals stand under the figure."""
         row = self.series if series is None else series
         try:
-            if stop > start:
-                self.words.value = f"forecasting without steps {start} to {stop - 1} …"
             without = self._forecast(row, start, stop) if stop > start else self.median
         except LensError as error:
             self._describe(str(error))
@@ -306,6 +300,7 @@ class Brush(widgets.VBox):
             )
         key = (row, start, stop)
         if key not in self._cache:
+            self.words.value = f"forecasting without steps {start} to {stop - 1} …"
             masks = Masks(self.run, (Segment("brushed", row, start, stop, "past"),), self.reference)
             quantiles = masks(np.zeros((1, 1), dtype=bool))[0]
             self._cache[key] = quantiles[len(quantiles) // 2]

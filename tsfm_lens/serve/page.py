@@ -206,8 +206,8 @@ class Page(widgets.VBox):
             items = [(first[group], group) for group in dict.fromkeys(self.batch.groups)]
             self.series.options = items
             self.series.value = items[0][1]
-            count = [f"{len(items)} series are read, and the menu has them"] if len(items) > 1 else []
-            self._notes = "".join(f" {capital(note)}." for note in (*count, *self.batch.notes))
+            count = [f"{len(items)} series are read, and the menu has them"]
+            self._notes = "".join(f" {capital(note)}." for note in (*count[len(items) < 2 :], *self.batch.notes))
             self._clear()
             self._forecast()
 
@@ -291,7 +291,7 @@ class Page(widgets.VBox):
         try:
             yield
         except LensError as error:
-            self._say(str(error) + ("" if self.run is None else "." + self._still), error=True)
+            self._say(f"{error}.{self._still}" if self.run else str(error), error=True)
         except Exception as error:  # a callback's error would be seen by nobody
             self._say(
                 f"{description} {type(error).__name__}: {error}. This is a fault of the page; please report it.",

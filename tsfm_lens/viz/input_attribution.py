@@ -98,11 +98,8 @@ def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     steps = array(ds, "attribution", "segment", "step", quantile=median_position(ds["quantile"].values))
     labels = names(ds, "segment")
     groups = [each for group in ranked(ds, steps) for each in (group, *([i] for i in group if len(group) > 1))]
-    sums = [(group_name(labels, group), steps[group].sum(0)) for group in groups]
-    return [
-        {"input": name, "mean": float(total.mean()), "mean_absolute": float(np.abs(total).mean())}
-        for name, total in sums
-    ]
+    sums = {group_name(labels, group): steps[group].sum(0) for group in groups}
+    return [{"input": n, "mean": float(s.mean()), "mean_absolute": float(abs(s).mean())} for n, s in sums.items()]
 
 
 def group_name(labels: list[str], group: list[int]) -> str:

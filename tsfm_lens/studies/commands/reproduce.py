@@ -110,10 +110,9 @@ def reproduce(
                 reading=reading if sweep else None,
             )
     except KeyboardInterrupt:
-        if not sweep:
-            raise
-        echo("cancelled; the same command goes on from here", err=True)
-        raise typer.Exit(130) from None
+        if sweep:
+            echo("the same command goes on from here", err=True)
+        raise
     (emit if as_json else _render)(result)
 
 
