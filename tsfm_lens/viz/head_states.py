@@ -95,17 +95,17 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     for key, (_, values) in scores(ds).items():
         table[key.replace(" ", "_")] = values.ravel()
     for key in ("write_share", "attention_forecast", "attention_other"):
-        table[key] = array(ds, key, "layer", "head").ravel()
+        table[key] = array(ds, key, "layer", "head", series=0).ravel()
     return table
 
 
 def read_explore(ds: xr.Dataset) -> list[str]:
     """Name the head that matters most and the one that writes most, and whether they are the same."""
     unit, of_heads = unit_of(ds, 0) or "data units", f"Of the heads of {attention_kind(ds)}"
-    shift, size = (array(ds, key, "layer", "head") for key in ("mean_shift", "write_size"))
+    shift, size = (array(ds, key, "layer", "head", series=0) for key in ("mean_shift", "write_size"))
     names_of = ds["component"].transpose("layer", "head").values.astype(str)
     loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
-    share = array(ds, "write_share", "layer", "head")[loudest]
+    share = array(ds, "write_share", "layer", "head", series=0)[loudest]
     if not array(ds, "mean_shift_acts", "layer", "head").any():
         return [f"{of_heads} none moves the forecast by more than rounding when it is left out."]
     most = tuple(int(v) for v in np.unravel_index(shift.argmax(), shift.shape))
@@ -166,7 +166,7 @@ def scores(ds: xr.Dataset) -> dict[str, tuple[str, np.ndarray]]:
         "entropy": "attention: entropy (nats)",
         "normalised_entropy": "attention: entropy, 0 to 1 over heads",
     }
-    entries = {key: (text, array(ds, key, "layer", "head")) for key, text in words.items() if key in ds}
+    entries = {key: (text, array(ds, key, "layer", "head", series=0)) for key, text in words.items() if key in ds}
     for place, product in enumerate(names(ds, "product")):
         values = array(ds, "stable_rank", "layer", "head", product=place)
         entries[f"stable_rank {product}"] = (f"stable rank of {product}", values)
@@ -208,7 +208,7 @@ def score_update(ds: xr.Dataset, score: str | None) -> Update:
 def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
     """Return what another head shows; ``layer`` and ``head`` are positions."""
     at = {"layer": layer, "head": head}
-    attention = 100 * array(ds, "attention", "time", **at)[-len(scene(ds, 0, ds.sizes["time"]).past) :]
+    attention = 100 * array(ds, "attention", "time", **at, series=0)[-len(scene(ds, 0, ds.sizes["time"]).past) :]
     top, spectra = float(np.nanmax(attention)), {}
     for product in ("QK", "OV"):
         values = array(ds, "singular_value", "mode", **at, product=position(ds, "product", product))
@@ -217,7 +217,7 @@ def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
     left, right, low, high = head - 0.5, head + 0.5, layer - 0.5, layer + 0.5
     return {
         "chosen": {"x": [left, right, right, left, left], "y": [low, low, high, high, low]},
-        "write": {"y": array(ds, "write", "step", **at)},
+        "write": {"y": array(ds, "write", "step", **at, series=0)},
         **spectra,
         "attention": {"z": attention[None], "zmax": top if top > _MIN_VISIBLE else 1.0},
     }
@@ -251,7 +251,7 @@ def head_words(ds: xr.Dataset, layer: int, head: int) -> str:
     at, unit = {"layer": layer, "head": head}, unit_of(ds, 0) or "data units"
 
     def value(key: str) -> float:
-        return float(array(ds, key, **at))
+        return float(array(ds, key, **at, series=0))
 
     ranks = ", ".join(
         f"{product} {number(float(array(ds, 'stable_rank', **at, product=place)))}"
