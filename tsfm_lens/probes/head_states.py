@@ -62,9 +62,9 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         a token's weight spread over its steps (at most ``attrs["token_steps"]``), ``attention_forecast`` and
         ``attention_other`` that on forecast tokens, and on special ones and padding; ``attention_row`` (…, row, bin),
         that of single queries on at most 256 stretches of ``bin_steps`` steps, which end at the forecast start;
-        ``step_row`` (…, step) is the row that a step is read from. Without series: ``stable_rank`` (product, layer, head) and
-        ``singular_value`` (…, mode). ``quantile_forecast`` (series, quantile, step) is the plain forecast; coordinate
-        ``component`` names the heads.
+        ``step_row`` (series, step) is the row that a step is read from. Without series: ``stable_rank`` (product,
+        layer, head) and ``singular_value`` (…, mode). ``quantile_forecast`` (series, quantile, step) is
+        the plain forecast; coordinate ``component`` names the heads.
 
     Source:
         tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK).

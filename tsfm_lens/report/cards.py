@@ -69,17 +69,16 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
     layers = [layer_name(label) for label in names(ds, "layer")]
     if "entropy" in ds:
         values, what = array(ds, "entropy", "layer", "step", series=series).mean(axis=-1), "entropy"
-        last, unit = f"{num(values[-1])} nats after {layers[-1]}", "nats"
+        unit = "nats"
     else:
         middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
         medians = array(ds, "quantile_forecast", "layer", "step", series=series, quantile=middle)
         values, what = np.abs(medians - medians[-1]).mean(axis=-1), "distance from the last layer's forecast"
         unit = unit_of(ds, series) or "data units"
-        last = f"{num(values[0])} {unit} after {layers[0]}"
     if len(values) < 2:
         return {}
     falls = int(np.argmin(np.diff(values))) + 1
-    note = f"{what} of the forecast read out after each layer, mean over steps; last: {last}"
+    note = f"{what}, of the forecast read out after each layer; mean over steps"
     points = [
         (label, f"{num(float(value))} {unit}", value / (values.max() or 1.0))
         for label, value in zip(layers, values.tolist(), strict=True)
@@ -124,10 +123,12 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         lags = np.zeros(start[0] + len(steps) + 1)
         for step, row in enumerate(steps):
             lags[start + (step if len(set(steps)) > 1 else 0)] += rows[layer, head, row] / len(steps)
-        lag = int(lags.argmax())
-        bars.append((f"{head_name(ds, layer, head)}: {lag} steps back", float(lags[lag])))
-    where = "from the step that is forecast" if len(set(steps)) > 1 else "from the forecast start"
-    note = f"main lag {where} of the heads that move the forecast most, and the share of their attention at it"
+        lag, rest = int(lags.argmax()), max(1 - float(lags.sum()), 0.0)
+        # special tokens, padding, and of self-attention the forecast
+        where, share = (f"{lag} steps back", float(lags[lag])) if lags[lag] >= rest else ("other tokens", rest)
+        bars.append((f"{head_name(ds, layer, head)}: {where}", share))
+    since = "from the step that is forecast" if len(set(steps)) > 1 else "from the forecast start"
+    note = f"main lag {since} of the heads that move the forecast most, and the share of their attention at it"
     return {"big": bars[0][0].split(": ")[1], "note": note, "bars": _bars(bars, percent)}
 
 

@@ -1,6 +1,7 @@
 // The linked view: series with the attention strip → heads → forecast with and without a head. Everything answers to
 // three choices: a head (click), a step of the forecast (click or slider), a brushed stretch of the context (drag).
 function linkedView(root, state) {
+  const UNREAD = 1e-4;
   const ns = "http://www.w3.org/2000/svg";
   const view = {series: 0, head: state.series[0].start, step: -1, brush: null};
   const part = name => root.querySelector(`[data-part="${name}"]`);
@@ -8,7 +9,7 @@ function linkedView(root, state) {
     const text = Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
     return text.replace("-", "−");
   };
-  const percent = share => `${number(100 * share)} %`;
+  const percent = share => share < UNREAD ? share > 0 ? "less than 0.01 %" : "0 %" : `${number(100 * share)} %`;
   const bytes = new Map();
 
   // one byte is the root of a share of the row's largest weight
@@ -86,7 +87,8 @@ function linkedView(root, state) {
     const {context, times, name, unit} = series(), height = 300, floor = 212;
     const [svg, width] = drawing("context", height, `${name} and the attention of ${state.labels[view.head]}`);
     const right = width - 6, x = scale(0, context.length, left, right), [low, high] = extent(context);
-    const y = scale(low, high, floor, top), weights = attention(view.head), most = Math.max(...weights) || 1;
+    // a head that looks at special tokens alone reads no stretch most
+    const y = scale(low, high, floor, top), weights = attention(view.head), most = Math.max(...weights, UNREAD);
     axis(svg, y, low, high, left, right);
     weights.forEach((weight, bin) => {
       const from = x(edge(bin, weights.length)), wide = Math.max(x(edge(bin + 1, weights.length)) - from, 0.5);
@@ -105,7 +107,7 @@ function linkedView(root, state) {
     const each = state.token > 1 ? `${Math.round(tokens)} tokens of ${state.token} steps` : `${Math.round(tokens)} tokens of one step`;
     element("text", {x: left, y: height - 22, class: "tick"}, svg, times[0]);
     element("text", {x: right, y: height - 22, class: "tick", "text-anchor": "end"}, svg, times[times.length - 1]);
-    element("text", {x: left, y: height - 5, class: "tick"}, svg, `colour: attention, up to ${percent(most)} · ${each}`);
+    element("text", {x: left, y: height - 5, class: "tick"}, svg, `up to ${percent(Math.max(...weights))} · ${each}`);
     line(context, at => x(at + 0.5), y, {class: "observed"}, svg);
     const shade = element("rect", {y: top, height: floor + 38 - top, class: "brush", width: 0}, svg);
     const show = brush => {
@@ -217,7 +219,9 @@ function linkedView(root, state) {
     const when = view.step < 0 ? "Over all steps" : head.rows ? `For step ${view.step + 1}, ${own.ahead[view.step]},`
       : alone ? "For all steps, which one query reads out," : "Over all steps (single steps of this head are not in this file)";
     const from = edge(best, weights.length), to = edge(best + 1, weights.length) - 1;
-    words.push(`${when} it looks most at ${own.times[from]}${to > from ? ` to ${own.times[to]}` : ""}, ${own.context.length - from} steps before the forecast (${percent(weights[best])}).`);
+    const rest = 1 - weights.reduce((sum, weight) => sum + weight, 0);
+    if (weights[best] < UNREAD) words.push(`${when} it reads nothing of the series: its attention is on special tokens, padding or the forecast.`);
+    else words.push(`${when} it looks most at ${own.times[from]}${to > from ? ` to ${own.times[to]}` : ""}, ${own.context.length - from} steps before the forecast (${percent(weights[best])}${rest > 0.1 ? `; ${percent(rest)} is on other tokens` : ""}).`);
     if (view.brush) {
       const shares = own.states.map((_, at) => brushed(at)), first = shares.indexOf(Math.max(...shares));
       const [low, high] = view.brush;

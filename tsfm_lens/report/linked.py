@@ -24,9 +24,11 @@ def linked_state(ds: xr.Dataset) -> dict[str, Any]:
     levels = np.asarray(ds["quantile"].values, dtype=float)
     notes = []
     if n_rows < len(heads):
-        notes.append(f"Single steps are in this file for the {n_rows} heads with the largest effect on a series.")
-    if _FORECASTS < len(heads):
-        notes.append(f"Forecasts without a head are in it for the {_FORECASTS} with the largest effect.")
+        notes.append(f"Attention at single steps is in this file for {n_rows} of {len(heads)} heads, the strongest.")
+    if len(heads) > _FORECASTS:
+        notes.append(
+            f"Forecasts without a head are in this file for {_FORECASTS} of {len(heads)} heads, the strongest."
+        )
     return {
         "series": [_series(ds, place, heads, n_rows) for place in range(ds.sizes["series"])],
         "layers": names(ds, "layer"),
@@ -82,7 +84,7 @@ def _series(ds: xr.Dataset, place: int, heads: list[tuple[int, int]], n_rows: in
 
 def _fan(ds: xr.Dataset, quantiles: np.ndarray) -> dict[str, Any]:
     levels = np.asarray(ds["quantile"].values, dtype=float)
-    ends = {"low": levels.argmin(), "high": levels.argmax(), "median": median_position(levels)}
+    ends = {"low": int(levels.argmin()), "high": int(levels.argmax()), "median": median_position(levels)}
     return {name: _short(quantiles[at]) for name, at in ends.items()}
 
 

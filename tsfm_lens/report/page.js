@@ -11,10 +11,17 @@ if (window.matchMedia("(hover: none)").matches) config.displayModeBar = false;
 // dark or light: the system's, unless the button says otherwise
 const dark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
 const PAIRS = {"#1A1A1A": "#E8EAED", "#5F5F5F": "#A9AFB6", "#FFFFFF": "#15181C"};
+// a pale fill is deep on a dark page
+function deep(hex) {
+  const parts = [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
+  if (!/^#[0-9a-f]{6}$/i.test(hex) || Math.min(...parts) < 100) return hex;
+  return `rgba(${parts.map(part => Math.max(part - Math.min(...parts), 0) * 255 / (256 - Math.min(...parts))).map(Math.round)}, ${((256 - Math.min(...parts)) / 180).toFixed(2)})`;
+}
 const FILLS = ["paper_bgcolor", "plot_bgcolor"];
 function themed(value, key) {
   if (FILLS.includes(key)) return "rgba(0,0,0,0)";
   if (!dark() || key === "colorscale" || key === "meta") return value;
+  if (key === "fillcolor" && typeof value === "string") return deep(value);
   if (typeof value === "string") return PAIRS[value.toUpperCase()] || value;
   if (Array.isArray(value)) return value.length && typeof value[0] === "number" ? value : value.map(each => themed(each, key));
   if (!value || typeof value !== "object" || ArrayBuffer.isView(value)) return value;

@@ -88,9 +88,15 @@ EXPLORE = measurement("explore")
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the scores, a row per head."""
+    """Tabulate the scores, a row per series and head."""
+    return pd.concat([_heads(ds.isel(series=[place])) for place in range(ds.sizes["series"])], ignore_index=True)
+
+
+def _heads(ds: xr.Dataset) -> pd.DataFrame:
     layers, heads = names(ds, "layer"), names(ds, "head")
-    table = pd.DataFrame({"layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))})
+    table = pd.DataFrame(
+        {"series": names(ds, "series")[0], "layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))}
+    )
     table["component"] = ds["component"].values.ravel()
     for key, (_, values) in scores(ds).items():
         table[key.replace(" ", "_")] = values.ravel()
