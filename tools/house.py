@@ -207,7 +207,7 @@ def measures() -> dict[str, float]:
 BOUNDS = {
     "core lines": 53_000,
     "studies lines": 16_200,
-    "tests lines": 36_500,
+    "tests lines": 36_600,
     "upward imports": 0,
     "largest circle": 0,
     "participles per 1,000 lines": 1,

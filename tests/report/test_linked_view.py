@@ -11,6 +11,7 @@ from browsing import press, until, until_ready
 from tsfm_lens.report import build_report
 from tsfm_lens.report.cards import cards_of
 from tsfm_lens.report.linked import linked_state
+from tsfm_lens.viz.head_states import read_explore
 
 pytestmark = pytest.mark.browser
 DEFAULT = ("forecast", "lens", "gain", "attribution", "ablation", "attention", "explore")
@@ -133,7 +134,9 @@ def test_a_large_model_keeps_what_it_has_room_for():
     state = linked_state(wide)
     rows = [["rows" in head for head in series["states"]] for series in state["series"]]
     assert rows == [[False] * 5 + [True]] * 3
-    assert state["notes"] == ["Attention at single steps is in this file for 1 of 6 heads, the strongest."]
+    drawn, *left_out = state["notes"]
+    assert drawn == "Every forecast from 4 sample paths of one seed."
+    assert left_out == ["Attention at single steps is in this file for 1 of 6 heads, the strongest."]
 
 
 def test_cards_are_made_of_what_there_is():
@@ -141,3 +144,11 @@ def test_cards_are_made_of_what_there_is():
     assert cards_of({"gain": every["gain"]}, {}) == []
     (card,) = cards_of({"f": every["forecast"].drop_vars("truth")}, {"f": "s1"})
     assert "no truth is held out" in card["cards"]["a"]["note"]
+
+
+def test_the_reading_names_the_planted_head():
+    reading = " ".join(read_explore(planted.explore()))
+    # other heads may move it more: a report names the kind and the head as other sections do
+    told = "Of the heads of decoder cross-attention the forecast moves most without decoder.1.cross_attn.2: by 12 "
+    assert reading.startswith(told)
+    assert "It also writes most" in reading

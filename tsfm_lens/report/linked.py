@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.viz.head_states import head_name
+from tsfm_lens.viz.head_states import head_name, sampling_words
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, median_position, names, unit_of
+from tsfm_lens.viz.words import capital
 
 _BYTES = 1_200_000  # of attention at single steps, all series together
 _FORECASTS = 64  # heads of a series whose forecasts are in the page
@@ -22,7 +23,7 @@ def linked_state(ds: xr.Dataset) -> dict[str, Any]:
     per_head = ds.sizes["series"] * ds.sizes["row"] * ds.sizes["bin"]
     n_rows = len(heads) if ds.sizes["row"] == 1 else min(len(heads), max(_BYTES // per_head, 1))
     levels = np.asarray(ds["quantile"].values, dtype=float)
-    notes = []
+    notes = [f"{capital(words)}." for words in [sampling_words(ds)] if words]
     if n_rows < len(heads):
         notes.append(f"Attention at single steps is in this file for {n_rows} of {len(heads)} heads, the strongest.")
     if len(heads) > _FORECASTS:

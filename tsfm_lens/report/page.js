@@ -31,7 +31,7 @@ function themed(value, key) {
 }
 
 const plots = Array.from(document.querySelectorAll(".plot"));
-const specs = new Map(), steered = new Map();
+const specs = new Map();
 let library;
 function plotly() {
   library ||= packed("plotly").then(text => {
@@ -49,10 +49,6 @@ function render(plot) {
   const spec = specs.get(plot);
   plot.dataset.drawn = "1";
   Plotly.react(plot, themed(spec.data), themed(spec.layout), config);
-  const states = spec.layout.meta && spec.layout.meta.states;
-  if (!states) return;
-  if (steered.has(plot)) steered.get(plot)();
-  else steered.set(plot, steer(plot, states));
 }
 async function show(plot) {
   await Promise.all([plotly(), fetched(plot)]);
@@ -62,43 +58,6 @@ function fail(error) {
   const note = document.getElementById("unpacked");
   note.hidden = false;
   note.textContent = `The figures cannot be drawn: ${error.message}. The texts and tables of this page are complete.`;
-}
-
-// controls of a figure whose every state is in its meta: a menu, a cell by click or by name, a toggle
-function steer(plot, states) {
-  const made = (name, inside) => {
-    const element = document.createElement(name);
-    element.append(...inside);
-    return element;
-  };
-  const select = labels => made("select", labels.map(label => made("option", [label])));
-  const cells = states.cells.flat(), width = states.cells[0].length;
-  const menu = select(states.menu.map(entry => entry.label)), cell = select(cells.map(entry => entry.label));
-  const toggle = made("input", []), said = made("p", []);
-  toggle.type = "checkbox";
-  said.className = "said";
-  said.setAttribute("aria-live", "polite");
-  cell.selectedIndex = states.start[0] * width + states.start[1];
-  const words = states.words, controls = made("div", [
-    made("label", [words.menu + " ", menu]), made("label", [words.cell + " ", cell]), made("label", [toggle, " " + words.toggle]),
-  ]);
-  controls.className = "controls";
-  plot.closest(".scroll").before(controls, said);
-  const draw = () => {
-    const chosen = cells[cell.selectedIndex];
-    const parts = [states.menu[menu.selectedIndex].update, chosen.update, toggle.checked ? chosen.toggled : states.plain];
-    said.textContent = chosen.text;
-    return Plotly.react(plot, plot.data.map((trace, i) => Object.assign({}, trace, ...parts.map(part => part[i]))), plot.layout);
-  };
-  for (const control of [menu, cell, toggle]) control.addEventListener("change", draw);
-  plot.on("plotly_click", event => {
-    const point = event.points[0];
-    if (point.curveNumber !== states.map) return;
-    cell.selectedIndex = point.y * width + point.x;
-    draw();
-  });
-  said.textContent = cells[cell.selectedIndex].text;
-  return draw;
 }
 
 // tabs of series: the linked view and the cards follow
