@@ -125,7 +125,7 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
             lags[start + (step if len(set(steps)) > 1 else 0)] += rows[layer, head, row] / len(steps)
         lag, rest = int(lags.argmax()), max(1 - float(lags.sum()), 0.0)
         # special tokens, padding, and of self-attention the forecast
-        where, share = (f"{lag} steps back", float(lags[lag])) if lags[lag] >= rest else ("other tokens", rest)
+        where, share = (f"{lag} steps back", float(lags[lag])) if rest < 0.5 else ("other tokens", rest)
         bars.append((f"{head_name(ds, layer, head)}: {where}", share))
     since = "from the step that is forecast" if len(set(steps)) > 1 else "from the forecast start"
     note = f"main lag {since} of the heads that move the forecast most, and the share of their attention at it"
