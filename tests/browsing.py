@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
 import time
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -20,9 +23,17 @@ def until(condition: Callable[[], Any], words: str | Callable[[], str], pause: f
     return value
 
 
+def until_ready(driver: Any) -> None:
+    """Wait until the first screen of a report is drawn."""
+    script = "return document.documentElement.dataset.ready"
+    until(lambda: driver.execute_script(script) is not None, lambda: f"not drawn: {driver.get_log('browser')}")
+
+
 def until_drawn(driver: Any) -> None:
-    """Wait until every figure of a report is drawn."""
-    script = "return document.documentElement.dataset.drawn"
+    """Open all that a report folds, and wait until every figure is drawn."""
+    until_ready(driver)
+    driver.execute_script("drawAll()")
+    script = "return document.documentElement.dataset.whole"
     until(lambda: driver.execute_script(script) is not None, lambda: f"not drawn: {driver.get_log('browser')}")
 
 
@@ -107,6 +118,15 @@ class Page(HTMLParser):
             self.scripts[self._script] += data
         elif self._inside != "style":
             self.text += data
+
+    def unpacked(self, name: str) -> str:
+        """Text of a script that is packed in the page."""
+        return gzip.decompress(base64.b64decode(self.scripts[name])).decode()
+
+    @property
+    def specs(self) -> list[Any]:
+        """Figures of a report, in order."""
+        return [json.loads(self.unpacked(name)) for name in self.scripts if name.endswith("-spec")]
 
     def all(self, name: str) -> list[dict[str, str | None]]:
         return [attrs for tag, attrs in self.tags if tag == name]

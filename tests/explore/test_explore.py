@@ -50,7 +50,7 @@ def test_a_click_shows_another_head(view: Explorer) -> None:
     wanted = (0, 3) if view.chosen != (0, 3) else (1, 1)
     click(view, *wanted)
     assert view.chosen == wanted
-    at = ds.isel(layer=wanted[0], head=wanted[1])
+    at = ds.isel(series=0, layer=wanted[0], head=wanted[1])
     np.testing.assert_allclose(trace(view, "write").y, at["write"])
     np.testing.assert_allclose(trace(view, "attention").z[0], 100 * at["attention"])
     for product in ("QK", "OV"):

@@ -30,7 +30,10 @@ def lens(request: pytest.FixtureRequest) -> Lens:
 
 @pytest.fixture(scope="module")
 def ds(lens: Lens) -> xr.Dataset:
-    return head_states(lens.run(CONTEXT, H, truth=TRUTH))
+    states = head_states(lens.run(CONTEXT, H, truth=TRUTH))
+    # series, where it is left, is that of the forecasts
+    alone = [name for name in states.data_vars if {"series", "layer", "head"} <= set(states[name].dims)]
+    return states.assign({name: states[name].isel(series=0) for name in alone if name != "ablated_forecast"})
 
 
 def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
@@ -106,6 +109,25 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
     assert_close(ds["attention"].sel(layer=str(layer)), expected, depth=16, magnitude=1.0, dtype=np.float32)
 
 
+def test_single_queries_average_to_the_attention(ds: xr.Dataset) -> None:
+    assert_close(ds["attention_row"].mean("row"), ds["attention"].values, depth=16, magnitude=1.0, dtype=np.float32)
+    assert ds["step_row"].isel(series=0).values.tolist() == sorted(ds["step_row"].isel(series=0).values.tolist())
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+def test_several_series_have_what_each_has_alone(name: str) -> None:
+    """Of a long series the second one, much shorter, lies at the end of the steps."""
+    lens = load(architectures()[name].tiny(), check=False)
+    long, short = bundled("co2").tail(40), bundled("nile").tail(20)
+    run = lens.run(type(long).concat([long, short]), H)
+    both, alone = head_states(run), head_states(run.select([1]))
+    assert_close(both["attention"].isel(series=1, time=slice(-20, None)), alone["attention"].isel(series=0), depth=16)
+    assert not both["attention"].isel(series=1, time=slice(0, 20)).any()
+    assert both["attention_row"].attrs["bin_steps"] == 1
+    for one in ("entropy", "write", "mean_shift", "spearman_distance", "attention_other"):
+        assert_close(both[one].isel(series=1), alone[one].isel(series=0), depth=1000, dtype=np.float32)
+
+
 def test_one_step_has_no_rank_correlation() -> None:
     lens = load(architectures()["chronos-bolt"].tiny(), check=False)
     calls: list[tuple[int, int]] = []
@@ -114,13 +136,13 @@ def test_one_step_has_no_rank_correlation() -> None:
     assert float(np.abs(ds["mean_shift"]).max()) > 0
     # the one token of the decoder can only attend to itself, a token of the forecast
     np.testing.assert_allclose(ds["attention_forecast"], 1)
+    assert ds["attention_row"].sum() == 0
     assert calls[-1] == (12, 12)
 
 
 @pytest.mark.parametrize(
     ("name", "series", "steps", "kind", "words"),
     [
-        ("chronos-bolt", ("co2", "nile"), H, None, r"one series at a time, got 2; use run\.select"),
         ("chronos-bolt", ("co2",), H, "crossattn", "cross_attn"),
         ("chronos-bolt", ("co2",), 17, None, "at most 16 steps"),
         ("chronos-2", ("co2",), H, "group_attn", "group_attn attends over variates, not over time"),

@@ -20,7 +20,7 @@ def forecast(
 ) -> xr.Dataset:
     """The median misses the truth by 1 at every step; the 80 % band holds it at the first three steps."""
     bands = {0.1: 1 - REACH, 0.5: 1.0, 0.9: 1 + REACH} if bands is None else bands
-    ds = described(on, "forecast").assign_coords(quantile=list(bands))
+    ds = described(on, "forecast").assign_coords(quantile=list(bands), season=("series", [2] * on.sizes["series"]))
     above = np.stack([np.broadcast_to(each, ds.sizes["step"]) for each in bands.values()])
     ds["quantile_forecast"] = (("series", "quantile", "step"), ds["truth"].values[:, None] + above)
     if len(paths):

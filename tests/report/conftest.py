@@ -40,13 +40,6 @@ def whole(tmp_path_factory, swept) -> Path:
 
 
 @pytest.fixture(scope="session")
-def explored(tmp_path_factory) -> Path:
-    """A report of the linked view alone."""
-    folder = tmp_path_factory.mktemp("explored")
-    return build_report({"explore": planted.explore()}, folder, title="T", provenance={"model": "toy"})
-
-
-@pytest.fixture(scope="session")
 def evil_whole(tmp_path_factory, evil_swept) -> Path:
     """The report with markup in every string a user can set."""
     return build_report(

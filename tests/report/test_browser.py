@@ -41,7 +41,7 @@ def test_every_plot_is_drawn_without_error_or_network(driver, evil_whole, evil, 
     assert addresses[0] == evil_whole.as_uri()
     assert all(a.startswith("data:") for a in addresses[1:])
     # a series id with markup shows letter by letter
-    heading = driver.execute_script("return document.querySelector('h3').textContent")
+    heading = driver.execute_script("return document.querySelector('figure h3').textContent")
     assert evil in heading
     assert driver.execute_script("return document.querySelectorAll('[data-title*=\"Share\"]').length") == 0
 

@@ -112,8 +112,8 @@ def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path
     page = build_sweep_report(made, tmp_path / "r", title=evil, provenance={evil: evil}, notes=[evil])
     found = Page(page.read_text())
     assert evil in found.text
-    # plotly, the drawing, and one for each figure
-    assert len(found.scripts) == 2 + len(list((tmp_path / "r" / "figures").iterdir()))
+    # plotly, its settings, the drawing, and one for each figure
+    assert len(found.scripts) == 3 + len(list((tmp_path / "r" / "figures").iterdir()))
     assert [path.name for path in tmp_path.iterdir()] == ["r"]
     for path in (tmp_path / "r").rglob("*"):
         assert re.fullmatch(r"[A-Za-z0-9_.-]+", path.name)

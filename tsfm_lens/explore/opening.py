@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from tsfm_lens.errors import MissingExtraError
 from tsfm_lens.models.run import Run
+from tsfm_lens.probes.attention import refuse_several
 from tsfm_lens.probes.head_states import head_states
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
         >>> run.explore()  # doctest: +SKIP
     """
     need("explore", instead="viz.explore_figure draws the same view of probes.head_states")
+    refuse_several(run, "heads are explored")
     from tsfm_lens.explore.widget import Explorer
 
     return Explorer(run, head_states(run, kind=kind))

@@ -17,7 +17,6 @@ from tsfm_lens.probes.attention import (
     attention_patterns,
     forecast_queries,
     normalise,
-    refuse_several,
     shown_attention,
 )
 from tsfm_lens.probes.attribution import decomposed, of_median
@@ -30,39 +29,55 @@ __all__ = ["head_states"]
 _SOURCE = "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK)"
 
 
-@probe("explore", "first", each=lambda lens: {"explore": {}} if shown_attention(lens) else {})
+_MAX_SERIES = 8  # of a report; each brings its attention and its forecasts
+_MAX_BINS = 256  # stretches of the context that attention is told for
+
+
+def _some_series(results: Any) -> tuple[Run]:
+    """Select the first series of a report's run."""
+    run = results.run
+    return (run if run.batch.multivariate else run.select(list(range(min(len(run.batch), _MAX_SERIES)))),)
+
+
+@probe(
+    "explore",
+    _some_series,
+    words="`probes.head_states` on the first 8 series",
+    each=lambda lens: {"explore": {}} if shown_attention(lens) else {},
+)
 def head_states(run: Run, *, kind: str | None = None, progress: Progress | None = None) -> xr.Dataset:
     """Collect what each head of one kind looks at, writes and is like, and the forecast without it.
 
     Args:
-        run: the forecast to explain, of exactly one series. With and without a head it takes the same draws.
+        run: the forecast to explain. With and without a head it takes the same draws.
         kind: kind of attention of the stack that is read out; its last kind over time if None.
         progress: called with the heads ablated so far and their number.
 
     Returns:
-        Dataset of kind "explore" by ``layer`` and ``head``: ``entropy`` in nats and ``normalised_entropy`` (min-max
-        over heads); ``write`` (…, step), the head's part of the forecast in data units, ``write_size``, its mean
-        absolute value but at a token decoder's first step, ``write_share``, that over all components' sum;
-        ``stable_rank`` (product, …) and ``singular_value`` (product, …, mode); ``mean_shift`` (with ``_acts``)
-        and ``spearman_distance`` as of :func:`tsfm_lens.probes.ablation_effects`; ``ablated_forecast`` (…,
-        series, quantile, step); ``attention`` (layer, head, time), mean over forecast queries, a token's weight spread
-        over its steps (at most ``attrs["token_steps"]``), ``attention_forecast`` and ``attention_other`` that on
-        forecast tokens, and on special ones and padding. ``quantile_forecast`` (series, quantile, step) is the plain
-        forecast; coordinate ``component`` names the heads.
+        Dataset of kind "explore" by ``series``, ``layer`` and ``head``: ``entropy`` in nats and ``normalised_entropy``
+        (min-max over heads); ``write`` (…, step), the head's part of the forecast in data units, ``write_size``, its
+        mean absolute value but at a token decoder's first step, ``write_share``, that over all components' sum;
+        ``mean_shift`` (with ``_acts``) and ``spearman_distance`` as of :func:`tsfm_lens.probes.ablation_effects`;
+        ``ablated_forecast`` (layer, head, series, quantile, step); ``attention`` (…, time), mean over forecast queries,
+        a token's weight spread over its steps (at most ``attrs["token_steps"]``), ``attention_forecast`` and
+        ``attention_other`` that on forecast tokens, and on special ones and padding; ``attention_row`` (…, row, bin),
+        that of single queries on at most 256 stretches of ``bin_steps`` steps, which end at the forecast start;
+        ``step_row`` (series, step) is the row that a step is read from. Without series: ``stable_rank`` (product,
+        layer, head) and ``singular_value`` (…, mode). ``quantile_forecast`` (series, quantile, step) is
+        the plain forecast; coordinate ``component`` names the heads.
 
     Source:
         tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK).
 
     Raises:
-        InputError: several series or variates, a horizon longer than one pass, or attention between variates.
+        InputError: several variates, a horizon longer than one pass, or attention between variates.
         UnknownNameError: the stack has no such kind of attention.
 
     Example:
         >>> dict(probes.head_states(run.shortened(2))["attention"].sizes)
-        {'layer': 3, 'head': 4, 'time': 128}
+        {'series': 1, 'layer': 3, 'head': 4, 'time': 128}
     """
-    refuse_several(run, "heads are explored")
-    maps = attention_patterns(run, kind=kind)
+    maps, views = _attention(run, kind)
     attention = str(maps.attrs["attention"])
     data = run.dataset().assign_coords(layer=maps["layer"], head=maps["head"])
     stack, heads = str(maps.attrs["stack"]), data["head"].values
@@ -70,23 +85,25 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     names = [[str(Component(stack, layer, attention, int(head))) for head in heads] for layer in layers]
     where, shape = ("layer", "head"), (len(layers), len(heads))
     data = data.assign_coords(component=(where, names))
-    data["entropy"] = maps["entropy"]
-    data["normalised_entropy"] = normalise(data["entropy"])
-    data.update(attention_over_steps(maps))
+    data.update(views)
+    data["normalised_entropy"] = data["entropy"].groupby("series").map(normalise)
     spectra = head_spectra(run.lens, kind=attention).sel(layer=data["layer"])
     data.update(spectra[["singular_value", "stable_rank"]])
     # in data units
-    parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(decomposition=0, series=0)
+    parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(decomposition=0)
     decomposition, attribution = str(parts["decomposition"].item()), of_median(parts["attribution"])
     order = {str(name): place for place, name in enumerate(attribution["component"].values)}
     each_head = [[order[name] for name in row] for row in names]
-    writes = attribution.transpose("component", "step").values
-    sizes = np.abs(writes[:, run.first_step :]).mean(axis=-1)
-    data["write"], data["write_size"] = ((*where, "step"), writes[each_head]), (where, sizes[each_head])
-    data["write_share"] = (where, sizes[each_head] / (sizes.sum() or 1.0))
+    writes = attribution.transpose("series", "component", "step").values
+    sizes = np.abs(writes[..., run.first_step :]).mean(axis=-1)
+    of_series = ("series", *where)
+    data["write"], data["write_size"] = ((*of_series, "step"), writes[:, each_head]), (of_series, sizes[:, each_head])
+    total = sizes.sum(axis=-1)
+    data["write_share"] = data["write_size"] / xr.DataArray(np.where(total > 0, total, 1.0), dims="series")
     effects = ablation_effects(run, components=data["component"].values.ravel().tolist())
-    shifts = ("mean_shift", "mean_shift_acts", "spearman_distance")
-    data.update({each: (where, effects[each].values.reshape(shape)) for each in shifts if each in effects})
+    for each in {"mean_shift", "spearman_distance"} & set(effects):
+        data[each] = (of_series, effects[each].transpose("series", "component").values.reshape(-1, *shape))
+    data["mean_shift_acts"] = (where, effects["mean_shift_acts"].values.reshape(shape))
     # whole distributions, which single forwards of a token model do not give
     plain, axes = run.forecast, ("series", "quantile", "step")
     variants = [Variant(str(name), (Zero(str(name)),)) for name in data["component"].values.ravel()]
@@ -96,8 +113,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     data = data.assign_coords(quantile=list(plain.levels))
     data = data.assign(quantile_forecast=(axes, plain.quantiles), ablated_forecast=((*where, *axes), ablated))
     samples = plain.samples
-    facts = {"stack": maps.attrs["stack"], "attention": attention, "series": run.batch.ids[0]}
-    facts |= {"units": run.batch.units[0], "decomposition": decomposition}
+    facts = {"stack": maps.attrs["stack"], "attention": attention, "decomposition": decomposition}
     facts |= {"samples": 0 if samples is None else samples.shape[1]}
     data.attrs = run.describe("explore", "One head at a time", _SOURCE, **facts)
     # whole forecasts have medians, whatever the head; the target of a write has an attribute of its own
@@ -105,22 +121,40 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     return data
 
 
-def attention_over_steps(maps: xr.Dataset) -> dict[str, xr.DataArray]:
-    """Average each head's attention while it forecasts, by context step."""
-    weights = maps["pattern"].values[:, :, forecast_queries(maps)].astype(float).mean(axis=2)
-    first, width = int(maps["time"].values[0]), maps.sizes["time"]
+def _attention(run: Run, kind: str | None) -> tuple[xr.Dataset, xr.Dataset]:
+    """Collect the attention of all series; the maps of the first one say what of."""
+    maps = [attention_patterns(run.select([place]), kind=kind) for place in range(len(run.batch))]
+    width = run.dataset().sizes["time"]
+    views = [xr.Dataset({"entropy": each["entropy"], **attention_over_steps(each, width)}) for each in maps]
+    return maps[0], xr.concat(views, xr.DataArray(list(run.batch.ids), dims="series", name="series"), data_vars="all")
+
+
+def attention_over_steps(maps: xr.Dataset, width: int) -> dict[str, xr.DataArray]:
+    """Share out each head's attention while it forecasts over ``width`` context steps, and that of single queries."""
+    queries = forecast_queries(maps)
+    rows = maps["pattern"].values[:, :, queries].astype(float)
+    weights = rows.mean(axis=2)
+    first, offset = int(maps["time"].values[0]), width - maps.sizes["time"]
     start, stop = maps["key_start"].values, maps["key_stop"].values
     ordinary = maps["key_special"].values == ""
     past = ordinary & (start < 0) & (stop > first)
     spread = np.zeros((len(start), width))
     for key in np.flatnonzero(past):
         # of a token that reaches beyond the series, the steps that show it
-        low, high = max(start[key], first) - first, min(stop[key], 0) - first
+        low, high = (edge - first + offset for edge in (max(start[key], first), min(stop[key], 0)))
         spread[key, low:high] = 1 / (high - low)
     ahead = ordinary & (start >= 0)
     heads, most = ("layer", "head"), int((spread > 0).sum(axis=1).max(initial=0))
+    n_steps = -(-width // _MAX_BINS)
+    # stretches end at the forecast start; the first may be shorter
+    binned = np.pad(spread, ((0, 0), (-width % n_steps, 0))).reshape(len(start), -1, n_steps).sum(axis=-1)
+    last = np.searchsorted(maps["query_start"].values[queries], np.arange(maps.sizes["step"]), side="right") - 1
     return {
         "attention": xr.DataArray(weights @ spread, dims=(*heads, "time"), attrs={"token_steps": most}),
         "attention_forecast": xr.DataArray(weights[..., ahead].sum(axis=-1), dims=heads),
         "attention_other": xr.DataArray(weights[..., ~past & ~ahead].sum(axis=-1), dims=heads),
+        "attention_row": xr.DataArray(
+            (rows @ binned).astype(np.float32), dims=(*heads, "row", "bin"), attrs={"bin_steps": n_steps}
+        ),
+        "step_row": xr.DataArray(last.clip(0), dims="step"),
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import gzip
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,13 +14,15 @@ import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
 from plotly.offline import get_plotlyjs
 
 from tsfm_lens.data.text import to_csv
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.registry import Measurement, ReportPanel, find, measurements
+from tsfm_lens.report.cards import cards_of
+from tsfm_lens.report.linked import linked_state
+from tsfm_lens.viz.findings import ONCE
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_together
 from tsfm_lens.viz.select import kind_word, model_of, names, shown
 from tsfm_lens.viz.theme import true_minus, untitled
@@ -27,8 +30,7 @@ from tsfm_lens.viz.theme import true_minus, untitled
 LIMIT = 10_000_000  # bytes of the whole file
 _HEIGHT = 450  # pixels of a figure that has none of its own
 _MAX_NAMES = 6  # series that a heading names
-_PARAGRAPH = 320  # letters of sentences that stand in one paragraph
-_PLAIN = 150_000  # bytes of a table that is not compressed
+_PLAIN = 4000  # bytes of a table that is not compressed
 
 
 Section = dict[str, Any]
@@ -108,27 +110,72 @@ def page_of(
     notes: Sequence[str] = (),
 ) -> bytes:
     """Render the page as a file's content; ``panels`` come from :func:`panels_of`, ``notes`` stand above results."""
-    script = get_plotlyjs()
+    script = packed(get_plotlyjs())
     sections: list[Section] = []
     for place, (name, ds) in enumerate(results.items(), start=1):
         section = _section(f"s{place}", name, ds, panels[name], (remarks or {}).get(name, ""))
         if section["heading"] in [other["heading"] for other in sections]:
             section["heading"] += f" ({name})"
         sections.append(section)
+    screen = _first_screen(results, {name: section["anchor"] for name, section in zip(results, sections, strict=True)})
     # the rest of the page: template, provenance, headings
-    _fit(sections, LIMIT - len(script.encode()) - 100_000)
+    _fit(sections, LIMIT - len(script) - len(screen["state"]) - 100_000)
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     loader = PackageLoader("tsfm_lens", "report")
     environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
     page = environment.get_template("template.html.j2").render(
         title=title,
         sections=sections,
+        screen=screen,
+        significance=_said_once(sections),
         notes=[_typeset(note) for note in notes],
         provenance=dict(provenance),
-        plotlyjs=Markup(script),
+        plotlyjs=script,
         config=BROWSER_CONFIG,
     )
     return page.encode()
+
+
+def _first_screen(results: Mapping[str, Any], anchors: Mapping[str, str]) -> dict[str, Any]:
+    """Collect the line of facts, the series, the linked view's state and the cards."""
+    of_runs = [ds for ds in results.values() if isinstance(ds, xr.Dataset)]
+    linked = next((ds for ds in of_runs if ds.attrs.get("kind") == "explore" and "attention_row" in ds), None)
+    cards = cards_of(results, anchors) if len(of_runs) == len(results) else []
+    series = list(dict.fromkeys(name for card in cards for name in card["cards"]))
+    facts: list[str] = []
+    if of_runs:
+        sizes = linked.sizes if linked is not None else {}
+        facts = [model_of(of_runs[0]), f"{sizes['layer']} layers × {sizes['head']} heads"] if sizes else []
+        facts += [f"{len(series)} series"] * bool(series)
+        steps = next((ds.sizes["step"] for ds in of_runs if "step" in ds.sizes), 0)
+        facts += [f"{steps} steps"] * bool(steps)
+    state = linked_state(linked) if linked is not None else None
+    seen = [each["name"] for each in state["series"]] if state else []
+    omitted = [name for name in series if name not in seen] if state else []
+    notes = [*(state["notes"] if state else []), *_omitted(omitted)]
+    text = packed(json.dumps(state, separators=(",", ":"))) if state else ""
+    return {"facts": facts, "series": series or seen, "state": text, "cards": cards, "notes": notes}
+
+
+def _omitted(series: list[str]) -> list[str]:
+    return [f"Of {shown(series)} it is not precomputed; their cards are below."] if series else []
+
+
+def _said_once(sections: list[Section]) -> list[str]:
+    """Take the sentences that any result may say out of all figures, and return each with the chapters it is of."""
+    told: dict[str, list[str]] = {}
+    for section in sections:
+        for figure in section["figures"]:
+            for sentence in [each for each in figure["sentences"] if ONCE.match(each)]:
+                figure["sentences"].remove(sentence)
+                chapters = told.setdefault(sentence, [])
+                chapters += [section["heading"]] * (section["heading"] not in chapters)
+    return [f"{', '.join(chapters)}: {sentence}" for sentence, chapters in told.items()]
+
+
+def packed(text: str) -> str:
+    """Compress a text to base64 of gzip, the same for the same text."""
+    return base64.b64encode(gzip.compress(text.encode(), mtime=0)).decode()
 
 
 def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark: str) -> Section:
@@ -184,16 +231,14 @@ def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
     sentences = [_typeset(text) for text in panel.sentences]
-    whole = " ".join(sentences)
     return {
         "anchor": anchor,
         "title": meta["title"],
         "subtitle": meta["subtitle"],
-        "spec": script_json(bare),
+        "spec": packed(bare.to_json()),
         "height": int(bare.layout.height or _HEIGHT),
         "min_width": int(meta["min_width"]),
         "sentences": sentences,
-        "paragraphs": [whole] if len(whole) <= _PARAGRAPH else sentences,
         "table": download(panel.table, f"{file}.csv"),
     }
 
@@ -212,11 +257,3 @@ def download(table: pd.DataFrame, name: str) -> dict[str, str]:
 def _typeset(text: str) -> str:
     """Keep a number and its percent sign on one line, and write one kind of minus sign."""
     return re.sub(r"(?<=\d) (?=%)", "\u00a0", true_minus(text))
-
-
-def script_json(fig: go.Figure) -> Markup:
-    """Write a figure as JSON in which nothing can end or open an HTML element."""
-    text: str = fig.to_json()
-    for mark in "<>&\u2028\u2029":
-        text = text.replace(mark, f"\\u{ord(mark):04x}")
-    return Markup(text)

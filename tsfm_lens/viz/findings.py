@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,6 +20,8 @@ from tsfm_lens.viz.words import listed, num, over_series, verb
 NOT_SIGNIFICANT = "not significant"
 WORTH_A_WORD = SMALLEST
 _MAX_NAMES = 3  # members in a sentence
+ONCE = re.compile(r"Not compared with untrained twins|One series decides nothing|\d+ \w+ cannot decide among")
+"""Beginning of sentences that any result may say, which a page of many says once."""
 
 
 @dataclass(frozen=True)

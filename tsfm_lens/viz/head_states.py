@@ -88,24 +88,30 @@ EXPLORE = measurement("explore")
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
-    """Tabulate the scores, a row per head."""
+    """Tabulate the scores, a row per series and head."""
+    return pd.concat([_heads(ds.isel(series=[place])) for place in range(ds.sizes["series"])], ignore_index=True)
+
+
+def _heads(ds: xr.Dataset) -> pd.DataFrame:
     layers, heads = names(ds, "layer"), names(ds, "head")
-    table = pd.DataFrame({"layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))})
+    table = pd.DataFrame(
+        {"series": names(ds, "series")[0], "layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))}
+    )
     table["component"] = ds["component"].values.ravel()
     for key, (_, values) in scores(ds).items():
         table[key.replace(" ", "_")] = values.ravel()
     for key in ("write_share", "attention_forecast", "attention_other"):
-        table[key] = array(ds, key, "layer", "head").ravel()
+        table[key] = array(ds, key, "layer", "head", series=0).ravel()
     return table
 
 
 def read_explore(ds: xr.Dataset) -> list[str]:
     """Name the head that matters most and the one that writes most, and whether they are the same."""
     unit, of_heads = unit_of(ds, 0) or "data units", f"Of the heads of {attention_kind(ds)}"
-    shift, size = (array(ds, key, "layer", "head") for key in ("mean_shift", "write_size"))
+    shift, size = (array(ds, key, "layer", "head", series=0) for key in ("mean_shift", "write_size"))
     names_of = ds["component"].transpose("layer", "head").values.astype(str)
     loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
-    share = array(ds, "write_share", "layer", "head")[loudest]
+    share = array(ds, "write_share", "layer", "head", series=0)[loudest]
     if not array(ds, "mean_shift_acts", "layer", "head").any():
         return [f"{of_heads} none moves the forecast by more than rounding when it is left out."]
     most = tuple(int(v) for v in np.unravel_index(shift.argmax(), shift.shape))
@@ -166,7 +172,7 @@ def scores(ds: xr.Dataset) -> dict[str, tuple[str, np.ndarray]]:
         "entropy": "attention: entropy (nats)",
         "normalised_entropy": "attention: entropy, 0 to 1 over heads",
     }
-    entries = {key: (text, array(ds, key, "layer", "head")) for key, text in words.items() if key in ds}
+    entries = {key: (text, array(ds, key, "layer", "head", series=0)) for key, text in words.items() if key in ds}
     for place, product in enumerate(names(ds, "product")):
         values = array(ds, "stable_rank", "layer", "head", product=place)
         entries[f"stable_rank {product}"] = (f"stable rank of {product}", values)
@@ -208,7 +214,7 @@ def score_update(ds: xr.Dataset, score: str | None) -> Update:
 def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
     """Return what another head shows; ``layer`` and ``head`` are positions."""
     at = {"layer": layer, "head": head}
-    attention = 100 * array(ds, "attention", "time", **at)[-len(scene(ds, 0, ds.sizes["time"]).past) :]
+    attention = 100 * array(ds, "attention", "time", **at, series=0)[-len(scene(ds, 0, ds.sizes["time"]).past) :]
     top, spectra = float(np.nanmax(attention)), {}
     for product in ("QK", "OV"):
         values = array(ds, "singular_value", "mode", **at, product=position(ds, "product", product))
@@ -217,7 +223,7 @@ def head_update(ds: xr.Dataset, layer: int, head: int) -> Update:
     left, right, low, high = head - 0.5, head + 0.5, layer - 0.5, layer + 0.5
     return {
         "chosen": {"x": [left, right, right, left, left], "y": [low, low, high, high, low]},
-        "write": {"y": array(ds, "write", "step", **at)},
+        "write": {"y": array(ds, "write", "step", **at, series=0)},
         **spectra,
         "attention": {"z": attention[None], "zmax": top if top > _MIN_VISIBLE else 1.0},
     }
@@ -251,7 +257,7 @@ def head_words(ds: xr.Dataset, layer: int, head: int) -> str:
     at, unit = {"layer": layer, "head": head}, unit_of(ds, 0) or "data units"
 
     def value(key: str) -> float:
-        return float(array(ds, key, **at))
+        return float(array(ds, key, **at, series=0))
 
     ranks = ", ".join(
         f"{product} {number(float(array(ds, 'stable_rank', **at, product=place)))}"
@@ -403,49 +409,4 @@ def _set_axes(canvas: Sheet, ds: xr.Dataset, view: Scene) -> None:
 
 @EXPLORE.panels
 def _explore(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    fig = explore_figure(ds)
-    subtitle = "; ".join(filter(None, ["click a head in the map, or choose it", sampling_words(ds)]))
-    # what the page's script reads; plotly itself leaves it alone
-    fig.layout.meta = {**fig.layout.meta, "subtitle": subtitle, "states": _states(ds)}
-    yield ReportPanel(fig, heads_table(ds), read_explore(ds))
-
-
-def _states(ds: xr.Dataset) -> dict[str, Any]:
-    """Collect all that the controls can show: properties of traces by their place."""
-    layers, heads = range(ds.sizes["layer"]), range(ds.sizes["head"])
-
-    def cell(layer: int, head: int) -> dict[str, Any]:
-        alone = array(ds, "ablated_forecast", "quantile", "step", layer=layer, head=head, series=0)
-        return {
-            "label": head_name(ds, layer, head),
-            "text": head_words(ds, layer, head),
-            "update": _compact(head_update(ds, layer, head)),
-            "toggled": _compact(ablation_update(ds, [(layer, head)], alone)),
-        }
-
-    return {
-        "map": TRACES.index("scores"),
-        "start": list(start(ds)),
-        "menu": [{"label": words, "update": _compact(score_update(ds, key))} for key, (words, _) in scores(ds).items()],
-        "cells": [[cell(layer, head) for head in heads] for layer in layers],
-        "plain": _compact(ablation_update(ds, [], None)),
-        "words": {"menu": "the map shows", "cell": "head", "toggle": "show the forecast without it"},
-    }
-
-
-def _compact(update: Update) -> dict[str, dict[str, Any]]:
-    """Round an update to four digits for JSON; NaN becomes null."""
-    return {
-        str(TRACES.index(name)): {key: _plain(value) for key, value in properties.items()}
-        for name, properties in update.items()
-    }
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray | list | tuple):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {key: _plain(each) for key, each in value.items()}
-    if isinstance(value, float | np.floating):
-        return float(f"{value:.4g}") if np.isfinite(value) else None
-    return value.item() if isinstance(value, np.generic) else value
+    yield ReportPanel(explore_figure(ds), heads_table(ds), read_explore(ds))

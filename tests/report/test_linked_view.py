@@ -1,0 +1,154 @@
+"""The first screen of a report in a real browser: tabs, linked view, cards, widths, dark and light."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from selenium.webdriver.common.action_chains import ActionChains
+
+import planted
+from browsing import press, until, until_ready
+from tsfm_lens.report import build_report
+from tsfm_lens.report.cards import cards_of
+from tsfm_lens.report.linked import linked_state
+from tsfm_lens.viz.head_states import read_explore
+
+pytestmark = pytest.mark.browser
+DEFAULT = ("forecast", "lens", "gain", "attribution", "ablation", "attention", "explore")
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    every = planted.in_report()
+    results = {name: every[name] for name in DEFAULT}
+    return build_report(results, tmp_path_factory.mktemp("linked"), title="T", provenance={"model": "toy"})
+
+
+@pytest.fixture(scope="module")
+def driver(new_browser):
+    browser = new_browser("--window-size=1400,1000")
+    yield browser
+    browser.quit()
+
+
+@pytest.fixture
+def screen(driver, page):
+    driver.set_window_size(1400, 1000)
+    driver.get(page.as_uri())
+    until_ready(driver)
+    return driver
+
+
+def part(driver, name):
+    return driver.find_element("css selector", f"[data-part={name}]")
+
+
+def said(driver) -> str:
+    return part(driver, "words").text
+
+
+def visible(driver) -> str:
+    return driver.find_element("css selector", ".cards").text
+
+
+def test_a_tab_switches_the_view_and_the_numbers_of_the_cards(screen):
+    assert screen.find_element("css selector", ".facts").text == "toy · 2 layers × 3 heads · 3 series · 5 steps"
+    assert said(screen).startswith("Layer 1, head 2 of a: without it the median moves by 12 m on average")
+    # the median is 1 above the truth; of the last season 8, 9, 8, 9, 8 the truth 10 to 14 is 3.6 away
+    assert "this forecast\n1\n" in visible(screen)
+    assert "last season repeated (2 steps)\n3.6" in visible(screen)
+    assert "layer 1, head 2: " in visible(screen)
+    second = screen.find_elements("css selector", ".tabs input")[1]
+    screen.execute_script("arguments[0].focus()", screen.find_element("css selector", ".tabs input:checked"))
+    ActionChains(screen).send_keys("\ue014").perform()
+    until(lambda: second.is_selected(), "the second tab is not selected")
+    assert said(screen).startswith("Layer 1, head 2 of b: without it the median moves by 24 m on average")
+    assert "last season repeated (2 steps)\n3.6" in visible(screen)
+
+
+def test_a_click_on_a_head_shows_its_name_and_its_effect(screen):
+    press(screen, screen.find_element("css selector", "[data-head='1']"))
+    assert part(screen, "head").text == "layer 0, head 1"
+    assert said(screen).startswith("Layer 0, head 1 of a: without it the median moves by 1 m on average")
+    # the median is off by 1 with the head and by 2 without it
+    assert "(mean absolute error 0 → 1)" in said(screen)
+    assert "2 steps before the forecast (75 %; 25 % is on other tokens)" in said(screen)
+    # arrows move to the head below
+    ActionChains(screen).send_keys("\ue015").perform()
+    assert part(screen, "head").text == "layer 1, head 1"
+
+
+def test_a_step_shows_its_own_row_of_attention(screen):
+    press(screen, screen.find_element("css selector", "[data-head='3']"))
+    assert "(15 %; 25 % is on other tokens)" in said(screen)
+    part(screen, "step").send_keys("\ue014" * 3)
+    assert "For step 3, 2001-01-27, it looks most at 2001-01-22, 3 steps before the forecast (75 %;" in said(screen)
+    ActionChains(screen).send_keys("\ue00c").perform()
+    assert "Over all steps" in said(screen)
+
+
+def test_a_brush_gives_the_share_of_every_head(screen):
+    svg = screen.find_element("css selector", "[data-part=context] svg")
+    # the last two of 24 steps
+    left, right = 52, screen.execute_script("return arguments[0].clientWidth", svg) - 6
+    step = (right - left) / 24
+    box = screen.execute_script("return arguments[0].getBoundingClientRect()", svg)
+    pointer = ActionChains(screen, duration=30)
+    at = [round(box["left"] + left + step * place) for place in (22.5, 23.5)]
+    pointer.w3c_actions.pointer_action.move_to_location(at[0], round(box["top"] + 60)).pointer_down()
+    pointer.w3c_actions.pointer_action.move_to_location(at[1], round(box["top"] + 60)).pointer_up()
+    pointer.perform()
+    until(lambda: "brushed" in said(screen), lambda: said(screen))
+    cells = [cell.text for cell in screen.find_elements("css selector", ".cell")]
+    # heads look 1, 2 and 3 steps back, head 0 of layer 1 one further with each of five steps
+    assert cells == ["75 %", "75 %", "0 %", "30 %", "75 %", "0 %"]
+    assert "It gives 0 % of its attention to the brushed 2 steps (2001-01-23 to 2001-01-24)" in said(screen)
+    assert "layer 0, head 0 gives most: 75 %" in said(screen)
+    press(screen, part(screen, "clear"))
+    assert "brushed" not in said(screen)
+
+
+def test_the_page_is_short_and_small_at_every_width_in_dark_and_light(screen, page):
+    assert page.stat().st_size < 3_000_000
+    assert screen.execute_script("return document.documentElement.scrollHeight") < 8000
+    for width in (1400, 800, 500):
+        screen.set_window_size(width, 1000)
+        wide, seen = screen.execute_script("return [document.documentElement.scrollWidth, window.innerWidth]")
+        assert wide <= seen, width
+    script = "return getComputedStyle(document.body).backgroundColor"
+    light = screen.execute_script(script)
+    press(screen, screen.find_element("id", "theme"))
+    assert light == "rgb(255, 255, 255)" != screen.execute_script(script)
+    plot = screen.find_element("css selector", ".plot")
+    until(lambda: screen.execute_script("return arguments[0].dataset.drawn", plot), "no plot is drawn")
+    until(lambda: screen.execute_script("return Boolean(arguments[0]._fullLayout)", plot), "no plot is drawn")
+    assert screen.execute_script("return arguments[0]._fullLayout.font.color.toUpperCase()", plot) == "#E8EAED"
+    assert screen.get_log("browser") == []
+
+
+def test_a_large_model_keeps_what_it_has_room_for():
+    """Of 6 heads with 500 rows of 480 stretches on 3 series not all fit: the strongest stays, and the view says so."""
+    ds = planted.explore()
+    wide = ds.isel(row=np.arange(500) % 5, bin=np.arange(24 * 20) // 20).assign(step_row=ds["step_row"])
+    wide["attention_row"].attrs["bin_steps"] = 1
+    state = linked_state(wide)
+    rows = [["rows" in head for head in series["states"]] for series in state["series"]]
+    assert rows == [[False] * 5 + [True]] * 3
+    drawn, *left_out = state["notes"]
+    assert drawn == "Every forecast from 4 sample paths of one seed."
+    assert left_out == ["Attention at single steps is in this file for 1 of 6 heads, the strongest."]
+
+
+def test_cards_are_made_of_what_there_is():
+    every = planted.in_report()
+    assert cards_of({"gain": every["gain"]}, {}) == []
+    (card,) = cards_of({"f": every["forecast"].drop_vars("truth")}, {"f": "s1"})
+    assert "no truth is held out" in card["cards"]["a"]["note"]
+
+
+def test_the_reading_names_the_planted_head():
+    reading = " ".join(read_explore(planted.explore()))
+    # other heads may move it more: a report names the kind and the head as other sections do
+    told = "Of the heads of decoder cross-attention the forecast moves most without decoder.1.cross_attn.2: by 12 "
+    assert reading.startswith(told)
+    assert "It also writes most" in reading

@@ -1,0 +1,145 @@
+"""Cards of a report's first screen: what the chapters say of one series, in four small drawings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.report.linked import effects
+from tsfm_lens.viz.findings import finding
+from tsfm_lens.viz.head_states import head_name
+from tsfm_lens.viz.select import array, forecast_series, layer_name, median_position, names, unit_of
+from tsfm_lens.viz.theme import number, percent
+from tsfm_lens.viz.words import num
+
+MAX_SERIES = 24  # tabs
+_MAX_BARS = 4
+
+Card = dict[str, Any]
+"""What a card says of one series: ``big``, ``note``, ``bars`` (label, value, share of the largest), ``line``."""
+
+
+def cards_of(results: Mapping[str, Any], anchors: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Make the cards that the results allow, each with its title, the chapter it is of, and a card per series."""
+    made = []
+    for title, kind, make in _CARDS:
+        name = next((name for name, ds in results.items() if isinstance(ds, xr.Dataset) and _kind(ds) == kind), None)
+        if name is None:
+            continue
+        ds = results[name]
+        cards = {names(ds, "series")[place]: make(ds, place) for place in forecast_series(ds, MAX_SERIES)}
+        made.append(
+            {"title": title, "anchor": anchors[name], "cards": {key: card for key, card in cards.items() if card}}
+        )
+    return [card for card in made if card["cards"]]
+
+
+def _kind(ds: xr.Dataset) -> str:
+    return str(ds.attrs.get("kind"))
+
+
+def _accuracy(ds: xr.Dataset, series: int) -> Card:
+    """Compare the median with the truth and with the last season repeated, and count steps inside the band."""
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    values, unit = array(ds, "quantile_forecast", "quantile", "step", series=series), unit_of(ds, series)
+    low, high = values[levels.argmin()], values[levels.argmax()]
+    share, width = f"{100 * (levels.max() - levels.min()):.3g} %", f"{num(float((high - low).mean()))} {unit}"
+    truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(len(low), np.nan)
+    finite = np.isfinite(truth)
+    if not finite.any():
+        return {"big": width, "note": f"mean width of the {share} band; no truth is held out"}
+    error = float(np.abs(values[median_position(levels)] - truth)[finite].mean())
+    inside = int(((truth >= low) & (truth <= high))[finite].sum())
+    bars, note = [("this forecast", error)], f"{inside} of {int(finite.sum())} steps lie in the {share} band"
+    context = array(ds, "context", "time", series=series) if "context" in ds else np.empty(0)
+    context = context[np.isfinite(context)]
+    season = int(ds["season"].values[series]) if "season" in ds.coords else 1
+    if len(context) >= season:
+        repeated = np.resize(context[-season:], len(truth))
+        label = f"last season repeated ({season} steps)" if season > 1 else "last value repeated"
+        bars.append((label, float(np.abs(repeated - truth)[finite].mean())))
+    return {"big": f"{num(error)} {unit}", "note": f"mean absolute error; {note}", "bars": _bars(bars)}
+
+
+def _forming(ds: xr.Dataset, series: int) -> Card:
+    """Follow the entropy of the readout over layers, or its distance from the last one where it has none."""
+    layers = [layer_name(label) for label in names(ds, "layer")]
+    if "entropy" in ds:
+        values, what = array(ds, "entropy", "layer", "step", series=series).mean(axis=-1), "entropy"
+        unit = "nats"
+    else:
+        middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
+        medians = array(ds, "quantile_forecast", "layer", "step", series=series, quantile=middle)
+        values, what = np.abs(medians - medians[-1]).mean(axis=-1), "distance from the last layer's forecast"
+        unit = unit_of(ds, series) or "data units"
+    if len(values) < 2:
+        return {}
+    falls = int(np.argmin(np.diff(values))) + 1
+    note = f"{what}, of the forecast read out after each layer; mean over steps"
+    points = [
+        (label, f"{num(float(value))} {unit}", value / (values.max() or 1.0))
+        for label, value in zip(layers, values.tolist(), strict=True)
+    ]
+    big = f"{layers[falls]} settles most" if np.diff(values).min() < 0 else "no layer lowers it"
+    return {"big": big, "note": note, "line": points}
+
+
+def _needs(ds: xr.Dataset, series: int) -> Card:
+    """Rank heads and MLPs by how far the forecast moves without them; marks say what is tested over series."""
+    parts = [place for place, kind in enumerate(ds["kind"].values) if kind != "layer"]
+    labels, effect = names(ds, "component"), finding(ds, "mean_shift", "component")
+    values, unit = array(ds, "mean_shift", "component", series=series), unit_of(ds, series) or "data units"
+    order = sorted(parts, key=lambda place: -values[place])[:_MAX_BARS]
+    if not order or not values[order[0]] > 0:
+        return {}
+
+    def mark(place: int) -> str:
+        if effect is None:
+            return ""
+        learned = effect.learned is not None and bool(effect.learned[place])
+        return " ★" * bool(effect.significant[place]) + " ◆" * learned
+
+    bars = _bars([(labels[place] + mark(place), values[place]) for place in order])
+    marks = {" ★": "★ significant over series", " ◆": "◆ larger than in untrained twins"}
+    legend = [words for sign, words in marks.items() if any(sign in label for label, *_ in bars)]
+    tested = "; ".join(legend) or "none is significant over series"
+    note = f"mean move of the forecast without it ({unit}); {tested}"
+    return {"big": labels[order[0]], "note": note, "bars": bars}
+
+
+def _reads(ds: xr.Dataset, series: int) -> Card:
+    """Name, of the heads that matter most, the lag at which they look, or where there is one query the place."""
+    effect = effects(ds, series)
+    rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=series)
+    width, n_bins = int(ds["attention_row"].attrs["bin_steps"]), rows.shape[-1]
+    start = (n_bins - np.arange(n_bins)) * width
+    steps = array(ds, "step_row", "step", series=series).astype(int)
+    bars = []
+    for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
+        layer, head = (int(each) for each in np.unravel_index(flat, effect.shape))
+        lags = np.zeros(start[0] + len(steps) + 1)
+        for step, row in enumerate(steps):
+            lags[start + (step if len(set(steps)) > 1 else 0)] += rows[layer, head, row] / len(steps)
+        lag, rest = int(lags.argmax()), max(1 - float(lags.sum()), 0.0)
+        # special tokens, padding, and of self-attention the forecast
+        where, share = (f"{lag} steps back", float(lags[lag])) if rest < 0.5 else ("other tokens", rest)
+        bars.append((f"{head_name(ds, layer, head)}: {where}", share))
+    since = "from the step that is forecast" if len(set(steps)) > 1 else "from the forecast start"
+    note = f"main lag {since} of the heads that move the forecast most, and the share of their attention at it"
+    return {"big": bars[0][0].split(": ")[1], "note": note, "bars": _bars(bars, percent)}
+
+
+def _bars(entries: list[tuple[str, float]], write: Callable[[float], str] = number) -> list[tuple[str, str, float]]:
+    largest = max(abs(value) for _, value in entries) or 1.0
+    return [(label, write(value), abs(value) / largest) for label, value in entries]
+
+
+_CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
+    ("Accuracy", "forecast", _accuracy),
+    ("Where it forms", "logit_lens", _forming),
+    ("What it needs", "ablation", _needs),
+    ("What it reads", "explore", _reads),
+)

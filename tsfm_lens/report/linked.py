@@ -1,0 +1,103 @@
+"""State of a report's linked view: of every series what each head reads, and the forecast without it."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.viz.head_states import head_name, sampling_words
+from tsfm_lens.viz.panels import scene
+from tsfm_lens.viz.select import array, median_position, names, unit_of
+from tsfm_lens.viz.words import capital
+
+_BYTES = 1_200_000  # of attention at single steps, all series together
+_FORECASTS = 64  # heads of a series whose forecasts are in the page
+
+
+def linked_state(ds: xr.Dataset) -> dict[str, Any]:
+    """Collect what the linked view shows of an "explore" result, for :file:`linked.js`, bounded in bytes."""
+    heads = [(i, j) for i in range(ds.sizes["layer"]) for j in range(ds.sizes["head"])]
+    per_head = ds.sizes["series"] * ds.sizes["row"] * ds.sizes["bin"]
+    n_rows = len(heads) if ds.sizes["row"] == 1 else min(len(heads), max(_BYTES // per_head, 1))
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    notes = [f"{capital(words)}." for words in [sampling_words(ds)] if words]
+    if n_rows < len(heads):
+        notes.append(f"Attention at single steps is in this file for {n_rows} of {len(heads)} heads, the strongest.")
+    if len(heads) > _FORECASTS:
+        notes.append(
+            f"Forecasts without a head are in this file for {_FORECASTS} of {len(heads)} heads, the strongest."
+        )
+    return {
+        "series": [_series(ds, place, heads, n_rows) for place in range(ds.sizes["series"])],
+        "layers": names(ds, "layer"),
+        "heads": names(ds, "head"),
+        "labels": [head_name(ds, *head) for head in heads],
+        "names": [str(ds["component"].values[head]) for head in heads],
+        "bin": int(ds["attention_row"].attrs["bin_steps"]),
+        "token": int(ds["attention"].attrs.get("token_steps", 1)),
+        "band": f"{100 * (levels.max() - levels.min()):.3g} % band",
+        "notes": notes,
+    }
+
+
+def effects(ds: xr.Dataset, series: int) -> np.ndarray:
+    """Compute the mean distance of the median without a head from the median with it, (layer, head), data units."""
+    middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
+    plain = array(ds, "quantile_forecast", "step", series=series, quantile=middle)
+    without = array(ds, "ablated_forecast", "layer", "head", "step", series=series, quantile=middle)
+    return np.abs(without - plain).mean(axis=-1)
+
+
+def _series(ds: xr.Dataset, place: int, heads: list[tuple[int, int]], n_rows: int) -> dict[str, Any]:
+    """Collect one series; steps before its start are left away."""
+    view = scene(ds, place, ds.sizes["time"])
+    effect = effects(ds, place)
+    order = sorted(range(len(heads)), key=lambda at: -effect[heads[at]])
+    rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=place)
+    n_bins = -(-len(view.past) // int(ds["attention_row"].attrs["bin_steps"]))
+    rows = rows[..., -n_bins:]
+    without = array(ds, "ablated_forecast", "layer", "head", "quantile", "step", series=place)
+    states: list[dict[str, Any]] = []
+    for at, head in enumerate(heads):
+        rank = order.index(at)
+        state: dict[str, Any] = {"effect": _short(effect[head]), "mean": _packed(rows[head].mean(axis=0))}
+        if rank < n_rows and rows.shape[2] > 1:
+            state["rows"] = [_packed(row) for row in rows[head]]
+        if rank < _FORECASTS:
+            state |= _fan(ds, without[head])
+        states.append(state)
+    return {
+        "name": names(ds, "series")[place],
+        "unit": unit_of(ds, place) or "data units",
+        "context": _short(view.context),
+        "truth": _short(view.truth) if view.has_truth else None,
+        "times": [str(each)[:16].replace("T", " ").removesuffix(" 00:00") for each in view.time.at(view.past)],
+        "ahead": [str(each)[:16].replace("T", " ").removesuffix(" 00:00") for each in view.time.at(view.future)],
+        "row": [int(each) for each in array(ds, "step_row", "step", series=place)],
+        "start": order[0],
+        "states": states,
+        **_fan(ds, array(ds, "quantile_forecast", "quantile", "step", series=place)),
+    }
+
+
+def _fan(ds: xr.Dataset, quantiles: np.ndarray) -> dict[str, Any]:
+    levels = np.asarray(ds["quantile"].values, dtype=float)
+    ends = {"low": int(levels.argmin()), "high": int(levels.argmax()), "median": median_position(levels)}
+    return {name: _short(quantiles[at]) for name, at in ends.items()}
+
+
+def _packed(weights: np.ndarray) -> list[Any]:
+    """Write weights as one byte each, the root of its share of the largest: [largest, base64]."""
+    top = float(weights.max(initial=0.0))
+    shares = np.sqrt(np.clip(weights, 0, None) / (top or 1.0))
+    return [_short(top), base64.b64encode(np.rint(255 * shares).astype(np.uint8).tobytes()).decode()]
+
+
+def _short(values: Any) -> Any:
+    """Round to five digits; missing values are None."""
+    if np.ndim(values):
+        return [_short(value) for value in values]
+    return float(f"{values:.5g}") if np.isfinite(values) else None

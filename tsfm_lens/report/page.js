@@ -1,0 +1,123 @@
+// The page: packed parts, tabs, lazy figures, theme, print, tables.
+async function unpack(text) {
+  if (!window.DecompressionStream) throw new Error("this browser cannot unpack the figures");
+  const bytes = Uint8Array.from(atob(text.trim()), sign => sign.charCodeAt(0));
+  return new Response(new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
+}
+const packed = id => unpack(document.getElementById(id).textContent);
+const config = JSON.parse(document.getElementById("config").textContent);
+if (window.matchMedia("(hover: none)").matches) config.displayModeBar = false;
+
+// dark or light: the system's, unless the button says otherwise
+const dark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
+const PAIRS = {"#1A1A1A": "#E8EAED", "#5F5F5F": "#A9AFB6", "#FFFFFF": "#15181C"};
+// a pale fill is deep on a dark page
+function deep(hex) {
+  const parts = [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
+  if (!/^#[0-9a-f]{6}$/i.test(hex) || Math.min(...parts) < 100) return hex;
+  return `rgba(${parts.map(part => Math.max(part - Math.min(...parts), 0) * 255 / (256 - Math.min(...parts))).map(Math.round)}, ${((256 - Math.min(...parts)) / 180).toFixed(2)})`;
+}
+const FILLS = ["paper_bgcolor", "plot_bgcolor"];
+function themed(value, key) {
+  if (FILLS.includes(key)) return "rgba(0,0,0,0)";
+  if (!dark() || key === "colorscale" || key === "meta") return value;
+  if (key === "fillcolor" && typeof value === "string") return deep(value);
+  if (typeof value === "string") return PAIRS[value.toUpperCase()] || value;
+  if (Array.isArray(value)) return value.length && typeof value[0] === "number" ? value : value.map(each => themed(each, key));
+  if (!value || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
+  // the colours of cells stay, and so does what is written on them
+  if (value.type === "heatmap") return {...value, colorbar: themed(value.colorbar, "colorbar")};
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, themed(each, name)]));
+}
+
+const plots = Array.from(document.querySelectorAll(".plot"));
+const specs = new Map();
+let library;
+function plotly() {
+  library ||= packed("plotly").then(text => {
+    const script = document.createElement("script");
+    script.textContent = text;
+    document.head.append(script);
+  });
+  return library;
+}
+async function fetched(plot) {
+  if (!specs.has(plot)) specs.set(plot, JSON.parse(await packed(plot.id.replace(/plot$/, "spec"))));
+  return specs.get(plot);
+}
+function render(plot) {
+  const spec = specs.get(plot);
+  plot.dataset.drawn = "1";
+  Plotly.react(plot, themed(spec.data), themed(spec.layout), config);
+}
+async function show(plot) {
+  await Promise.all([plotly(), fetched(plot)]);
+  if (!plot.dataset.drawn) render(plot);
+}
+function fail(error) {
+  const note = document.getElementById("unpacked");
+  note.hidden = false;
+  note.textContent = `The figures cannot be drawn: ${error.message}. The texts and tables of this page are complete.`;
+}
+
+// tabs of series: the linked view and the cards follow
+let follow = () => {};
+function choose(name) {
+  for (const place of document.querySelectorAll("[data-series]")) place.hidden = place.dataset.series !== name;
+  follow(name);
+}
+function tabs() {
+  for (const radio of document.querySelectorAll("input[name=series]"))
+    radio.addEventListener("change", () => choose(radio.value));
+  const first = document.querySelector("input[name=series]:checked") || document.querySelector("input[name=series]");
+  if (!first) return;
+  first.checked = true;
+  choose(first.value);
+}
+
+// tables are packed: unpacked here, and without a script still a .csv.gz
+document.addEventListener("click", async event => {
+  const link = event.target.closest("a[download]");
+  if (!link || !link.href.startsWith("data:application/gzip;base64,")) return;
+  event.preventDefault();
+  const text = await unpack(link.href.split(",")[1]);
+  const url = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
+  const real = document.createElement("a");
+  Object.assign(real, {href: url, download: link.download.replace(/\.gz$/, "")});
+  real.click();
+  setTimeout(() => URL.revokeObjectURL(url), 10000);
+});
+
+async function drawAll() {
+  for (const details of document.querySelectorAll("details")) details.open = true;
+  for (const plot of plots) await show(plot);
+  document.documentElement.dataset.whole = String(plots.length);
+}
+const redraw = () => plots.filter(plot => plot.dataset.drawn).forEach(render);
+document.getElementById("theme").addEventListener("click", () => {
+  document.documentElement.dataset.theme = dark() ? "light" : "dark";
+  redraw();
+});
+window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+document.getElementById("print").addEventListener("click", async () => {
+  await drawAll();
+  window.print();
+});
+window.addEventListener("beforeprint", () => {
+  document.documentElement.dataset.theme = "light";
+  for (const details of document.querySelectorAll("details")) details.open = true;
+  if (window.Plotly) plots.filter(plot => specs.has(plot)).forEach(plot => { render(plot); Plotly.Plots.resize(plot); });
+});
+(async () => {
+  const place = document.getElementById("linked");
+  if (place) follow = linkedView(place, JSON.parse(await packed("linked-state")));
+  tabs();
+  document.documentElement.dataset.ready = "1";
+  const watch = new IntersectionObserver(entries => {
+    for (const entry of entries) if (entry.isIntersecting) {
+      watch.unobserve(entry.target);
+      show(entry.target).catch(fail);
+    }
+  }, {rootMargin: "400px"});
+  plots.forEach(plot => watch.observe(plot));
+})().catch(fail);
