@@ -50,12 +50,12 @@ def test_both_sides_of_a_contrast_are_told_apart(deficiency: str | None) -> None
 
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
 def test_categories_are_told_apart_by_colour_or_by_form(deficiency: str | None) -> None:
-    for one, other in combinations(theme.CATEGORICAL[:7], 2):
+    for one, other in combinations(theme.CATEGORICAL[:11], 2):
         assert apart(one, other, deficiency) > TOLD_APART or form(one) != form(other), (one, other)
 
 
 def test_in_grey_categories_differ_by_form_where_they_are_as_light() -> None:
-    for one, other in combinations(theme.CATEGORICAL[:7], 2):
+    for one, other in combinations(theme.CATEGORICAL[:11], 2):
         assert abs(lightness(one) - lightness(other)) > TOLD_APART or form(one) != form(other), (one, other)
 
 

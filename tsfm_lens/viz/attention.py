@@ -130,7 +130,7 @@ def sentence_start(ds: xr.Dataset) -> str:
 
 def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
     """Return the colour axis of attention weights, or of what ``word`` says, from 0 to ``limit``."""
-    return colour_scale(word, low=0.0, high=limit)
+    return colour_scale(word, low=0.0, high=limit, root=True)
 
 
 def single_series(ds: xr.Dataset) -> str:

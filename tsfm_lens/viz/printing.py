@@ -8,7 +8,21 @@ import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.sheet import legend_rows
-from tsfm_lens.viz.theme import BLACK, BLUE, GREEN, LEGEND_ROW, ORANGE, PURPLE, SKY, VERMILION, template
+from tsfm_lens.viz.theme import (
+    BLACK,
+    BLUE,
+    BROWN,
+    GREEN,
+    INDIGO,
+    LEGEND_ROW,
+    OLIVE,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    WINE,
+    template,
+)
 
 __all__ = ["for_print"]
 COLUMNS = {"single": 89.0, "double": 183.0}  # mm, the widths of Nature and of most journals on A4
@@ -19,8 +33,25 @@ TALLEST = 230.0  # mm, what a page leaves beside its caption
 _LENGTHS = ("font.size", ".marker.size", ".xshift", ".yshift", ".thickness")
 _TOP = 8  # pixels above the panels, now that no title stands there
 # solid stays solid; every other colour of the theme gets dashes of its own
-DASHES = {VERMILION: "6px,2px", GREEN: "2px,2px", PURPLE: "7px,2px,2px,2px", ORANGE: "10px,3px", SKY: "4px,3px"}
-SYMBOLS = {BLUE: "circle", VERMILION: "square", GREEN: "diamond", PURPLE: "triangle-up", ORANGE: "x", BLACK: "cross"}
+DASHES = {VERMILION: "6px,2px", GREEN: "2px,2px", PURPLE: "7px,2px,2px,2px", ORANGE: "10px,3px", SKY: "4px,3px"} | {
+    WINE: "1px,3px",
+    INDIGO: "9px,2px,4px,2px",
+    OLIVE: "5px,5px",
+    BROWN: "12px,2px,1px,2px",
+}
+SYMBOLS = {
+    BLUE: "circle",
+    VERMILION: "square",
+    GREEN: "diamond",
+    PURPLE: "triangle-up",
+    ORANGE: "x",
+    BLACK: "cross",
+} | {
+    WINE: "triangle-down",
+    INDIGO: "star",
+    OLIVE: "pentagon",
+    BROWN: "hexagon",
+}
 _HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
 
 

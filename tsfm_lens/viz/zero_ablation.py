@@ -120,15 +120,14 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     if metric not in available:
         raise unknown_name("metric", metric, available)
     measure = MEASURES[metric]
-    heads = coordinate(ds, "head").astype(int) >= 0
     effect = array(ds, metric, "component", "series")
     noise = finding(ds, metric, "component")
     middle = middle_of(noise, effect)
     canvas = _draw(ds, middle, effect, measure, noise)
-    canvas.colours(_scale(middle[heads] if heads.any() else middle, measure))
+    canvas.colours(_scale(middle, measure))
     title = f"Ablation of every component of {model_of(ds)}: {measure.word}"
     what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
-    return canvas.dress(title, what, "zeroed one at a time", "colours up to the largest head" * bool(heads.any()))
+    return canvas.dress(title, what, "zeroed one at a time")
 
 
 @ABLATION.figure()
@@ -272,11 +271,11 @@ def _describe(
     return "<br>".join([f"{head} (median)", *tail, *lines, *more])
 
 
-def _scale(heads: np.ndarray, measure: Measure) -> dict[str, Any]:
-    """Scale colours up to the largest head effect; symmetric about 0 for relative measures."""
+def _scale(middle: np.ndarray, measure: Measure) -> dict[str, Any]:
+    """Scale colours by the root, since layers reach far beyond heads; symmetric about 0 for relative measures."""
     if measure.relative:
-        return colour_scale(measure.word, heads, diverging=True, tickformat=".2~%")
-    return colour_scale(measure.word, heads, low=0.0)
+        return colour_scale(measure.word, middle, diverging=True, root=True, tickformat=".2~%")
+    return colour_scale(measure.word, middle, low=0.0, root=True)
 
 
 MEASURES = {
