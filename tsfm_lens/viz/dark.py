@@ -13,6 +13,7 @@ from tsfm_lens.viz.theme import TEMPLATE
 
 __all__ = ["dark"]
 PAGE, LIGHT = 0.09, 0.95  # lightness that white and black become
+_MUTED = 0.8  # of the saturation, or green and teal would shine
 _COLOUR = re.compile(r"(?P<before>^|color:)(?:#(?P<hex>[0-9A-Fa-f]{6})|rgba\((?P<rgba>[\d., ]+)\))(?=$|[\";])")
 _GROUNDS = {"paper_bgcolor": "rgba(0,0,0,0)", "plot_bgcolor": "rgba(0,0,0,0)"}
 
@@ -52,7 +53,7 @@ def _turned(match: re.Match[str]) -> str:
     else:
         red, green, blue, alpha = (float(value) for value in match["rgba"].split(","))
     hue, lightness, saturation = rgb_to_hls(red / 255, green / 255, blue / 255)
-    turned = hls_to_rgb(hue, PAGE + (1 - lightness) * (LIGHT - PAGE), saturation)
+    turned = hls_to_rgb(hue, PAGE + (1 - lightness) * (LIGHT - PAGE), _MUTED * saturation)
     red, green, blue = (round(255 * value) for value in turned)
     colour = f"#{red:02X}{green:02X}{blue:02X}" if match["hex"] else f"rgba({red},{green},{blue},{alpha:g})"
     return match["before"] + colour

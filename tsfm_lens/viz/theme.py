@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from textwrap import wrap
 from typing import Any
@@ -191,3 +192,6 @@ def untitled(fig: go.Figure) -> go.Figure:
 
 
 pio.templates[TEMPLATE] = template()  # plotly's default stays what it is
+# a kernel without a session, as of "nbconvert --execute", makes a page, which cannot draw plotly's own form of figures
+if pio.renderers.default == "plotly_mimetype" and not {"JPY_SESSION_NAME", "PLOTLY_RENDERER"} & set(os.environ):
+    pio.renderers.default = "plotly_mimetype+notebook"
