@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from colorspacious import cspace_convert, deltaE
 
+import planted
+from tsfm_lens import viz
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.printing import DASHES, SYMBOLS
 
@@ -72,3 +74,18 @@ def test_maps_darken_throughout_or_part_in_the_middle(deficiency: str | None) ->
     assert middle[0] > 99
     # both ends are as far from the middle
     assert abs(low[0] - high[-1]) < TOLD_APART
+
+
+def test_nothing_is_white_on_a_dark_page_and_words_are_light() -> None:
+    for fig in (viz.ablation_heatmap(planted.ablation()), viz.forecast_fan(planted.forecast())):
+        dark = viz.dark(fig)
+        assert dark.layout.paper_bgcolor == dark.layout.plot_bgcolor == "rgba(0,0,0,0)"
+        assert "#FFFFFF" not in dark.to_json().upper()
+        assert lightness(dark.layout.template.layout.font.color) > 85
+        assert len(dark.data) == len(fig.data)
+    scale = [
+        lightness(colour)
+        for _, colour in viz.dark(viz.ablation_heatmap(planted.ablation())).layout.coloraxis.colorscale
+    ]
+    assert scale[0] < 15
+    assert (np.diff(scale) > 0).all()

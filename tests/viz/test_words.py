@@ -15,7 +15,7 @@ import planted
 import specimens
 from tsfm_lens import viz
 from tsfm_lens.report.build import panels_of
-from tsfm_lens.viz.printing import COLUMNS, fits
+from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, TALLEST, fits
 from tsfm_lens.viz.theme import untitled
 
 pytestmark = pytest.mark.browser
@@ -136,6 +136,23 @@ def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> No
     results = planted.in_report([f"{NAME} {i}" for i in range(4)], units=UNIT, level=-123456.789)
     drawn = [(name, panel.figure) for panel in panels_of({name: results[name]})[name]]
     assert faults_of(faults, name, drawn)[1] == []
+
+
+@pytest.mark.parametrize("width", [89, 183])
+def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(faults: Faults, page: Any, width: int) -> None:
+    """The camera-ready figure of two models: ablation map, attention and lens of each, and the maps as a pair."""
+    maps, looks = viz.ablation_heatmap(planted.ablation()), viz.attention_map(planted.attention())
+    lens = viz.lens_forecast(planted.token_lens(levels=(0.1, 0.5, 0.9))) if width > 89 else viz.forecast_fan(planted.forecast())
+    pair = [viz.compare([each, each], ["one", "another"]) for each in (maps, looks)] if width > 89 else [maps, looks]
+    for figures in ([maps, maps, looks, looks, lens] if width > 89 else [maps, looks, lens], [*pair, lens]):
+        sheet = viz.compose(figures, width)
+        assert faults(sheet, sheet.layout.width) == []
+        sizes = page.execute_script(
+            "return [...document.querySelectorAll('#plot text')].map(t => parseFloat(getComputedStyle(t).fontSize))"
+        )
+        assert min(sizes) / PIXELS_PER_POINT > 5.99
+        assert sheet.layout.meta["height_mm"] <= TALLEST
+        assert sheet.layout.meta["title"].startswith("a, ")
 
 
 @pytest.mark.campaign

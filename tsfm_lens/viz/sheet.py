@@ -41,6 +41,7 @@ class Sheet:
     below: int = 52
     above: int = 10
     words: float = 0
+    numbers: float = 0
     legend: set[str] = field(default_factory=set)
     signs: dict[str, None] = field(default_factory=dict)
     floors: dict[str, None] = field(default_factory=dict)
@@ -89,7 +90,9 @@ class Sheet:
         """Finish the figure."""
         left = self._letter_axes()
         names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in _on_axes(self.fig) if trace.showlegend]
-        least = max(self.min_width, left + self.words + (self.fig.layout.margin.r or _RIGHT), _HALF * left, *names)
+        sides = left + (self.fig.layout.margin.r or _RIGHT)
+        bare = max(self.min_width, sides + self.words, _HALF * left, *names)
+        least = max(bare, sides + self.numbers)
         rows = legend_rows(self.fig, max(least, _USUAL))
         remarks = (*remarks, self._noise_words())
         return dress(
@@ -102,6 +105,7 @@ class Sheet:
             min_width=round(least),
             left=left,
             legend=rows,
+            bare=bare,
         )
 
     def _letter_axes(self) -> float:
@@ -299,7 +303,7 @@ class Panel:
             more = {**more, "text": texts.tolist(), "texttemplate": "%{text}", "textfont": {"size": size}}
             widest = max(texts.ravel(), key=len, default="")
             low, high = self._place().xaxis.domain or (0, 1)
-            self.sheet.words = max(self.sheet.words, (text_width(widest, size) + _CELL) * z.shape[1] / (high - low))
+            self.sheet.numbers = max(self.sheet.numbers, (text_width(widest, size) + _CELL) * z.shape[1] / (high - low))
         options: Look = {"coloraxis": "coloraxis", "xgap": 1, "ygap": 1, "hoverongaps": False, **more}
         trace = go.Heatmap(z=z, hovertemplate=f"{hover}<extra></extra>", **where, **options)
         self.sheet.fig.add_trace(trace, **self.at)

@@ -143,8 +143,12 @@ def dress(
     min_width: int,
     left: float = 0,
     legend: int = 0,
+    bare: float = 0,
 ) -> go.Figure:
-    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels."""
+    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels.
+
+    ``bare``: the width in pixels that it needs without the numbers of its cells.
+    """
     heads = _lines(title, _TITLE_CHARACTERS)
     subs = _lines(subtitle, _SUBTITLE_CHARACTERS)
     text = "<b>" + "<br>".join(heads) + "</b>"
@@ -175,6 +179,7 @@ def dress(
             "title": title,
             "subtitle": subtitle,
             "min_width": min_width,
+            "bare_width": round(bare or min_width),
             "title_height": block,
             "left": left,
             "legend_rows": legend,

@@ -209,7 +209,9 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
     """Draw all blocks, a row per stack and a column per kind of component."""
 
     def title(kind: str, heads: int) -> str:
-        return f"{kind_word(kind)} heads" if heads else {"mlp": "MLP", "layer": "layer"}.get(kind, "all heads")
+        if not heads:
+            return {"mlp": "MLP", "layer": "layer"}.get(kind, "all\nheads")
+        return kind_word(kind).replace("-", "-\n")
 
     places, rows = places_in(ds), dict[str, list[int]]()
     for stack, layer in sorted({(s, int(at)) for s, at in zip(places.stack, places.layer, strict=True) if at >= 0}):
@@ -219,15 +221,15 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
     heads = sum(count for _, count in blocks)
     height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
     grids = [(stack, block, _grid(places, rows[stack], stack, *block)) for stack in rows for block in blocks]
-    wide = sum(max(count * (42 if heads <= 8 else 21), 130) if count else 50 for _, count in blocks)
+    wide = sum(max(21 * count, 90) if count else 40 for _, count in blocks)
     canvas = sheet(
         [len(layers) * height for layers in rows.values()],
-        [count or max(1.0, 0.09 * heads) for _, count in blocks],
+        [count or max(1.0, 0.19 * heads) for _, count in blocks],
         titles=[title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
         row_gap=70,
         column_gap=min(0.014, 0.5 / len(blocks)),
-        min_width=170 + wide,
-        above=34,
+        min_width=160 + wide,
+        above=46,
         below=46,
     )
     words = [_describe(ds, i, effect, middle, measure, noise) for i in range(len(middle))]
