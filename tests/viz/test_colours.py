@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from colorspacious import cspace_convert, deltaE
@@ -11,7 +13,7 @@ from colorspacious import cspace_convert, deltaE
 import planted
 from tsfm_lens import viz
 from tsfm_lens.viz import theme
-from tsfm_lens.viz.printing import DASHES, SYMBOLS
+from tsfm_lens.viz.printing import COLUMNS, DASHES, SYMBOLS
 
 TOLD_APART = 10.0
 DEFICIENCIES = ("deuteranomaly", "protanomaly", "tritanomaly")
@@ -89,3 +91,9 @@ def test_nothing_is_white_on_a_dark_page_and_words_are_light() -> None:
     ]
     assert scale[0] < 15
     assert (np.diff(scale) > 0).all()
+
+
+def test_the_style_for_matplotlib_has_these_colours() -> None:
+    style = matplotlib.rc_params_from_file(Path(theme.__file__).with_name("paper.mplstyle"), use_default_template=False)
+    assert [each["color"] for each in style["axes.prop_cycle"]] == list(theme.CATEGORICAL)
+    assert style["figure.figsize"][0] * 25.4 == pytest.approx(COLUMNS["single"], rel=1e-3)
