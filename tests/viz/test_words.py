@@ -138,17 +138,13 @@ def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> No
     assert faults_of(faults, name, drawn)[1] == []
 
 
-@pytest.mark.parametrize("width", [89, 183])
+@pytest.mark.parametrize("width", COLUMNS.values())
 def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(faults: Faults, page: Any, width: int) -> None:
     """The camera-ready figure of two models: ablation map, attention and lens of each, and the maps as a pair."""
     maps, looks = viz.ablation_heatmap(planted.ablation()), viz.attention_map(planted.attention())
-    lens = (
-        viz.lens_forecast(planted.token_lens(levels=(0.1, 0.5, 0.9)))
-        if width > 89
-        else viz.forecast_fan(planted.forecast())
-    )
-    pair = [viz.compare([each, each], ["one", "another"]) for each in (maps, looks)] if width > 89 else [maps, looks]
-    for figures in ([maps, maps, looks, looks, lens] if width > 89 else [maps, looks, lens], [*pair, lens]):
+    lens, wide = viz.lens_forecast(planted.quantile_lens()), width == COLUMNS["double"]
+    pairs = [viz.compare([each] * 2, ["one", "another"]) for each in (maps, looks)] if wide else [maps]
+    for figures in ([[maps] * 2, [looks] * 2, lens] if wide else [maps, looks], pairs):
         sheet = viz.compose(figures, width)
         assert faults(sheet, sheet.layout.width) == []
         sizes = page.execute_script(

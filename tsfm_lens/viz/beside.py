@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import plotly.graph_objects as go
@@ -52,13 +53,11 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
     least = round(2 * max(meta["min_width"] for meta in metas))
     if least > _WIDEST:
         raise InputError(f"two of these figures side by side need {least} pixels; draw each by itself")
-    gap = min(max(1.2 * metas[1]["left"] / least, _GAPS[0]), _GAPS[1])
+    gap = min(max(1.4 * metas[1]["left"] / least, _GAPS[0]), _GAPS[1])
     width = (1 - gap) / 2
     above = max(margin.t - meta["title_height"] for margin, meta in zip(margins, metas, strict=True))
-    halves = [
-        moved(figure, place * SHIFT, lambda x, start=place * (width + gap): start + width * x)
-        for place, figure in enumerate(figures)
-    ]
+    starts = (0, width + gap)
+    halves = [moved(fig, i * SHIFT, partial(_across, starts[i], width)) for i, fig in enumerate(figures)]
     _agree(*(layout for layout, _ in halves))
     notes = [note for layout, _ in halves for note in layout.pop("annotations", [])]
     shapes = [shape for layout, _ in halves for shape in layout.pop("shapes", [])]
@@ -90,6 +89,10 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
         left=metas[0]["left"],
         bare=2 * max(meta["bare_width"] for meta in metas),
     )
+
+
+def _across(start: float, width: float, x: float) -> float:
+    return start + width * x
 
 
 def moved(figure: go.Figure, shift: int, across: Move, up: Move = lambda y: y) -> tuple[Part, list[Part]]:

@@ -9,7 +9,17 @@ import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.beside import SHIFT, Part, list_once, moved
-from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_MM, SCALE, TALLEST, fits, for_print, least_width
+from tsfm_lens.viz.printing import (
+    COLUMNS,
+    PIXELS_PER_MM,
+    PIXELS_PER_POINT,
+    SCALE,
+    SMALLEST,
+    TALLEST,
+    fits,
+    for_print,
+    least_width,
+)
 from tsfm_lens.viz.sheet import legend_rows
 from tsfm_lens.viz.theme import LEGEND_ROW, template
 
@@ -24,7 +34,7 @@ def compose(
     """Put figures as panels a, b, c … on a sheet for print: type from 6 pt on, a legend under each row.
 
     Args:
-        figures: of :mod:`tsfm_lens.viz`; a list among them is a row, others fill rows as far as they fit.
+        figures: of :mod:`tsfm_lens.viz`; a list among them is a row, others have one each.
         width: in mm, such as 89 or 183.
         letters: whether each panel has one.
 
@@ -39,63 +49,43 @@ def compose(
         >>> fig.layout.meta["title"][:11]
         'a, Forecast'
     """
-    rows = _rows(figures, width)
+    rows = [[each] if isinstance(each, go.Figure) else list(each) for each in figures]
     if not 0 < sum(map(len, rows)) <= len(ascii_lowercase):
         raise InputError(f"one to {len(ascii_lowercase)} figures can be composed, not {sum(map(len, rows))}")
-    panels = [_printed(row, width) for row in rows]
-    room, page = _LETTER * letters, round(width * PIXELS_PER_MM)
-    keys = [SCALE * LEGEND_ROW * legend_rows(_joint(row), page / SCALE) for row in rows]
+    panels, room, page = [_printed(row, width) for row in rows], _LETTER * letters, round(width * PIXELS_PER_MM)
+    keys = [SCALE * LEGEND_ROW * legend_rows(go.Figure(_listed(row)), page / SCALE) for row in panels]
     _squeeze(panels, TALLEST * PIXELS_PER_MM - sum(keys) - len(rows) * (room + _GAP))
-    tops, height = [], 0.0
-    for row, key in zip(panels, keys, strict=True):
-        tops.append(height)
-        height += room + max(panel.layout.height for panel in row) + key + _GAP
-    layout, traces, titles = Part(annotations=[], shapes=[]), [], []
-    look = template(SCALE)
-    key_look = look.layout.legend.to_plotly_json()
-    for number, (row, top, key) in enumerate(zip(panels, tops, keys, strict=True)):
-        left, legend = 0.0, f"legend{number + 1 if number else ''}"
-        foot = top + room + max(panel.layout.height for panel in row) + key
-        layout[legend] = {**key_look, "yref": "paper", "yanchor": "bottom", "y": 1 - foot / height}
-        in_row = []
+    heights = [room + max(panel.layout.height for panel in row) + key for row, key in zip(panels, keys, strict=True)]
+    height, look, top = sum(heights) + len(rows) * _GAP, template(SCALE), 0.0
+    size = {
+        "width_mm": round(width, 1),
+        "height_mm": round(height / PIXELS_PER_MM, 1),
+        "type_pt": round(SMALLEST * SCALE / PIXELS_PER_POINT, 1),
+    }
+    layout = Part(template=look, width=page, height=round(height), autosize=False, annotations=[], shapes=[])
+    layout["margin"] = {**dict.fromkeys("lrtb", 0), "autoexpand": False}
+    traces: list[Part] = []
+    titles: list[str] = []
+    for number, (row, high) in enumerate(zip(panels, heights, strict=True)):
+        left, legend, drawn = 0.0, f"legend{number + 1 if number else ''}", list[Part]()
+        below = {"yref": "paper", "yanchor": "bottom", "y": 1 - (top + high) / height}
+        layout[legend] = {**look.layout.legend.to_plotly_json(), **below}
         for panel in row:
-            part, drawn = _place(panel, len(titles) * 10 * SHIFT, (left, top + room), (page, height))
+            letter = ascii_lowercase[len(titles)]
+            part, of_panel = _place(panel, len(titles) * 10 * SHIFT, (left, top + room), (page, height))
             for name in ("annotations", "shapes"):
                 layout[name] += part.pop(name, [])
             layout |= part
-            in_row += [{**trace, "legend": legend} if trace["type"] != "sankey" else trace for trace in drawn]
-            if letters:
-                where: Part = {"x": left / page, "y": 1 - top / height, "xanchor": "left", "yanchor": "top"}
-                where |= {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 11}}
-                layout["annotations"].append({"text": f"<b>{ascii_lowercase[len(titles)]}</b>", **where})
-            titles.append(f"{ascii_lowercase[len(titles)]}, {panel.layout.meta['title']}")
+            drawn += [trace if trace["type"] == "sankey" else {**trace, "legend": legend} for trace in of_panel]
+            where: Part = {"x": left / page, "y": 1 - top / height, "xanchor": "left", "yanchor": "top"}
+            where |= {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 11}}
+            layout["annotations"] += [{"text": f"<b>{letter}</b>", **where}] * letters
+            titles.append(f"{letter}, {panel.layout.meta['title']}")
             left += panel.layout.width
-        traces += list_once(in_row)
-    size = {"width_mm": round(width, 1), "height_mm": round(height / PIXELS_PER_MM, 1), "type_pt": 6.0}
-    layout |= {"template": look, "width": page, "height": round(height), "autosize": False}
-    layout |= {
-        "margin": {**dict.fromkeys("lrtb", 0), "autoexpand": False},
-        "meta": {"title": ". ".join(titles), "subtitle": "", **size},
-    }
+        traces += list_once(drawn)
+        top += high + _GAP
+    layout["meta"] = {"title": ". ".join(titles), "subtitle": "", **size}
     return go.Figure({"data": traces, "layout": layout})
-
-
-def _rows(figures: Sequence[go.Figure | Sequence[go.Figure]], width: float) -> list[list[go.Figure]]:
-    """Return the figures of each row."""
-    rows: list[list[go.Figure]] = []
-    space = 0.0
-    for each in figures:
-        if not isinstance(each, go.Figure):
-            rows.append(list(each))
-            space = 0.0
-            continue
-        need = SCALE * least_width(each)
-        if need > space:
-            rows.append([])
-            space = width * PIXELS_PER_MM
-        rows[-1].append(each)
-        space -= need
-    return rows
 
 
 def _printed(row: Sequence[go.Figure], width: float) -> list[go.Figure]:
@@ -124,17 +114,13 @@ def _squeeze(panels: Sequence[Sequence[go.Figure]], room: float) -> None:
 
 def _quiet(figure: go.Figure) -> go.Figure:
     """Copy a figure without the room of its legend; what it lists stays marked in its traces."""
-    listed = figure.layout.showlegend is not False
     copy = go.Figure(figure).update_layout(showlegend=False)
-    return copy if listed else copy.update_traces(showlegend=False)
+    return copy.update_traces(showlegend=False) if figure.layout.showlegend is False else copy
 
 
-def _joint(row: Sequence[go.Figure]) -> go.Figure:
-    """Return a figure with the traces of a row, each entry of the legend once."""
-    traces = [
-        trace.to_plotly_json() for figure in row if figure.layout.showlegend is not False for trace in figure.data
-    ]
-    return go.Figure({"data": list_once(traces)})
+def _listed(row: Sequence[go.Figure]) -> list[Part]:
+    """Return the traces of a row, each entry of the legend once."""
+    return list_once([trace.to_plotly_json() for figure in row for trace in figure.data])
 
 
 def _place(

@@ -48,15 +48,14 @@ def _exchanged(part: Any) -> Any:
 
 def _turned(match: re.Match[str]) -> str:
     """Write a colour with the lightness turned, between that of the page and that of its text."""
-    if match["hex"]:
-        red, green, blue, alpha = (*(int(match["hex"][i : i + 2], 16) for i in (0, 2, 4)), 1.0)
-    else:
-        red, green, blue, alpha = (float(value) for value in match["rgba"].split(","))
-    hue, lightness, saturation = rgb_to_hls(red / 255, green / 255, blue / 255)
+    code, parts = match["hex"], (match["rgba"] or "").split(",")
+    channels = [int(code[i : i + 2], 16) for i in (0, 2, 4)] if code else [float(part) for part in parts[:3]]
+    hue, lightness, saturation = rgb_to_hls(*(channel / 255 for channel in channels))
     turned = hls_to_rgb(hue, PAGE + (1 - lightness) * (LIGHT - PAGE), _MUTED * saturation)
     red, green, blue = (round(255 * value) for value in turned)
-    colour = f"#{red:02X}{green:02X}{blue:02X}" if match["hex"] else f"rgba({red},{green},{blue},{alpha:g})"
-    return match["before"] + colour
+    return match["before"] + (
+        f"#{red:02X}{green:02X}{blue:02X}" if code else f"rgba({red},{green},{blue},{parts[3].strip()})"
+    )
 
 
 pio.templates[f"{TEMPLATE}_dark"] = go.layout.Template(

@@ -9,21 +9,7 @@ import plotly.graph_objects as go
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.findings import NOT_SIGNIFICANT
 from tsfm_lens.viz.sheet import legend_rows
-from tsfm_lens.viz.theme import (
-    BLACK,
-    BLUE,
-    BROWN,
-    GREEN,
-    INDIGO,
-    LEGEND_ROW,
-    OLIVE,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    WINE,
-    template,
-)
+from tsfm_lens.viz.theme import CATEGORICAL, GREEN, LEGEND_ROW, ORANGE, PURPLE, SKY, VERMILION, template
 
 __all__ = ["for_print"]
 COLUMNS = {"single": 89.0, "double": 183.0}  # mm, the widths of Nature and of most journals on A4
@@ -33,26 +19,11 @@ SMALLEST = 10  # pixels on the screen, 6 points in print
 TALLEST = 230.0  # mm, what a page leaves beside its caption
 _LENGTHS = ("font.size", ".marker.size", ".xshift", ".yshift", ".thickness")
 _TOP = 8  # pixels above the panels, now that no title stands there
-# solid stays solid; every other colour of the theme gets dashes of its own
-DASHES = {VERMILION: "6px,2px", GREEN: "2px,2px", PURPLE: "7px,2px,2px,2px", ORANGE: "10px,3px", SKY: "4px,3px"} | {
-    WINE: "1px,3px",
-    INDIGO: "9px,2px,4px,2px",
-    OLIVE: "5px,5px",
-    BROWN: "12px,2px,1px,2px",
-}
-SYMBOLS = {
-    BLUE: "circle",
-    VERMILION: "square",
-    GREEN: "diamond",
-    PURPLE: "triangle-up",
-    ORANGE: "x",
-    BLACK: "cross",
-} | {
-    WINE: "triangle-down",
-    INDIGO: "star",
-    OLIVE: "pentagon",
-    BROWN: "hexagon",
-}
+# solid stays solid; nearly every other colour of the theme gets dashes and symbols of its own
+_DASHES = (None, "6px,2px", "2px,2px", "7px,2px,2px,2px", "10px,3px", "4px,3px", None, "1px,3px", "9px,2px,4px,2px")
+DASHES = dict(zip(CATEGORICAL, (*_DASHES, "5px,5px", "12px,2px,1px,2px", None), strict=True))
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", None, "cross", "triangle-down", "star", "pentagon")
+SYMBOLS = dict(zip(CATEGORICAL, (*_SYMBOLS, "hexagon", None), strict=True))
 _HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
 
 
