@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import nbformat
@@ -23,6 +26,15 @@ def test_a_notebook_finds_nothing_of_another_one(tmp_path: Path) -> None:
     executed(tmp_path / "first.ipynb")
     with pytest.raises(CellExecutionError, match="NameError"):
         executed(tmp_path / "second.ipynb")
+
+
+def test_pages_of_nbconvert_show_figures(tmp_path: Path) -> None:
+    code = "import plotly.graph_objects as go\nimport tsfm_lens.viz.theme\ngo.Figure(go.Bar(y=[1, 2]))"
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)]), tmp_path / "one.ipynb")
+    command = [sys.executable, "-m", "nbconvert", "--execute", "--to", "html", str(tmp_path / "one.ipynb")]
+    outside = {name: value for name, value in os.environ.items() if name not in ("JPY_SESSION_NAME", "PLOTLY_RENDERER")}
+    subprocess.run(command, check=True, capture_output=True, env=outside)
+    assert "Plotly.newPlot(" in (tmp_path / "one.html").read_text()
 
 
 def test_first_look_finds_heads_that_matter_more_than_others() -> None:

@@ -7,6 +7,7 @@ import base64
 import copy
 import hashlib
 import json
+import os
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -31,7 +32,8 @@ _KEPT = CACHE / "notebooks"
 def kernel() -> KernelManager:
     """One for all notebooks, as starting one takes longer than most of them."""
     manager = KernelManager(kernel_name="python3")
-    manager.start_kernel(cwd=str(EXAMPLES))
+    # figures as data, of which pages and pictures are made here
+    manager.start_kernel(cwd=str(EXAMPLES), env={**os.environ, "PLOTLY_RENDERER": "plotly_mimetype"})
     atexit.register(manager.shutdown_kernel, now=True)
     return manager
 

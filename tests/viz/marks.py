@@ -17,7 +17,7 @@ needs_browser = pytest.mark.skipif(
 
 def heatmaps(fig: go.Figure) -> list[go.Heatmap]:
     """The maps, without what is drawn over cells in the noise."""
-    return [trace for trace in fig.data if trace.type == "heatmap" and trace.name != NOT_SIGNIFICANT]
+    return [trace for trace in fig.data if trace.type == "heatmap" and trace.name not in (NOT_SIGNIFICANT, "no path")]
 
 
 def named(fig: go.Figure, name: str) -> list[Any]:

@@ -45,6 +45,21 @@ def test_maps_of_the_same_meaning_have_the_same_colours(ablation: xr.Dataset) ->
     assert {trace.coloraxis for trace in heatmaps(both)} >= {"coloraxis", "coloraxis101"}
 
 
+def test_two_attention_maps_keep_the_series_over_their_keys(attention: xr.Dataset) -> None:
+    both = viz.compare([viz.attention_map(attention)] * 2, ["a", "b"])
+    # plotly draws no line where an axis matches a later one and others match across
+    assert [axis.matches for axis in both.select_xaxes()] == [None] * 4
+    assert both.layout.xaxis.range == both.layout.xaxis2.range
+    assert both.layout.yaxis101.matches == "y"
+
+
+def test_sheets_that_no_page_holds_are_refused() -> None:
+    fan = viz.forecast_fan(planted.forecast())
+    expect_error("a row of 3 needs", viz.compose, [[fan] * 3])
+    expect_error("higher than a page", viz.compose, [fan] * 6, 89)
+    expect_error("not 0", viz.compose, [])
+
+
 def test_what_cannot_stand_side_by_side_is_refused() -> None:
     fan, view = viz.forecast_fan(planted.forecast()), viz.explore_figure(planted.explore())
     expect_error("legend in a panel", viz.compare, [view, view], ["a", "b"])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from itertools import combinations
+from pathlib import Path
 
+import matplotlib
 import numpy as np
 import pytest
 from colorspacious import cspace_convert, deltaE
 
+import planted
+from tsfm_lens import viz
 from tsfm_lens.viz import theme
-from tsfm_lens.viz.printing import DASHES, SYMBOLS
+from tsfm_lens.viz.printing import COLUMNS, DASHES, SYMBOLS
 
 TOLD_APART = 10.0
 DEFICIENCIES = ("deuteranomaly", "protanomaly", "tritanomaly")
@@ -50,12 +54,12 @@ def test_both_sides_of_a_contrast_are_told_apart(deficiency: str | None) -> None
 
 @pytest.mark.parametrize("deficiency", [None, *DEFICIENCIES])
 def test_categories_are_told_apart_by_colour_or_by_form(deficiency: str | None) -> None:
-    for one, other in combinations(theme.CATEGORICAL[:7], 2):
+    for one, other in combinations(theme.CATEGORICAL[:11], 2):
         assert apart(one, other, deficiency) > TOLD_APART or form(one) != form(other), (one, other)
 
 
 def test_in_grey_categories_differ_by_form_where_they_are_as_light() -> None:
-    for one, other in combinations(theme.CATEGORICAL[:7], 2):
+    for one, other in combinations(theme.CATEGORICAL[:11], 2):
         assert abs(lightness(one) - lightness(other)) > TOLD_APART or form(one) != form(other), (one, other)
 
 
@@ -72,3 +76,24 @@ def test_maps_darken_throughout_or_part_in_the_middle(deficiency: str | None) ->
     assert middle[0] > 99
     # both ends are as far from the middle
     assert abs(low[0] - high[-1]) < TOLD_APART
+
+
+def test_nothing_is_white_on_a_dark_page_and_words_are_light() -> None:
+    for fig in (viz.ablation_heatmap(planted.ablation()), viz.forecast_fan(planted.forecast())):
+        dark = viz.dark(fig)
+        assert dark.layout.paper_bgcolor == dark.layout.plot_bgcolor == "rgba(0,0,0,0)"
+        assert "#FFFFFF" not in dark.to_json().upper()
+        assert lightness(dark.layout.template.layout.font.color) > 85
+        assert len(dark.data) == len(fig.data)
+    scale = [
+        lightness(colour)
+        for _, colour in viz.dark(viz.ablation_heatmap(planted.ablation())).layout.coloraxis.colorscale
+    ]
+    assert scale[0] < 15
+    assert (np.diff(scale) > 0).all()
+
+
+def test_the_style_for_matplotlib_has_these_colours() -> None:
+    style = matplotlib.rc_params_from_file(Path(theme.__file__).with_name("paper.mplstyle"), use_default_template=False)
+    assert [each["color"] for each in style["axes.prop_cycle"]] == list(theme.CATEGORICAL)
+    assert style["figure.figsize"][0] * 25.4 == pytest.approx(COLUMNS["single"], rel=1e-3)

@@ -77,7 +77,7 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
         lambda: viz.forecast_fan(
             of("forecast", context_timestamp=lambda ds: ds["context_timestamp"].where(ds["time"] > -20))
         ),
-        "axis date",
+        "axis of dates",
     ),
     "a date is missing": (
         lambda: viz.forecast_fan(
@@ -92,7 +92,7 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
 def test_words_say_what_the_marks_leave_out(case: str) -> None:
     draw, words = SAID[case]
     fig = draw()
-    axes = [f"axis {axis.title.text}" for axis in fig.select_xaxes()]
+    axes = [f"axis {axis.title.text or 'of dates'}" for axis in fig.select_xaxes()]
     assert words in " ".join([fig.layout.meta["subtitle"], *(note.text for note in fig.layout.annotations), *axes])
 
 

@@ -15,7 +15,7 @@ import planted
 import specimens
 from tsfm_lens import viz
 from tsfm_lens.report.build import panels_of
-from tsfm_lens.viz.printing import COLUMNS, fits
+from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, TALLEST, fits
 from tsfm_lens.viz.theme import untitled
 
 pytestmark = pytest.mark.browser
@@ -136,6 +136,23 @@ def test_the_words_of_a_few_figures_can_be_read(faults: Faults, name: str) -> No
     results = planted.in_report([f"{NAME} {i}" for i in range(4)], units=UNIT, level=-123456.789)
     drawn = [(name, panel.figure) for panel in panels_of({name: results[name]})[name]]
     assert faults_of(faults, name, drawn)[1] == []
+
+
+@pytest.mark.parametrize("width", COLUMNS.values())
+def test_a_sheet_of_panels_can_be_read_and_its_type_is_large_enough(faults: Faults, page: Any, width: int) -> None:
+    """The camera-ready figure of two models: ablation map, attention and lens of each, and the maps as a pair."""
+    maps, looks = viz.ablation_heatmap(planted.ablation()), viz.attention_map(planted.attention())
+    lens, wide = viz.lens_forecast(planted.quantile_lens()), width == COLUMNS["double"]
+    pairs = [viz.compare([each] * 2, ["one", "another"]) for each in (maps, looks)] if wide else [maps]
+    for figures in ([[maps] * 2, [looks] * 2, lens] if wide else [maps, looks], pairs):
+        sheet = viz.compose(figures, width)
+        assert faults(sheet, sheet.layout.width) == []
+        sizes = page.execute_script(
+            "return [...document.querySelectorAll('#plot text')].map(t => parseFloat(getComputedStyle(t).fontSize))"
+        )
+        assert min(sizes) / PIXELS_PER_POINT > 5.99
+        assert sheet.layout.meta["height_mm"] <= TALLEST
+        assert sheet.layout.meta["title"].startswith("a, ")
 
 
 @pytest.mark.campaign

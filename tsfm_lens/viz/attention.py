@@ -130,7 +130,7 @@ def sentence_start(ds: xr.Dataset) -> str:
 
 def weight_colours(limit: float, word: str = "attention weight") -> dict[str, Any]:
     """Return the colour axis of attention weights, or of what ``word`` says, from 0 to ``limit``."""
-    return colour_scale(word, low=0.0, high=limit)
+    return colour_scale(word, low=0.0, high=limit, root=True)
 
 
 def single_series(ds: xr.Dataset) -> str:
@@ -154,7 +154,7 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         [110.0] * with_series + [height],
         row_gap=8,
         above=12,
-        min_width=520,
+        min_width=400,
         shared_xaxes="all" if with_series else False,
     )
     panel, words = canvas.panel(1 + with_series), None
@@ -171,8 +171,8 @@ def attention_map(ds: xr.Dataset, *, layer: str | int = 0, head: int = 0) -> go.
         if side.timed and len(side.axis.aside):
             part(side.end, dash="dot")
             marks.append(f"{where} the dotted line: {', '.join(side.axis.aside_labels())}")
-    panel.x("key: time (steps from the start of the forecast)", tickvals=keys.ticks(8), range=[x[0], x[-1]])
-    panel.y("query: time (steps)", tickvals=queries.ticks(), range=[y[-1], y[0]])
+    panel.x("key (steps from the forecast's start)", tickvals=keys.ticks(8), range=[x[0], x[-1]])
+    panel.y("query (steps)", tickvals=queries.ticks(), range=[y[-1], y[0]])
     if with_series:
         _draw_series(canvas.panel(), ds, keys)
     canvas.colours(weight_colours(float(np.nanmax(weights)) or 1.0))
@@ -230,7 +230,7 @@ def pattern_heads(
     ordinary = x.axis.timed if len(x.axis.timed) else x.axis.aside
     limit = float(np.nanquantile(np.nanmax(values[..., ordinary], axis=-1), 0.995)) or 1.0
     group = group_for(x, y, max(_GRID_CELLS // (rows * columns), 400))
-    height, least = int(np.clip(560 / max(rows, columns), 52, 150)), 110 if columns <= _MAX_NUMBERED else 60
+    height, least = int(np.clip(560 / max(rows, columns), 52, 150)), 70 if columns <= _MAX_NUMBERED else 60
     room: Look = {"row_gap": 8, "column_gap": 0.08 / columns, "min_width": max(420, 130 + least * columns)}
     canvas = sheet([height] * rows, [1] * columns, above=28, below=56, shared_xaxes="all", shared_yaxes="all", **room)
     entropy = array(cut, "entropy", "layer", "head") if "entropy" in cut else None
@@ -273,9 +273,9 @@ def head_label(canvas: Sheet, x: Ruler, y: Ruler, layers: list[str], heads: list
     for r, layer in enumerate(layers, start=1):
         canvas.panel(r, 1).y(layer, showticklabels=True, title_font_size=12, **outer)
     shared = {"xref": "paper", "yref": "paper", "font_size": 13}
-    below = "key: time (steps from the start of the forecast)"
+    below = "key (steps from the forecast's start)"
     fig.add_annotation(text=below, x=0.5, y=0, yshift=-26, yanchor="top", **shared)
-    fig.add_annotation(text="query: time (steps)", x=0, y=0.5, xshift=-76, textangle=-90, **shared)
+    fig.add_annotation(text="query (steps)", x=0, y=0.5, xshift=-76, textangle=-90, **shared)
     if len(x.axis.aside) and len(x.axis.timed):
         line = {"color": GREY, "width": 1, "dash": "dot"}
         ends = {"type": "line", "x0": x.end, "x1": x.end, "y0": 0, "y1": 1, "line": line}

@@ -197,7 +197,7 @@ def attribution_heatmap(
     hover = f"%{{y}}, {time.hover}<br>moves it by %{{z:+.4g}} {plain(shares.unit)}"
     panel.cells(z, time.at(np.array([int(v) for v in names(ds, "step")])), labels, hover, xgap=0, ygap=0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
-    panel.x("date" if time.stamps is not None else "forecast step")
+    panel.x("" if time.stamps is not None else "forecast step")
     canvas.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
     title = f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}"
     fewer = f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else ""

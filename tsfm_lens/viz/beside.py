@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import plotly.graph_objects as go
@@ -16,13 +17,14 @@ __all__ = ["compare"]
 _GAPS = (0.08, 0.3)  # between the halves, a share of the panels: room for the labels of the right one
 _WIDEST = 2400  # pixels of both
 _HEADING = 30  # pixels over the panels for the names
-_SHIFT = 100  # numbers between the axes of the left half and those of the right one
+SHIFT = 100  # numbers between the axes of one figure and those of the next
 _AXIS = re.compile(r"(x|y|xaxis|yaxis|coloraxis)(\d*)( domain)?")
 _REFERENCES = {
     *("xaxis", "xref", "axref", "yaxis", "yref", "ayref"),
     *("coloraxis", "anchor", "matches", "overlaying", "scaleanchor"),
 }
 Part = dict[str, Any]
+Move = Callable[[float], float]
 
 
 def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "") -> go.Figure:
@@ -51,18 +53,25 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
     least = round(2 * max(meta["min_width"] for meta in metas))
     if least > _WIDEST:
         raise InputError(f"two of these figures side by side need {least} pixels; draw each by itself")
-    gap = min(max(1.2 * metas[1]["left"] / least, _GAPS[0]), _GAPS[1])
+    gap = min(max(1.4 * metas[1]["left"] / least, _GAPS[0]), _GAPS[1])
     width = (1 - gap) / 2
     above = max(margin.t - meta["title_height"] for margin, meta in zip(margins, metas, strict=True))
-    halves = [_half(figure, place * _SHIFT, place * (width + gap), width) for place, figure in enumerate(figures)]
+    starts = (0, width + gap)
+    halves = [moved(fig, i * SHIFT, partial(_across, starts[i], width)) for i, fig in enumerate(figures)]
     _agree(*(layout for layout, _ in halves))
     notes = [note for layout, _ in halves for note in layout.pop("annotations", [])]
     shapes = [shape for layout, _ in halves for shape in layout.pop("shapes", [])]
     for place, name in enumerate(names):
-        where = {"x": place * (width + gap) + width / 2, "y": 1, "yanchor": "bottom", "yshift": above - 4}
+        where = {
+            "x": place * (width + gap) + width / 2,
+            "y": 1,
+            "yanchor": "bottom",
+            "yshift": above - 4,
+            "xanchor": "center",
+        }
         on_paper = {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 13}}
         notes.append({"text": f"<b>{plain(name)}</b>", **where, **on_paper})
-    traces = _list_once([trace for _, traces in halves for trace in traces])
+    traces = list_once([trace for _, traces in halves for trace in traces])
     layout = halves[0][0] | halves[1][0] | {"annotations": notes, "shapes": shapes}
     joint = go.Figure({"data": traces, "layout": layout})
     joint.layout.margin.r = max(margin.r for margin in margins)
@@ -78,11 +87,16 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
         legend=legend_rows(joint, least),
         min_width=least,
         left=metas[0]["left"],
+        bare=2 * max(meta["bare_width"] for meta in metas),
     )
 
 
-def _half(figure: go.Figure, shift: int, start: float, width: float) -> tuple[Part, list[Part]]:
-    """Return layout and traces of one figure, its axes renamed and moved into its half."""
+def _across(start: float, width: float, x: float) -> float:
+    return start + width * x
+
+
+def moved(figure: go.Figure, shift: int, across: Move, up: Move = lambda y: y) -> tuple[Part, list[Part]]:
+    """Return layout and traces of one figure, axes numbered from ``shift`` on, moved into its part of a sheet."""
 
     def later(name: Any) -> Any:
         match = _AXIS.fullmatch(name) if isinstance(name, str) and shift else None
@@ -91,32 +105,39 @@ def _half(figure: go.Figure, shift: int, start: float, width: float) -> tuple[Pa
     def renamed(part: Part) -> Part:
         return {key: later(value) if key in _REFERENCES else value for key, value in part.items()}
 
-    def across(x: float) -> float:
-        return start + width * x
-
-    layout, result = figure.layout.to_plotly_json(), Part()
-    traces = [{"xaxis": "x", "yaxis": "y", **trace.to_plotly_json()} for trace in figure.data]
+    moves, layout, result = {"x": across, "y": up}, figure.layout.to_plotly_json(), Part()
+    traces = [{"xaxis": "x", "yaxis": "y", **trace.to_plotly_json()} for trace in figure.data if trace.type != "sankey"]
+    rivers = [trace.to_plotly_json() for trace in figure.data if trace.type == "sankey"]
+    for river in rivers:
+        river["domain"] = {side: [move(end) for end in (0, 1)] for side, move in moves.items()}
     for axis in [trace[f"{letter}axis"] for trace in traces for letter in "xy"]:
         layout.setdefault(axis.replace(axis[0], f"{axis[0]}axis"), {})
     for name, part in layout.items():
         if re.fullmatch(r"[xy]axis\d*", name):
             axis = renamed({"anchor": "y" if name[0] == "x" else "x", **part})
-            if name[0] == "x":
-                axis["domain"] = [across(end) for end in part.get("domain") or (0, 1)]
+            axis["domain"] = [moves[name[0]](end) for end in part.get("domain") or (0, 1)]
             result[later(name)] = axis
         elif name.startswith("coloraxis"):
             bar = part.get("colorbar", {})
             lying = bar.get("orientation") == "h"
-            at = {"x": across(bar.get("x", 0.5)), "len": width * bar.get("len", 1)} if lying else {"x": across(1.02)}
-            result[later(name)] = {**part, "colorbar": {**bar, **at}}
+            along, start = (across, 0.5) if lying else (up, 1.02)
+            at = {"x": across(bar.get("x", start)), "y": up(bar.get("y", 1.02 if lying else 0.5))}
+            result[later(name)] = {**part, "colorbar": {**bar, **at, "len": along(bar.get("len", 1)) - along(0)}}
         elif name in ("annotations", "shapes"):
             result[name] = [renamed({"xref": "x", "yref": "y", **each}) for each in part]
             for each in result[name]:
-                if each["xref"] == "paper":
-                    each |= {key: across(each[key]) for key in ("x", "x0", "x1") if key in each}
+                for side, move in moves.items():
+                    if each[f"{side}ref"] == "paper":
+                        each |= {key: move(each[key]) for key in (side, f"{side}0", f"{side}1") if key in each}
         elif name in ("barmode", "bargap", "showlegend"):
             result[name] = part
-    return result, [renamed(trace) for trace in traces]
+    for axis in [part for part in result.values() if isinstance(part, dict) and "matches" in part]:
+        model = result[axis["matches"].replace(axis["matches"][0], f"{axis['matches'][0]}axis")]
+        # plotly loses lines where an axis matches a later one and others match across
+        if "range" in model:
+            axis["range"] = model["range"]
+            del axis["matches"]
+    return result, [*(renamed(trace) for trace in traces), *rivers]
 
 
 def _agree(one: Part, other: Part) -> None:
@@ -154,7 +175,7 @@ def _share_range(one: Part, other: Part, name: str) -> None:
         other["matches"] = name.replace("axis", "")
 
 
-def _list_once(traces: list[Part]) -> list[Part]:
+def list_once(traces: list[Part]) -> list[Part]:
     """Show each entry of the legend once, in order."""
     entries: set[str] = set()
     for trace in traces:

@@ -12,7 +12,7 @@ from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, median_position, model_of, names
 from tsfm_lens.viz.sheet import blank, sheet, shortened
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed, true_minus
 
 __all__ = ["compressed_forecasts", "size_and_error"]
 
@@ -25,6 +25,7 @@ WORDS = {
     "measured": "so weighted, ranks by measured effect",
 }
 _PANELS = 4
+_WHOLE = 99.5  # percent: a model of which more is kept is not compressed
 
 COMPRESSION = measurement("compression")
 COMPRESSION_QUALITY = measurement("compression_quality")
@@ -69,7 +70,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     Example:
         >>> fig = viz.size_and_error(compress.pareto(run, run, [0.5], methods=["svd"]))
         >>> fig.layout.meta["title"]
-        'Size and error of chronos-nano, compressed'
+        'Rise of MASE of chronos-nano by what is kept of it'
     """
     canvas = blank(320, min_width=440)
     panel = next(iter(canvas))
@@ -77,6 +78,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     remaining = 100 * array(ds, "parameters", "method", "keep")
     rise, low, high = (100 * array(ds, f"mase_rise{end}", "method", "keep") for end in ("", "_low", "_high"))
     keeps, choice = names(ds, "keep"), str(ds.attrs.get("choice", ""))
+    title = f"Rise of MASE of {model_of(ds)} by what is kept of it"
     for index, method in enumerate(names(ds, "method")):
         order, colour = np.argsort(remaining[index]), CATEGORICAL[index % len(CATEGORICAL)]
         x, y, words = remaining[index][order], rise[index][order], WORDS.get(method, method)
@@ -85,7 +87,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
             x,
             y,
             words,
-            f"{words}, %{{customdata[0]}} kept<br>%{{x:.3g}} % of the numbers<br>MASE %{{y:+.2f}} % "
+            f"{words}, %{{customdata[0]}} kept<br>%{{x:.3g}} % of the parameters<br>MASE %{{y:+.2f}} % "
             "(%{customdata[1]:+.2f} to %{customdata[2]:+.2f})",
             colour=colour,
             dots=7,
@@ -97,12 +99,15 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
             if choice == f"{method}, {float(keep):g} kept":
                 ring = {"color": "rgba(0,0,0,0)", "line": {"color": INK, "width": 2}}
                 panel.dots(remaining[index][[at]], rise[index][[at]], "chosen", "", size=15, marker=ring)
-    panel.x("numbers that are left (% of the model's)")
+                if remaining[index][at] < _WHOLE:
+                    size, change = f"{remaining[index][at]:.3g} %", true_minus(f"{rise[index][at]:+.2g} %")
+                    title = f"MASE changes by {change} with {size} of the parameters of {model_of(ds)}"
+    panel.x("parameters kept (% of the model's)")
     panel.y("rise of MASE (%)")
     count = int(ds.attrs.get("n_series", 0))
     over = f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals"
     remark = "ring: the choice" if choice else "no point is known to be harmless"
-    return canvas.dress(f"Size and error of {model_of(ds)}, compressed", over, remark)
+    return canvas.dress(title, over, remark)
 
 
 @COMPRESSION_QUALITY.figure()

@@ -170,8 +170,11 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
         "share of sharp heads\nthat are induction heads": ("sweep_induction_given_sharp", *sharp),
         "share of all heads\nthat are induction heads": ("sweep_proportion_induction", *prefix),
     }
-    canvas = sheet([300], [1] * 3, titles=list(maps), column_gap=0.04, min_width=760, above=44, shared_yaxes=True)
-    for panel, (title, (name, dim, key, words)) in zip(canvas, maps.items(), strict=True):
+    # where no head is sharp, or none an induction head, there is no overlap to map
+    drawn = {title: one for title, one in maps.items() if np.nanmax(ds[one[0]].values, initial=0.0) > 0} or maps
+    options: Look = {"column_gap": 0.04, "min_width": 160 + 200 * len(drawn), "above": 44, "shared_yaxes": True}
+    canvas = sheet([300], [1] * len(drawn), titles=list(drawn), **options)
+    for panel, (title, (name, dim, key, words)) in zip(canvas, drawn.items(), strict=True):
         share, y = title.replace("\n", " "), ds["copy_threshold"].values
         hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{share} %{{z:.3g}}"
         values = array(ds, name, "copy_threshold", dim)
@@ -184,8 +187,11 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     # 0 is white, so what is undefined must not be
     canvas.fig.update_layout(plot_bgcolor=PALE)
     title = f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds"
-    least = f"left and middle: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"
-    return canvas.dress(title, least, "grey: no head to take a share of")
+    least = (
+        f"for shares of these heads: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"
+    )
+    empty = "no induction head is sharp at any threshold" if len(drawn) < len(maps) else least
+    return canvas.dress(title, empty, "grey: no head to take a share of" * (len(drawn) == len(maps)))
 
 
 def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:

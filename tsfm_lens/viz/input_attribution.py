@@ -247,7 +247,7 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
     where = window.time.at(window.future)
     panel.cells(values[keep], where, [plain(view.names[i]) for i in keep], hover, xgap=0, ygap=1)
     panel.y(type="category", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
-    panel.x("date" if window.time.stamps is not None else "forecast step")
+    panel.x("" if window.time.stamps is not None else "forecast step")
     if len(where) == 1:
         panel.x(tickvals=where, ticktext=[window.time.label(int(window.future[0]))])
     canvas.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))

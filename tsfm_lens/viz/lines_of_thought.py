@@ -18,6 +18,7 @@ from tsfm_lens.viz.theme import BLUE, GREY, PURPLE, SKY, VERMILION, mixed, numbe
 from tsfm_lens.viz.words import layer_names, layers, listed
 
 __all__ = ["thought_counts", "thought_lines"]
+_REACH = 2.0  # ranges of the values beyond them up to which lines are followed
 
 
 _LOOKS = {True: ("spurious line", VERMILION, "x"), False: ("other line", SKY, "circle")}
@@ -64,7 +65,9 @@ def thought_lines(
     here = ds["line_series"].values == ds["series"].values[view.place]
     lines = np.flatnonzero(here & np.isin(ds["line_layer"].values.astype(str), labels))
     paths = array(ds, "path", "line", "step")
-    bounds = value_range or fitted_range(np.append(view.observations, paths[lines]), np.empty(0))[0]
+    bounds, cut = fitted_range(view.observations, paths[lines], _REACH)
+    if value_range is not None:
+        bounds, cut = value_range, False
     grid, _ = logit_sheet(ds, view, places, bounds, rows)
     panels = dict(zip(labels, grid, strict=True))
     for line in lines:
@@ -76,6 +79,7 @@ def thought_lines(
         f"Lines of thought of {model_of(ds)} on {view.id}: {count} of {len(lines)} spurious",
         "logit lens after each layer, probability in colours",
         "spurious: not continuous with the context, and gone in the last layer",
+        "what leaves the axis is cut off" * cut,
         view.time.remark,
     )
 

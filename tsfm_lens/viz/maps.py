@@ -29,9 +29,13 @@ def colour_scale(
     high: float | None = None,
     diverging: bool = False,
     dark_low: bool = False,
+    root: bool = False,
     **bar: Any,
 ) -> dict[str, Any]:
-    """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are not given."""
+    """Return a colour axis from ``low`` to ``high``, or over ``values`` where these are not given.
+
+    ``root``: colours go by the square root of the distance from white, so that small values are seen beside large ones.
+    """
     finite = np.empty(0) if values is None else values[np.isfinite(values)]
     sizes = np.abs(finite) if diverging else finite
     top = high if high is not None else float(sizes.max()) if len(sizes) else 1.0
@@ -41,8 +45,12 @@ def colour_scale(
     elif low is None:
         low = float(finite.min()) if len(finite) else 0.0
     side = "bottom" if bar.get("orientation") == "h" else "right"
+    stops = DIVERGING if diverging else SEQUENTIAL
+    if root:
+        white = 0.5 * diverging
+        stops = tuple((white + (at - white) * abs(at - white) / (1 - white), colour) for at, colour in stops)
     return {
-        "colorscale": DIVERGING if diverging else SEQUENTIAL,
+        "colorscale": stops,
         "reversescale": dark_low,
         "cmin": low,
         "cmax": top if top > low else low + 1,

@@ -181,13 +181,13 @@ class Timeline:
 
     @property
     def title(self) -> str:
-        """Title of an axis over this timeline."""
-        return "date" if self.stamps is not None else "time (steps from the start of the forecast)"
+        """Title of an axis over this timeline; none over dates, which say so themselves."""
+        return "" if self.stamps is not None else "time (steps from the start of the forecast)"
 
     @property
     def short_title(self) -> str:
         """Title of a narrow axis; the figure's subtitle then says where steps count from."""
-        return "date" if self.stamps is not None else "step"
+        return "" if self.stamps is not None else "step"
 
     @property
     def remark(self) -> str:

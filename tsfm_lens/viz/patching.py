@@ -304,7 +304,7 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
 
 
 # the first layer is dark enough to be seen
-_SHADES = ((0.0, "#E8CF5A"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4))
+_SHADES = ((0.0, "#B5DFDA"), *((0.3 + 0.7 * (at - 0.4) / 0.6, colour) for at, colour in SEQUENTIAL if at >= 0.4))
 
 ATTRIBUTION_PATCHING = measurement("attribution_patching", needs=GRADIENTS)
 
@@ -368,8 +368,9 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         mine = np.flatnonzero(layer == one)
         texts = [words[i] for i in mine]
         panel.dots(x[mine], y[mine], f"layer {one}", hover, colour=shade, edge="#FFFFFF", text=texts)
-    for axis, title, values in ((panel.x, "share recovered by patching", x), (panel.y, "estimated share", y)):
-        axis(title, range=fitted_range(values, np.empty(0))[0], zeroline=True, zerolinecolor=PALE)
+    look: Look = {"range": fitted_range(np.append(x, y), np.empty(0))[0], "zeroline": True, "zerolinecolor": PALE}
+    panel.x("share recovered by patching", constrain="domain", **look)
+    panel.y("estimated share", scaleanchor="x", constrain="domain", **look)
     quality = [
         f"{word} {number(float(ds.attrs[name]))}"
         for name, word in (("mean_absolute_error", "mean absolute error"), ("rank_correlation", "rank correlation"))

@@ -81,13 +81,15 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     panel.y("sender", autorange="reversed", showline=False, **senders.ticks())
     title = f"{WORDS[variable]} ({unit or 'data units'})" if variable == "effect" else WORDS[variable]
     sheet.colours(colour_scale(title, low=0.0, high=limit, diverging=variable != "effect", nticks=7))
+    # lines between cells alone: where there is no path there is nothing
     sheet.fig.update_layout(plot_bgcolor=PALE)
+    panel.cover(np.isnan(z), "#FFFFFF", name="no path", x=x, y=y)
     base, source = way(ds)
     return sheet.dress(
         f"{KINDS[kind]} of {model_of(ds)}: what each component passes on to later ones",
         f"{over_series(ds, rows)}, {source} activations in the {base} run",
         f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else "",
-        f"grey: no path{', or no effect' if kind == 'edges' else ''}",
+        f"empty: no path{', or no effect' if kind == 'edges' else ''}",
         beyond,
     )
 

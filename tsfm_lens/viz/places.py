@@ -16,6 +16,7 @@ from tsfm_lens.viz.select import names
 from tsfm_lens.viz.theme import CATEGORICAL, plain
 
 _STREAM_ENDS = {"hook_embed": -2, "hook_resid_pre": -1, "hook_resid_mid": 100, "hook_resid_mid2": 101}
+_LATER = {"cross_attn": 1, "mlp": 2, "layer": 3}  # order of computation within a layer; self-attention is first
 OUTPUT = "output"  # the last receiver of paths
 _NAME = re.compile(r"(?:(?P<stack>[^.]+)\.)?(?P<layer>\d+)\.(?P<kind>[^.\d][^.]*)(?:\.(?P<head>\d+))?")
 _LAST = np.iinfo(int).max
@@ -109,7 +110,7 @@ def places_named(labels: Sequence[str]) -> Places:
 
 
 def _sort(labels: list[str], stack: list[str], kind: list[str], layer: np.ndarray, head: np.ndarray) -> Places:
-    stacks, kinds = list(dict.fromkeys(stack)), list(dict.fromkeys(kind))
+    stacks, kinds = list(dict.fromkeys(stack)), sorted(dict.fromkeys(kind), key=lambda each: _LATER.get(each, 0))
 
     def depth(i: int) -> tuple[int, int, int]:
         stream = _STREAM_ENDS.get(labels[i].rsplit(".", 1)[-1], 102)

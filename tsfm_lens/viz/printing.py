@@ -7,8 +7,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.viz.findings import NOT_SIGNIFICANT
 from tsfm_lens.viz.sheet import legend_rows
-from tsfm_lens.viz.theme import BLACK, BLUE, GREEN, LEGEND_ROW, ORANGE, PURPLE, SKY, VERMILION, template
+from tsfm_lens.viz.theme import CATEGORICAL, GREEN, LEGEND_ROW, ORANGE, PURPLE, SKY, VERMILION, template
 
 __all__ = ["for_print"]
 COLUMNS = {"single": 89.0, "double": 183.0}  # mm, the widths of Nature and of most journals on A4
@@ -18,9 +19,11 @@ SMALLEST = 10  # pixels on the screen, 6 points in print
 TALLEST = 230.0  # mm, what a page leaves beside its caption
 _LENGTHS = ("font.size", ".marker.size", ".xshift", ".yshift", ".thickness")
 _TOP = 8  # pixels above the panels, now that no title stands there
-# solid stays solid; every other colour of the theme gets dashes of its own
-DASHES = {VERMILION: "6px,2px", GREEN: "2px,2px", PURPLE: "7px,2px,2px,2px", ORANGE: "10px,3px", SKY: "4px,3px"}
-SYMBOLS = {BLUE: "circle", VERMILION: "square", GREEN: "diamond", PURPLE: "triangle-up", ORANGE: "x", BLACK: "cross"}
+# solid stays solid; nearly every other colour of the theme gets dashes and symbols of its own
+_DASHES = (None, "6px,2px", "2px,2px", "7px,2px,2px,2px", "10px,3px", "4px,3px", None, "1px,3px", "9px,2px,4px,2px")
+DASHES = dict(zip(CATEGORICAL, (*_DASHES, "5px,5px", "12px,2px,1px,2px", None), strict=True))
+_SYMBOLS = ("circle", "square", "diamond", "triangle-up", "x", None, "cross", "triangle-down", "star", "pentagon")
+SYMBOLS = dict(zip(CATEGORICAL, (*_SYMBOLS, "hexagon", None), strict=True))
 _HATCHES = {VERMILION: "/", GREEN: ".", PURPLE: "x", ORANGE: "\\", SKY: "-"}
 
 
@@ -51,7 +54,7 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     margin = {side: fig.layout.margin[side] or 80.0 for side in "lrtb"}
     panels = (fig.layout.height or 500.0) - margin["t"] - margin["b"]
     margin["t"] = max(margin["t"] - meta.get("title_height", 0), _TOP)
-    scale = min(SCALE, width / meta.get("min_width", 360))
+    scale = min(SCALE, width / least_width(fig))
     if "legend_rows" in meta:
         margin["b"] += LEGEND_ROW * (legend_rows(fig, width / scale) - meta["legend_rows"])
     scale = min(scale, TALLEST * PIXELS_PER_MM / (panels + margin["t"] + margin["b"]))
@@ -68,8 +71,11 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         "meta": {**meta, **size, "type_pt": round(SMALLEST * scale / PIXELS_PER_POINT, 1)},
     }
     printed = go.Figure({"data": _scaled([trace.to_plotly_json() for trace in fig.data], scale), "layout": layout})
+    crowded = width < scale * meta.get("min_width", 0)
     for trace in printed.data:
-        if trace.type == "bar":
+        if trace.type == "heatmap" and crowded and trace.texttemplate and trace.name != NOT_SIGNIFICANT:
+            trace.texttemplate = None
+        elif trace.type == "bar":
             hatch = _HATCHES.get(trace.marker.color) if isinstance(trace.marker.color, str) else None
             if hatch and trace.marker.pattern.shape is None:
                 trace.marker.pattern = {"shape": hatch, "size": 5, "solidity": 0.25}
@@ -96,7 +102,13 @@ def _scaled(part: Any, scale: float, path: str = "") -> Any:
 
 def fits(fig: go.Figure, width_mm: float) -> bool:
     """Return whether a figure can be read at a width, from 6 pt on."""
-    return SCALE * float((fig.layout.meta or {}).get("min_width", 360)) <= width_mm * PIXELS_PER_MM
+    return SCALE * least_width(fig) <= width_mm * PIXELS_PER_MM
+
+
+def least_width(fig: go.Figure) -> float:
+    """Return the pixels on the screen that a figure needs without the numbers of its cells."""
+    meta = fig.layout.meta or {}
+    return float(meta.get("bare_width", meta.get("min_width", 360)))
 
 
 def _width(fig: go.Figure, column: str | float | None) -> float:

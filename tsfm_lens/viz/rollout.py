@@ -40,7 +40,6 @@ __all__ = [
     "selected_patch",
 ]
 
-_GREYS = [(0.0, "#ffffff"), (1.0, "#000000")]
 _HEADS = 9
 _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
@@ -156,7 +155,7 @@ def autoregressive_attention_map(ds: xr.Dataset, *, heads: str = "sharp", count:
     grid = panel_grid(list(zip(labels, notes, strict=True)), row_height=150)
     hover = "query step %{x} reads context step %{y}"
     group = _draw(grid, maps, labels, keys, queries, hover, upwards=True)
-    grid.colours(weight_colours(limit) | {"colorscale": _GREYS})
+    grid.colours(weight_colours(limit))
     forecasts = bool(len(queries.axis.timed)) and queries.edges[0] >= -1
     title_axes(grid, "forecast step" if forecasts else "query step", "context step" if forecasts else "key step")
     word = "Sharpest" if heads == "sharp" else "Most diffuse"
@@ -165,7 +164,7 @@ def autoregressive_attention_map(ds: xr.Dataset, *, heads: str = "sharp", count:
         f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}",
         attention_kind(ds),
         "steps from the start of the forecast",
-        f"black: {number(limit)} and more",
+        f"darkest: {number(limit)} and more",
         f"above the dotted line: {marks}" if marks else "",
         grouped(group),
     )

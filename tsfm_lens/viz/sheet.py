@@ -41,6 +41,7 @@ class Sheet:
     below: int = 52
     above: int = 10
     words: float = 0
+    numbers: float = 0
     legend: set[str] = field(default_factory=set)
     signs: dict[str, None] = field(default_factory=dict)
     floors: dict[str, None] = field(default_factory=dict)
@@ -89,7 +90,9 @@ class Sheet:
         """Finish the figure."""
         left = self._letter_axes()
         names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in _on_axes(self.fig) if trace.showlegend]
-        least = max(self.min_width, left + self.words + (self.fig.layout.margin.r or _RIGHT), _HALF * left, *names)
+        sides = left + (self.fig.layout.margin.r or _RIGHT)
+        bare = max(self.min_width, sides + self.words, _HALF * left, *names)
+        least = max(bare, sides + self.numbers)
         rows = legend_rows(self.fig, max(least, _USUAL))
         remarks = (*remarks, self._noise_words())
         return dress(
@@ -102,6 +105,7 @@ class Sheet:
             min_width=round(least),
             left=left,
             legend=rows,
+            bare=bare,
         )
 
     def _letter_axes(self) -> float:
@@ -290,32 +294,32 @@ class Panel:
         """Draw a heat map on the sheet's colours."""
         where = {name: value for name, value in (("x", x), ("y", y)) if value is not None}
         pale = np.zeros(z.shape, dtype=bool) if noise is None else noise.pale & np.isfinite(z)
-        texts = None
-        if write is not None and z.size <= printed:
+        numbered = write is not None and z.size <= printed
+        dotted = max(z.shape) <= _MAX_DOTS
+        if numbered and write is not None:
             texts = np.array([[write(float(v)) if np.isfinite(v) else "" for v in row] for row in z], dtype=object)
+            texts = np.where(pale, "(" + texts + ")", texts)
             size = 10 if z.shape[1] > 12 else 11
-            written = np.where(pale, "", texts).tolist()
-            more = {**more, "text": written, "texttemplate": "%{text}", "textfont": {"size": size}}
-            widest = max(texts.ravel(), key=len, default="") + "()" * bool(pale.any())
+            more = {**more, "text": texts.tolist(), "texttemplate": "%{text}", "textfont": {"size": size}}
+            widest = max(texts.ravel(), key=len, default="")
             low, high = self._place().xaxis.domain or (0, 1)
-            self.sheet.words = max(self.sheet.words, (text_width(widest, size) + _CELL) * z.shape[1] / (high - low))
+            self.sheet.numbers = max(self.sheet.numbers, (text_width(widest, size) + _CELL) * z.shape[1] / (high - low))
         options: Look = {"coloraxis": "coloraxis", "xgap": 1, "ygap": 1, "hoverongaps": False, **more}
         trace = go.Heatmap(z=z, hovertemplate=f"{hover}<extra></extra>", **where, **options)
         self.sheet.fig.add_trace(trace, **self.at)
         if noise is not None:
-            self.sheet.noisy(noise, f"pale, {'dotted' if texts is None else 'in brackets'}" * bool(pale.any()))
-        if pale.any():
-            small = max(z.shape) <= _MAX_DOTS
-            signs = np.full(z.shape, "·" * small) if texts is None else "(" + texts + ")"
-            self._veil(pale, np.where(pale, signs, "").tolist(), 14 if texts is None else 10, where)
+            sign = "in parentheses" if numbered else "dotted" if dotted else "pale"
+            self.sheet.noisy(noise, sign * bool(pale.any()))
+        if pale.any() and not numbered:
+            dots: Look = {"text": np.where(pale, "·", "").tolist(), "texttemplate": "%{text}"}
+            look: Look = {**dots, "textfont": {"size": 14, "color": GREY}} if dotted else {"xgap": 1, "ygap": 1}
+            self.cover(pale, f"rgba(255,255,255,{0 if dotted else 0.6})", name=NOT_SIGNIFICANT, **look, **where)
 
-    def _veil(self, pale: np.ndarray, signs: list[list[str]], size: float, where: Look) -> None:
-        """Draw white over cells that are not significant, and a sign in each that needs no colour."""
-        white = "rgba(255,255,255,0.6)"
-        look: Look = {"colorscale": [[0, white], [1, white]], "zmin": 0, "zmax": 1, "showscale": False}
-        text: Look = {"text": signs, "texttemplate": "%{text}", "textfont": {"size": size, "color": GREY}}
-        options: Look = {"name": NOT_SIGNIFICANT, "hoverinfo": "skip", "xgap": 1, "ygap": 1, **look, **text, **where}
-        self.sheet.fig.add_trace(go.Heatmap(z=np.where(pale, 0.0, np.nan), **options), **self.at)
+    def cover(self, cells: np.ndarray, colour: str, **more: Any) -> None:
+        """Draw one colour over some cells of a map."""
+        look: Look = {"colorscale": [[0, colour], [1, colour]], "zmin": 0, "zmax": 1, "showscale": False}
+        options: Look = {"hoverinfo": "skip", **look, **more}
+        self.sheet.fig.add_trace(go.Heatmap(z=np.where(cells, 0.0, np.nan), **options), **self.at)
 
     def level(self, y: float, *, colour: str = GREY, width: float = 1, dash: str | None = None, **more: Any) -> None:
         """Draw a line across the panel."""

@@ -13,6 +13,7 @@ from tsfm_lens.registry import ReportPanel, check, frame, measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.logit_lens import layer_axis
 from tsfm_lens.viz.maps import colour_scale, two_digits
+from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, layer_name, model_of, names
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, plain
@@ -114,15 +115,16 @@ def entropic_rank_line(ds: xr.Dataset) -> go.Figure:
     heads, canvas = int(ds.attrs.get("heads", 0)), blank(280)
     panel, hover = canvas.panel(), "%{text}<br>entropic rank %{y:.3g}"
     thin: Look = {"colour": mixed(GREY, 0.55), "width": 1, "text": labels}
-    for name, line in zip(ids, np.exp(array(ds, "entropy", "layer", "series")).T, strict=True):
+    each = np.exp(array(ds, "entropy", "layer", "series"))
+    for name, line in zip(ids, each.T, strict=True):
         panel.line(labels, line, "one series each", f"{plain(name)}, {hover}", **thin)
     bold: Look = {"colour": BLUE, "width": 2.5, "mode": "lines+markers", "text": labels}
     panel.line(labels, array(ds, "rank", "layer"), "all series", f"all series, {hover}", **bold)
+    panel.y(range=fitted_range(np.append(each, heads or np.nan), np.empty(0))[0])
     if heads:
         panel.level(heads, dash="dot")
         words = f"{heads} heads: no two share a direction"
         panel.note(words, 1, heads, colour=GREY, xref="domain", xanchor="right", yanchor="bottom")
-        panel.y(range=[0.9, heads + 0.12 * (heads - 0.9)])
     layer_axis(canvas, labels)
     panel.y("entropic rank (directions)")
     over = f"entropy averaged over tokens and {len(ids)} series"

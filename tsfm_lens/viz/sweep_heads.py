@@ -179,7 +179,8 @@ def head_curves(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
         bold = set(rows.loc[rows["better"] & (rows["within"] > 0), "order"])
         for order in sorted(dict.fromkeys(rows["order"]), key=lambda each: not is_random(each)):
             curve = with_start(rows[rows["order"] == order])
-            sweep.band(panel, 100 * curve["share"].to_numpy(float), curve, base, colours[order])
+            if order in bold:
+                sweep.band(panel, 100 * curve["share"].to_numpy(float), curve, base, colours[order])
             _curve(panel, curve, colours[order], bold=order in bold)
         sweep.level(panel, base, "dash")
         sweep.level(panel, base * (1 + tolerance), "dot")
@@ -188,10 +189,9 @@ def head_curves(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
     title_axes(grid, "heads ablated (%)", "MASE")
     return grid.dress(
         f"Error of {name} as more heads of a layer are ablated",
-        f"{sweep.MASE_WORDS}; dashed: unablated; dotted: {percent(tolerance)} more; bands: "
-        f"{sweep.intervals_of(table)} of the change",
+        f"{sweep.MASE_WORDS}; dashed: unablated; dotted: {percent(tolerance)} more",
         cut,
-        f"the thicker line is the layer's better order{remark}",
+        f"the thicker line is the layer's better order, its band the {sweep.intervals_of(table)} of the change{remark}",
     )
 
 

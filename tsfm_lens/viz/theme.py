@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from textwrap import wrap
 from typing import Any
@@ -12,11 +13,12 @@ import plotly.io as pio
 TEMPLATE = "tsfm_lens"
 BLUE, VERMILION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 ORANGE, SKY, YELLOW, BLACK = "#E69F00", "#56B4E9", "#F0E442", "#000000"
-CATEGORICAL = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)
+WINE, INDIGO, OLIVE, BROWN = "#882255", "#5B4FC4", "#8A8A00", "#7A4B1E"
+CATEGORICAL = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, WINE, INDIGO, OLIVE, BROWN, YELLOW)
 INK, GREY, PALE = "#1A1A1A", "#5F5F5F", "#D4D4D4"
 FONT = "Arial, Liberation Sans, Helvetica, sans-serif"
 
-_AMOUNTS = ("#FFFFFF", "#FFF3B8", "#E8CF5A", "#B3A369", "#7C7B78", "#434E6C", "#00224E")
+_AMOUNTS = ("#FFFFFF", "#E3F3F1", "#B5DFDA", "#6FBFBB", "#2F919A", "#135F7E", "#00224E")
 SEQUENTIAL = tuple(zip((0.0, 0.06, 0.2, 0.4, 0.6, 0.8, 1.0), _AMOUNTS, strict=True))
 _SIDES = ("#144E72", "#5A9DC8", "#D5E6F2", "#FFFFFF", "#F7DDC9", "#CA7D44", "#743100")
 DIVERGING = tuple(zip((0.0, 0.25, 0.45, 0.5, 0.55, 0.75, 1.0), _SIDES, strict=True))
@@ -141,8 +143,12 @@ def dress(
     min_width: int,
     left: float = 0,
     legend: int = 0,
+    bare: float = 0,
 ) -> go.Figure:
-    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels."""
+    """Give ``fig`` the template, its title and a height that leaves ``plot_height`` pixels to the panels.
+
+    ``bare``: the width in pixels that it needs without the numbers of its cells.
+    """
     heads = _lines(title, _TITLE_CHARACTERS)
     subs = _lines(subtitle, _SUBTITLE_CHARACTERS)
     text = "<b>" + "<br>".join(heads) + "</b>"
@@ -173,6 +179,7 @@ def dress(
             "title": title,
             "subtitle": subtitle,
             "min_width": min_width,
+            "bare_width": round(bare or min_width),
             "title_height": block,
             "left": left,
             "legend_rows": legend,
@@ -190,3 +197,6 @@ def untitled(fig: go.Figure) -> go.Figure:
 
 
 pio.templates[TEMPLATE] = template()  # plotly's default stays what it is
+# a kernel without a session, as of "nbconvert --execute", makes a page, which cannot draw plotly's own form of figures
+if pio.renderers.default == "plotly_mimetype" and not {"JPY_SESSION_NAME", "PLOTLY_RENDERER"} & set(os.environ):
+    pio.renderers.default = "plotly_mimetype+notebook"

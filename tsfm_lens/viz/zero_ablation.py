@@ -120,15 +120,14 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     if metric not in available:
         raise unknown_name("metric", metric, available)
     measure = MEASURES[metric]
-    heads = coordinate(ds, "head").astype(int) >= 0
     effect = array(ds, metric, "component", "series")
     noise = finding(ds, metric, "component")
     middle = middle_of(noise, effect)
     canvas = _draw(ds, middle, effect, measure, noise)
-    canvas.colours(_scale(middle[heads] if heads.any() else middle, measure))
+    canvas.colours(_scale(middle, measure))
     title = f"Ablation of every component of {model_of(ds)}: {measure.word}"
     what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
-    return canvas.dress(title, what, "zeroed one at a time", "colours up to the largest head" * bool(heads.any()))
+    return canvas.dress(title, what, "zeroed one at a time")
 
 
 @ABLATION.figure()
@@ -210,7 +209,9 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
     """Draw all blocks, a row per stack and a column per kind of component."""
 
     def title(kind: str, heads: int) -> str:
-        return f"{kind_word(kind)} heads" if heads else {"mlp": "MLP", "layer": "layer"}.get(kind, "all heads")
+        if not heads:
+            return {"mlp": "MLP", "layer": "layer"}.get(kind, "all\nheads")
+        return kind_word(kind).replace("-", "-\n")
 
     places, rows = places_in(ds), dict[str, list[int]]()
     for stack, layer in sorted({(s, int(at)) for s, at in zip(places.stack, places.layer, strict=True) if at >= 0}):
@@ -220,15 +221,15 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
     heads = sum(count for _, count in blocks)
     height = max(int(np.clip(330 / deep, 20, 46)), -(-120 // deep))
     grids = [(stack, block, _grid(places, rows[stack], stack, *block)) for stack in rows for block in blocks]
-    wide = sum(max(count * (42 if heads <= 8 else 21), 130) if count else 50 for _, count in blocks)
+    wide = sum(max(21 * count, 90) if count else 40 for _, count in blocks)
     canvas = sheet(
         [len(layers) * height for layers in rows.values()],
-        [count or max(1.0, 0.09 * heads) for _, count in blocks],
+        [count or max(1.0, 0.19 * heads) for _, count in blocks],
         titles=[title(*block) if (grid >= 0).any() else "" for _, block, grid in grids],
         row_gap=70,
         column_gap=min(0.014, 0.5 / len(blocks)),
-        min_width=170 + wide,
-        above=34,
+        min_width=160 + wide,
+        above=46,
         below=46,
     )
     words = [_describe(ds, i, effect, middle, measure, noise) for i in range(len(middle))]
@@ -272,11 +273,11 @@ def _describe(
     return "<br>".join([f"{head} (median)", *tail, *lines, *more])
 
 
-def _scale(heads: np.ndarray, measure: Measure) -> dict[str, Any]:
-    """Scale colours up to the largest head effect; symmetric about 0 for relative measures."""
+def _scale(middle: np.ndarray, measure: Measure) -> dict[str, Any]:
+    """Scale colours by the root, since layers reach far beyond heads; symmetric about 0 for relative measures."""
     if measure.relative:
-        return colour_scale(measure.word, heads, diverging=True, tickformat=".2~%")
-    return colour_scale(measure.word, heads, low=0.0)
+        return colour_scale(measure.word, middle, diverging=True, root=True, tickformat=".2~%")
+    return colour_scale(measure.word, middle, low=0.0, root=True)
 
 
 MEASURES = {
