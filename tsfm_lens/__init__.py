@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch, as_series, bundled
     from tsfm_lens.hooks import Activations, Component, EditPattern, Mean, Noise, PatchFrom, Resample, Steer, Zero
     from tsfm_lens.models import Forecast, Lens, Run, load
+    from tsfm_lens.viz import plot
 
 __all__ = [
     "Activations",
@@ -36,10 +37,12 @@ __all__ = [
     "as_series",
     "bundled",
     "load",
+    "plot",
 ]
 _HOME = dict.fromkeys(__all__, "tsfm_lens.hooks") | {
     **dict.fromkeys(("SeriesBatch", "as_series", "bundled"), "tsfm_lens.data"),
     **dict.fromkeys(("Forecast", "Lens", "Run", "load"), "tsfm_lens.models"),
+    "plot": "tsfm_lens.viz",
 }
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.extensions import extensible
 from tsfm_lens.stats import (
     LEVEL,
     SMALLEST,
@@ -25,6 +26,13 @@ from tsfm_lens.stats import (
 SMALLEST_SHARE = SMALLEST
 """Share of a series' range: smaller changes of a forecast are no denominator, unless a caller allows it."""
 OTHER_SERIES, OTHER_TIMES = "other series like these", "other times of this series"
+
+
+@extensible
+class Result(xr.Dataset):
+    """Dataset of a probe, which draws itself: ``result.plot()``; its arrays keep xarray's own ``plot``."""
+
+    __slots__ = ()
 
 
 def judge(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache, wraps
 from inspect import cleandoc, signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.extensions import FIGURES, PROBES, load_extensions
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
     import xarray as xr
+
+    from tsfm_lens.findings import Result
 
 VERSION = "0.1.0"
 _WITHIN = ContextVar("within a probe", default=False)
@@ -105,7 +107,7 @@ class Probe:
         each: options by name of the results that a report shows; one result without options if None.
     """
 
-    function: Callable[..., xr.Dataset]
+    function: Callable[..., Result]
     takes: Takes
     words: str
     options: Callable[[Any], Mapping[str, Any]]
@@ -344,7 +346,7 @@ def probe(
     words: str = "",
     options: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     each: Callable[[Any], Mapping[str, Mapping[str, Any]]] | None = None,
-) -> Callable[[F], F]:
+) -> Callable[[Callable[P, xr.Dataset]], Callable[P, Result]]:
     """Register the function that computes the results of a kind; see :class:`Probe`.
 
     Raises:
@@ -353,7 +355,7 @@ def probe(
     if isinstance(takes, str) and takes not in _INPUT_WORDS:
         raise unknown_name("takes", takes, _INPUT_WORDS)
 
-    def register(function: F) -> F:
+    def register(function: Callable[P, xr.Dataset]) -> Callable[P, Result]:
         if not function.__module__.startswith("tsfm_lens."):
             load_extensions(PROBES)
         if kind in _PROBES and _PROBES[kind].function.__module__ != function.__module__:
@@ -363,7 +365,7 @@ def probe(
         how = options if callable(options) else lambda results: options or {}
 
         @wraps(function)
-        def compute(*args: Any, **arguments: Any) -> Any:
+        def compute(*args: P.args, **arguments: P.kwargs) -> Result:
             # a probe that another one calls leaves the twins to its caller
             count = max((getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0) * (not _WITHIN.get())
             began, mark = time.perf_counter(), _WITHIN.set(True)
@@ -371,15 +373,15 @@ def probe(
                 result = function(*args, **arguments)
             finally:
                 _WITHIN.reset(mark)
-            if not count or (count < 0 and time.perf_counter() - began > _QUICK):
-                return result
             # numpy and xarray take longer to import than the help of the command line
-            from tsfm_lens.findings import beside_twins
+            from tsfm_lens.findings import Result, beside_twins
 
-            return beside_twins(function, result, count, args, arguments)
+            if count > 0 or (count < 0 and time.perf_counter() - began <= _QUICK):
+                result = beside_twins(function, result, count, args, arguments)
+            return Result(result.data_vars, result.coords, result.attrs)
 
         _PROBES[kind] = Probe(compute, takes, words or f"{_name_of(function)}{on}", how, each)
-        return cast(F, compute)
+        return compute
 
     return register
 

@@ -14,6 +14,7 @@ import xarray as xr
 
 from tsfm_lens.data import SeriesBatch, shift_phase
 from tsfm_lens.errors import InputError
+from tsfm_lens.findings import Result
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import Takes, find, probe
 
@@ -64,7 +65,7 @@ class Results:
             self.computed[kind] = self.compute(kind, **self.options.get(kind, {}))
         return self.computed[kind]
 
-    def compute(self, kind: str, /, **options: Any) -> xr.Dataset:
+    def compute(self, kind: str, /, **options: Any) -> Result:
         """Compute the result of a measurement anew."""
         entry = find(kind)
         if entry.probe is None or not entry.of_run:
@@ -74,7 +75,7 @@ class Results:
         if self.progress is not None and "progress" in signature(function).parameters:
             options["progress"] = self.progress
         arguments = self._arguments(takes)
-        result: xr.Dataset = function(*arguments, **{**entry.probe.options(self), **options})
+        result: Result = function(*arguments, **{**entry.probe.options(self), **options})
         if takes != "pair":
             return result
         missing = sum(int(np.isnan(values).sum()) for values in self.first.batch.values)

@@ -8,11 +8,56 @@ from typing import TYPE_CHECKING, Any
 from tsfm_lens.extensions import method_of
 
 if TYPE_CHECKING:
-    import xarray as xr
+    import plotly.graph_objects as go
 
+    from tsfm_lens.findings import Result
+    from tsfm_lens.hooks import Component
     from tsfm_lens.models import Forecast, Lens, Run
     from tsfm_lens.models.checkpoint import Checkpoint
+    from tsfm_lens.report.explanation import Explanation
     from tsfm_lens.testing import OracleResult
+
+
+@method_of("Run", "Forecast", "Result", "Explanation")
+def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
+    """Draw this, or another thing beside it; see :func:`tsfm_lens.viz.plot`."""
+    from tsfm_lens import viz
+
+    return viz.plot(thing, *others, **options)
+
+
+@method_of("Run")
+def without(run: Run, *components: str | Component, **options: Any) -> Result:
+    """Forecast with and without components; see :func:`tsfm_lens.probes.ablation_recipes`.
+
+    Args:
+        components: names or globs, all ablated together.
+        options: of the probe: ``how``, ``reference``, ``quantiles``, ``progress``.
+    """
+    from tsfm_lens.probes import ablation_recipes
+
+    return ablation_recipes(run, {f"without {', '.join(map(str, components))}": components}, **options)
+
+
+@method_of("Run")
+def attribute(run: Run, **options: Any) -> Result:
+    """Split the forecast among the components that wrote it; see :func:`tsfm_lens.probes.attribute`."""
+    from tsfm_lens import probes
+
+    return probes.attribute(run, **options)
+
+
+@method_of("Run")
+def measure(run: Run, kind: str, **options: Any) -> Result:
+    """Compute any measurement by its kind, such as "logit_lens"; :func:`tsfm_lens.registry.measurements` has all.
+
+    Args:
+        kind: of the result; ``tsfm-lens measurements`` lists them.
+        options: of its probe.
+    """
+    from tsfm_lens.results import Results
+
+    return Results(run).compute(kind, **options)
 
 
 @method_of("Run")
@@ -24,7 +69,7 @@ def report(run: Run, out: str | Path, **options: Any) -> Path:
 
 
 @method_of("Run")
-def explain(run: Run, out: str | Path | None = None, **options: Any) -> dict[str, xr.Dataset]:
+def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanation:
     """Explain this forecast by its inputs, routes and a proof; see :func:`tsfm_lens.report.explanation.explain`."""
     from tsfm_lens.report import explanation
 

@@ -13,7 +13,7 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
 from tsfm_lens.data.files import in_units, read_series
-from tsfm_lens.data.frames import from_frame
+from tsfm_lens.data.frames import continued, from_frame
 from tsfm_lens.data.frequencies import stamp_frequency
 from tsfm_lens.data.times import times_of
 from tsfm_lens.data.values import is_missing, label, numbers_or_categories, plain_array, texts, to_floats, to_pandas
@@ -62,7 +62,8 @@ def as_series(
         seasonality: season length in steps; from the frequency if None.
         targets, variates, id_column, time_column, time_format, known, past: see :func:`tsfm_lens.data.from_frame`.
         delimiter, decimal, encoding, header: of a file of text; see :func:`tsfm_lens.data.read_series`.
-        future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends.
+        future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends. Unless
+            ``known`` names some, each of its columns that is no id and no timestamp is a known covariate.
 
     Raises:
         InputError: the data cannot be used; the message names the series and the position.
@@ -84,7 +85,7 @@ def as_series(
         for name, frame in parts.items():
             if not isinstance(frame, pd.DataFrame):
                 raise InputError(f"{name} is {type(frame).__name__}; future=… goes on with a frame, in a frame")
-        data = pd.concat(list(parts.values()), ignore_index=data.index.nlevels == 1)
+        data, options = continued(parts["the data"], parts["future"], options)
     batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
     if freq is not None:

@@ -346,6 +346,27 @@ def covariate_roles(
     return roles
 
 
+def continued(frame: pd.DataFrame, future: pd.DataFrame, options: Mapping[str, Any]) -> tuple[pd.DataFrame, Any]:
+    """Go on with a frame of the future; return the whole and the options, with its covariates unless they are named.
+
+    Raises:
+        InputError: the frame of the past lacks a covariate.
+    """
+    if all(name is None for name in future.index.names) and future.index.nlevels == frame.index.nlevels:
+        future = future.set_axis(future.index.set_names(frame.index.names))
+    past, *keys = flat(frame, options.get("id_column"), options.get("time_column"))
+    ahead, *_ = flat(future, *keys)
+    key, time = key_and_time(past.columns, *keys)
+    others = {key, time or dated_column(past, {key}), find(ahead.columns, TARGET_COLUMNS)}
+    others |= {name for role in ("targets", "variates", "past") for name in options.get(role, ())}
+    known = [str(name) for name in ahead.columns if name not in others]
+    for name in known if "known" not in options else ():
+        if name not in past.columns:
+            raise InputError(f"future has a column {name!r}, whose past the data do not have; leave it out, or add it")
+    names = {name: each for name, each in zip(("id_column", "time_column"), keys, strict=True) if each is not None}
+    return pd.concat([past, ahead], ignore_index=True), {"known": known, **options, **names}
+
+
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:
     """Split texts into names of columns at commas; a column whose name has a comma wins."""
     name_lists = [[text] if text in columns else text.split(",") for text in texts]

@@ -14,7 +14,7 @@ from tsfm_lens.errors import HookError, InputError, unknown_name
 from tsfm_lens.hooks.names import Point, nearest
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.residual import Decomposed
-from tsfm_lens.hooks.tl_names import CACHE, Key, full_name
+from tsfm_lens.hooks.tl_names import CACHE, Key, full_name, point_of
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,7 @@ class Activations(Decomposed):
 
     Names are those of the hook points, or TransformerLens's for them: ``acts["pattern", 0]``, ``acts["resid_post", -1,
     "decoder"]`` where a model has two stacks, ``acts["pattern", 0, "cross_attn"]`` where a block has two attentions.
+    Components are taken too: ``acts["decoder.2.mlp"]`` is its write, ``acts["decoder.2.cross_attn.3"]`` one head's z.
     After a rollout a tensor has a leading axis ``step``, one entry per pass; ``name + "_grad"`` holds a gradient.
 
     Attributes:
@@ -87,6 +88,7 @@ class Activations(Decomposed):
         source: hook points and weights of the model that ran; None where that is not known.
         has_batch_dim: whether an axis "batch" of length 1 is shown.
         reduced: names of the axes of reduced activations.
+        remark: on the run, for a reader.
     """
 
     points: Mapping[str, Point]
@@ -100,6 +102,7 @@ class Activations(Decomposed):
     source: HookRegistry | None = field(default=None, repr=False)
     has_batch_dim: bool = True
     reduced: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    remark: str = ""
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.recorded)
@@ -113,7 +116,7 @@ class Activations(Decomposed):
 
     def __repr__(self) -> str:
         kind = "rollout" if self.rollout else "forward"
-        return f"Activations({len(self)} hook points of one {kind}, {len(self.ids)} series)"
+        return f"Activations({len(self)} hook points of one {kind}, {len(self.ids)} series{self.remark})"
 
     def _ipython_key_completions_(self) -> list[str]:
         return list(self.recorded)
@@ -123,6 +126,9 @@ class Activations(Decomposed):
         raise AttributeError(f"activations have no {name!r}{instead}")
 
     def __getitem__(self, name: Key) -> Tensor:
+        head = point_of(name)[1] if isinstance(name, str) and name not in self.recorded else ""
+        if head.isdigit():
+            return self[point_of(str(name))[0]][..., int(head), :]
         exact = self._name(name)
         values = [call.value for call in self.recorded[exact]]
         if len({tuple(value.shape) for value in values}) > 1:
@@ -137,6 +143,7 @@ class Activations(Decomposed):
             return key
         suffix = "_grad" if isinstance(key, str) and key.endswith("_grad") else ""
         plain = key.removesuffix("_grad") if isinstance(key, str) else key
+        plain = point_of(plain)[0] or plain if isinstance(plain, str) else plain
         name = plain if isinstance(plain, str) and plain in self.points else full_name(self.points, plain)
         requested = key if name is None else name + suffix
         if isinstance(requested, str) and requested in self.recorded:

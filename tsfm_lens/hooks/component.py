@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.tl_names import component_of
 from tsfm_lens.hooks.wiring import Attention, Wiring
 
 _HINT = "`lens.components()` lists them all; a target is a component (decoder.3.cross_attn.5) or a hook point."
@@ -77,7 +78,8 @@ def components(wiring: Wiring) -> Iterator[Component]:
 def select_components(wiring: Wiring, *patterns: str | Component) -> list[Component]:
     """Select components by name or glob, in model order and each once.
 
-    A glob matches part by part: ``decoder.*.mlp`` is every MLP of the decoder, ``decoder.*`` every whole layer.
+    A glob matches part by part: ``decoder.*.mlp`` is every MLP of the decoder, ``decoder.*`` every whole layer. The
+    hook point of a write stands for its component: ``decoder_blocks.2.mlp.hook_out`` for ``decoder.2.mlp``.
 
     Raises:
         UnknownNameError: a pattern matches nothing; the message has the nearest components.
@@ -95,7 +97,7 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
         return [by_name[str(patterns[0])]]
     names: set[str] = set()
     for pattern in patterns:
-        names.update(select(by_name, str(pattern), what="component", hint=_HINT))
+        names.update(select(by_name, component_of(str(pattern)), what="component", hint=_HINT))
     return [component for name, component in by_name.items() if name in names]
 
 

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from tsfm_lens.errors import unknown_name
-from tsfm_lens.hooks.tl_names import Key, full_name
+from tsfm_lens.hooks.tl_names import Key, full_name, point_of
 from tsfm_lens.hooks.wiring import Attention, Mix, Site, Stack, Wiring
 
 RESIDUAL = ("batch", "pos", "d_model")
@@ -102,12 +102,17 @@ def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, i
 
 
 def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = "") -> list[str]:
-    """Return names that equal ``pattern`` or match it as a glob, or the one that TransformerLens calls so."""
+    """Return names that equal ``pattern`` or match it as a glob, or the one that TransformerLens calls so.
+
+    Among hook points a component stands for the one that it writes at, see :func:`point_of`.
+    """
     available = list(names)
     if isinstance(pattern, str):
+        if what == "hook point" and (point := point_of(pattern)[0]) and any(map(_globbed(point), available)):
+            pattern = point
         if pattern in available:
             return [pattern]
-        matches = [name for name in available if _matches(name.split("."), pattern.split("."))]
+        matches = list(filter(_globbed(pattern), available))
         if matches:
             return matches
         if _GLOB.search(pattern):
@@ -131,6 +136,12 @@ def nearest(names: Iterable[str], key: Key) -> list[str]:
     matches = [name for name in available if near and ends[name] == near[0]]
     closest = [name for name in matches if all(word in name for word in words if isinstance(word, str))]
     return closest or matches or available
+
+
+def _globbed(pattern: str) -> Callable[[str], bool]:
+    """Return a test of names by a glob, part by part."""
+    globs = pattern.split(".")
+    return lambda name: _matches(name.split("."), globs)
 
 
 def _matches(parts: list[str], globs: list[str]) -> bool:

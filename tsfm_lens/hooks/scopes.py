@@ -21,6 +21,7 @@ from tsfm_lens.errors import HookError, UnknownNameError
 from tsfm_lens.hooks.block import Block, Scope, Steps
 from tsfm_lens.hooks.hook_checks import refuse_hidden
 from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.tl_names import point_of
 
 Direction = Literal["fwd", "bwd"]
 Hook = tuple[str, Callable[..., Any], Direction]
@@ -201,6 +202,8 @@ def resolve_hooks(
         matches = list(filter(name, names)) if callable(name) else select(names, name)
         if not matches:
             raise UnknownNameError(f"{name!r} is true of no hook point; lens.hook_table() lists them")
+        if isinstance(name, str) and point_of(name)[1].isdigit():
+            raise UnknownNameError(f"{name!r} is one head of {matches[0]}; hook that, whose axis 'head' has them all")
         by_name += [(exact, hook, direction) for exact in matches]
     return by_name
 

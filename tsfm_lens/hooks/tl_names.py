@@ -79,6 +79,7 @@ ARGUMENTS = {
 # beyond the aliases of get_act_name
 _SAME = {"in": "resid_pre", "rot_k": "k", "rot_q": "q"}
 _DOTTED = re.compile(r"(?:(?:(\w+)_)?blocks\.(\d+)\.)?(?:([\w.]+)\.)?hook_(\w+)")
+_COMPONENT = re.compile(r"(?:([a-z]\w*)\.)?(\d+|\*)(?:\.([a-z_*]+)(?:\.(\d+|\*))?)?")
 _LETTERS = re.compile(r"([a-z_]+?)_?(\d+)([a-z]\w*)?")
 
 
@@ -89,6 +90,26 @@ class _Parts(NamedTuple):
     layer: int | None = None
     stack: str | None = None
     kind: str | None = None
+
+
+def point_of(component: str) -> tuple[str, str]:
+    """Return name or glob of the hook point that a component writes at, and its head; ("", "") for other text.
+
+    A head is part of "hook_z", a branch is "hook_out", a layer "hook_resid_post".
+    """
+    match = _COMPONENT.fullmatch(component)
+    if match is None:
+        return "", ""
+    stack, layer, kind, head = match.groups(default="")
+    end = f"{kind}.hook_z" if head else f"{kind}.hook_out" if kind else "hook_resid_post"
+    return f"{stack and stack + '_'}blocks.{layer}.{end}", head
+
+
+def component_of(point: str) -> str:
+    """Return the component, or glob, that a hook point is the write of; other text as it is."""
+    text = re.sub(r"^(?:(\w+)_)?blocks\.", lambda match: f"{match[1]}." if match[1] else "", point)
+    text = re.sub(r"\.hook_(?:z|result)$", ".*", text.removesuffix(".hook_out"))
+    return point if ".hook_" in text else text
 
 
 def full_name(names: Iterable[str], key: Key) -> str | None:

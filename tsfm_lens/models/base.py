@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any, Self
@@ -294,7 +294,7 @@ class LensBase(HookedRootModule):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one forward; InputError for an argument of TransformerLens's that has no counterpart."""
-        refuse_unknown({name: value for name, value in kwargs.items() if name != "series"}, rollout=False)
+        refuse_unknown({name: value for name, value in kwargs.items() if name != "series"}, "forward")
         return super().__call__(*args, **kwargs)
 
     @property
@@ -380,6 +380,11 @@ def _rebuilt(kind: type[LensBase], adapter: Adapter, model_id: str, revision: st
     return lens
 
 
+def hooks_in_force(lens: LensBase) -> tuple[object, ...]:
+    """Return the hooks that are set on a lens, for comparison with those of another time."""
+    return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
+
+
 def _in_stacks(lens: LensBase, name: str) -> str:
     """Point to the stacks of a model that hold a name of TransformerLens's: "decoder_blocks" for "blocks"."""
     if "_modules" not in lens.__dict__:
@@ -389,13 +394,12 @@ def _in_stacks(lens: LensBase, name: str) -> str:
     return f"this model has {' and '.join(sorted(paths))}" if paths else ""
 
 
-def refuse_unknown(arguments: Mapping[str, Any], rollout: bool) -> None:
-    """Refuse arguments that a forward, or a rollout, does not take."""
-    allowed = _OF_A_FORECAST if rollout else _OF_A_FORWARD
+def refuse_unknown(arguments: Iterable[str], what: str, allowed: Sequence[str] = ()) -> None:
+    """Refuse arguments that a forward, a forecast or something else does not take."""
+    allowed = allowed or {"forecast": _OF_A_FORECAST, "forward": _OF_A_FORWARD}[what]
     for name in arguments:
         if name in allowed:
             continue
         near = get_close_matches(name, allowed, n=1, cutoff=0.4)
         nearest = f"did you mean {near[0]}?" if near else f"it takes {', '.join(allowed)}"
-        what = "forecast" if rollout else "forward"
         raise InputError(f"a {what} takes no {name!r}; {ARGUMENTS.get(name, nearest)}")

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from tsfm_lens.data import as_series
+from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.block import Block
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom, Rows
-from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions
+from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions, by_row
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import HookList, LensBase, refuse_unknown
@@ -91,7 +92,7 @@ class Lens(LensBase):
         **run: Any,
     ) -> Tensor | Forecast:
         """Run :meth:`forward` once with hooks, or :meth:`forecast` with ``rollout=True``; ``run`` are its arguments."""
-        refuse_unknown(run, rollout)
+        refuse_unknown(run, "forecast" if rollout else "forward")
         with self.hooks(fwd_hooks, bwd_hooks, reset_hooks_end, clear_contexts):
             return self.forecast(series, **run) if rollout else self.forward(series, **run)
 
@@ -124,7 +125,8 @@ class Lens(LensBase):
             memory: see :meth:`forecast`.
             remove_batch_dim: of a single row, leave the axis "batch" out.
             pos_slice: keep these positions alone, queries of patterns: an index, (start, stop) or a list.
-            run: further arguments of :meth:`forward`, ``stop_at_layer`` among them, or of :meth:`forecast`.
+            run: further arguments of :meth:`forward`, ``stop_at_layer`` among them, or of :meth:`forecast`. With
+                ``horizon`` alone the decoder of a token model is forced along its own forecast.
 
         Returns:
             The output (a :class:`Forecast` for rollouts) and the activations.
@@ -134,7 +136,7 @@ class Lens(LensBase):
             InputError: gradients without a scalar loss, of a rollout, in inference mode, or of a model whose backward
                 pass is not the derivative; a rollout of a model that runs twice per forecast; too little memory.
         """
-        refuse_unknown(run, rollout)
+        refuse_unknown(run, "forecast" if rollout else "forward")
         refuse_run(self, rollout, incl_bwd, loss)
         if pos_slice is not None and reduce is not None:
             raise InputError("pos_slice and reduce exclude each other; let the reducer take the positions")
@@ -147,8 +149,29 @@ class Lens(LensBase):
         if rollout:
             output, acts = capture.roll_out(**run)
         else:
+            remark = ""
+            if self.emits == "token" and not isinstance(series, Encoded) and not run.keys() & {"future", "tokens"}:
+                remark = "; its decoder read the start token alone, give horizon=… to follow the forecast"
+                if run.get("horizon") is not None:
+                    remark, run["future"] = "", self.median_path(batch, run["horizon"])
             output, acts = capture.forward(series if isinstance(series, Encoded) else self.encode(batch, **run))
+            acts.remark = remark
         return output, acts.remove_batch_dim() if remove_batch_dim else acts
+
+    def median_path(self, batch: SeriesBatch, horizon: int) -> np.ndarray:
+        """Return a token model's path on which each step is the median of its next value, (series, step)."""
+        first: int = self.adapter.first_value_token  # type: ignore[attr-defined]
+
+        @by_row
+        def settle(logits: Tensor, hook: Any) -> Tensor:
+            mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
+            median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
+            return torch.full_like(logits, torch.finfo(logits.dtype).min / 4).scatter(-1, median, 0.0)
+
+        with self.hooks([("unembed.hook_out", settle)]):
+            forecast = self.forecast(batch, horizon, num_samples=1)
+        assert forecast.samples is not None
+        return forecast.samples[:, 0].astype(float)
 
     def ablate(
         self,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,9 +21,10 @@ from tsfm_lens.data.batch import held_out
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
-from tsfm_lens.hooks.recorder import at_positions, by_row
+from tsfm_lens.hooks.recorder import at_positions
 from tsfm_lens.models.adapter import default_horizon, refuse_covariates
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.base import hooks_in_force, refuse_unknown
 from tsfm_lens.models.batching import limit_of
 from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, is_count, over_steps
 from tsfm_lens.models.lens import Lens
@@ -33,6 +35,7 @@ from tsfm_lens.places import replacing, writing_to
 # of the memory that a run may take, the share for its recordings
 _RECORD_SHARE = 0.25
 _SMALL = 2**26  # bytes of a model whose twins are kept
+_READING = signature(as_series).parameters
 
 
 @extensible
@@ -76,6 +79,10 @@ class Run:
     cache: dict[Hashable, Any] = field(init=False, default_factory=dict)
     cost: dict[str, float] = field(init=False, default_factory=dict)
     if TYPE_CHECKING:
+        plot: ClassVar[Callable[..., Any]]
+        without: ClassVar[Callable[..., xr.Dataset]]
+        attribute: ClassVar[Callable[..., xr.Dataset]]
+        measure: ClassVar[Callable[..., xr.Dataset]]
         report: ClassVar[Callable[..., Path]]
         explain: ClassVar[Callable[..., dict[str, xr.Dataset]]]
         explore: ClassVar[Callable[..., Any]]
@@ -108,7 +115,7 @@ class Run:
             return run.path[rows]
         self._refuse_other_hooks()
         with self._clock("path"):
-            return median_path(self.lens, self.batch, self.horizon)
+            return self.lens.median_path(self.batch, self.horizon)
 
     @property
     def tokens_read(self) -> bool:
@@ -403,33 +410,13 @@ class Run:
         return {"kind": kind, "title": title, "source": source, **self.lens.provenance(), **facts, **parameters}
 
 
-def median_path(lens: Lens, batch: SeriesBatch, horizon: int) -> np.ndarray:
-    """Compute the path on which every step is the median of the model's next value, given the path so far."""
-    first: int = lens.adapter.first_value_token  # type: ignore[attr-defined]
-
-    @by_row
-    def settle(logits: Tensor, hook: Any) -> Tensor:
-        mass = torch.softmax(logits[..., first:].double(), dim=-1).cumsum(-1)
-        median = first + (mass < 0.5 * mass[..., -1:]).sum(-1, keepdim=True)
-        return torch.full_like(logits, torch.finfo(logits.dtype).min / 4).scatter(-1, median, 0.0)
-
-    with lens.hooks([("unembed.hook_out", settle)]):
-        forecast = lens.forecast(batch, horizon, num_samples=1)
-    assert forecast.samples is not None
-    return forecast.samples[:, 0].astype(float)
-
-
-def hooks_in_force(lens: Lens) -> tuple[object, ...]:
-    """Return the hooks that are set on a lens, for comparison with those of another time."""
-    return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
-
-
 @method_of("Lens")
 def run(
     lens: Lens,
     series: Any,
     horizon: int | None = None,
     *,
+    future: Any = None,
     truth: Any = None,
     holdout: bool = False,
     windows: int = 1,
@@ -438,34 +425,34 @@ def run(
     num_samples: int | None = None,
     seed: int = 0,
     twins: int | None = None,
+    **columns: Any,
 ) -> Run:
     """Forecast a batch once, on first use, for every later question about that forecast.
 
     Args:
         lens: the model.
-        series: the context, anything that :func:`tsfm_lens.data.as_series` takes.
-        horizon: forecast steps; the model's own prediction length if None, less where the end of a short series is held
-            out.
-        truth: (series, step) values after the context, NaN where unknown; NaN throughout is no truth.
-        holdout: take the last ``horizon`` steps of every series as the truth. Of what is left, as of series without a
-            truth, at most the model's context length is the context.
+        series: anything that :func:`tsfm_lens.data.as_series` takes; at most its end is the context.
+        horizon: forecast steps; the model's own if None, fewer where the end of a short series is held out.
+        future: a frame of the covariates that are known beforehand; see :func:`tsfm_lens.data.as_series`.
+        truth: (series, step) values after the context, NaN where unknown.
+        holdout: take the last ``horizon`` steps of every series as the truth.
         windows: forecast origins of each series, ``horizon`` steps apart, the latest first. What follows an earlier
             origin is its truth. Tests count series, and windows where there is one series.
-        forced_path: (series, step) values that a token model's decoder is forced along in single forwards; the median
-            path if None.
+        forced_path: (series, step) values for teacher forcing of a token model's decoder; the median path if None.
         rollout: True looks at the library's own rollout, all of its passes. False looks at one forward over the whole
-            horizon, in which a token model is read out as the expected value. None takes one forward wherever that
-            covers the horizon.
+            horizon, in which a token model is read out as the expected value. None: one forward if that covers it.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every draw.
         twins: number of untrained twins of the model with which every probe compares its effects; each takes as long
             as the probe itself. 24 are enough for a claim that an effect is learned. If None, reports take them where
             a twin takes less than a second.
+        columns: further arguments of :func:`tsfm_lens.data.as_series`, such as ``targets``, ``known``, ``past``.
 
     Raises:
         InputError: a wrong argument, a series too short to hold its end out, or ends without any value.
     """
-    batch, whole = as_series(series), None
+    refuse_unknown(columns.keys() - _READING.keys(), "run", [*_READING, "holdout", "truth", "windows"])
+    batch, whole = as_series(series, future=future, **columns), None
     adapter = lens.adapter
     refuse_covariates(adapter, batch)
     own = adapter.prediction_length if holdout else default_horizon(adapter, batch)

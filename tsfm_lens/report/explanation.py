@@ -13,15 +13,21 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.segments import item_rows
+from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 from tsfm_lens.verdict import verdict
 
-__all__ = ["SECTIONS", "explain"]
+__all__ = ["SECTIONS", "Explanation", "explain"]
 
 _MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
 SECTIONS = ("forecast", *_MASKING_KINDS, "covariate_use")
 """Kinds of the measurements that an explanation has unless it is asked for others."""
+
+
+@extensible
+class Explanation(dict[str, xr.Dataset]):
+    """Results of an explanation by name; ``plot()`` draws what moved the forecast, ``plot("dots")`` another figure."""
 
 
 @saying_once
@@ -38,7 +44,7 @@ def explain(
     sources: Sequence[str] = (),
     progress: Callable[[str, int, int], None] | None = None,
     left_out: dict[str, str] | None = None,
-) -> dict[str, xr.Dataset]:
+) -> Explanation:
     """Explain a forecast: the inputs that moved it, their routes, the proofs, and the use of covariates.
 
     Sections that the model or the series do not allow are left out.
@@ -75,7 +81,7 @@ def explain(
     arguments = {
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }
-    results = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
+    results = Explanation(pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing))
     word, _ = judged(results)
     for kind in results.keys() & set(_MASKING_KINDS) if word else ():
         # one verdict on all of the page

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.parroting import *
     from tsfm_lens.viz.patching import *
     from tsfm_lens.viz.path_patching import *
+    from tsfm_lens.viz.plot import *
     from tsfm_lens.viz.printing import *
     from tsfm_lens.viz.recipes import *
     from tsfm_lens.viz.repeated_motif import *

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
@@ -15,13 +15,21 @@ from tsfm_lens.registry import measurement
 from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.grid import width_for
 from tsfm_lens.viz.panels import Scene, Timeline, fit, scene
-from tsfm_lens.viz.select import array, forecast_series, median_position, model_of, names, positions
-from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
+from tsfm_lens.viz.select import (
+    array,
+    forecast_series,
+    median_position,
+    model_of,
+    names,
+    positions,
+    series_position,
+)
+from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.tables import quantile_table
-from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent
-from tsfm_lens.viz.words import capital, listed
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, VERMILION, mixed, percent
+from tsfm_lens.viz.words import capital, listed, num
 
-__all__ = ["recipe_forecasts"]
+__all__ = ["forecast_overlay", "recipe_forecasts"]
 
 
 _PANEL, _GAP = 118, 30  # pixels: height of a panel, room between two rows for their titles
@@ -49,6 +57,53 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
         effect = f"the Spearman distance from the complete model's forecast is {distance.told(place, over=True)}"
         out.append(f"{capital(recipe)}: {listed(parts)} ablated; {effect}.")
     return [*out, *distance.standing(names(ds, "recipe"), "recipes")]
+
+
+def overlay(
+    forecasts: Mapping[str, xr.Dataset],
+    *,
+    series: str | int = 0,
+    context_steps: int | None = None,
+    title: str = "",
+    remark: str = "",
+) -> go.Figure:
+    """Draw forecasts of one series over each other: medians, and the widest band of each."""
+    first = next(iter(forecasts.values()))
+    view, figure = scene(first, series, context_steps), blank()
+    panel, x, medians = figure.panel(), view.time.at(view.future), []
+    for (name, ds), colour in zip(forecasts.items(), CATEGORICAL, strict=False):
+        levels = np.asarray(ds["quantile"].values, dtype=float)
+        values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
+        panel.band(x, values[levels.argmin()], values[levels.argmax()], mixed(colour, 0.22), f"{name}: interval")
+        medians.append(values[median_position(levels)])
+    for name, median, colour in zip(forecasts, medians, CATEGORICAL, strict=False):
+        view.forecast(panel, median, name, colour)
+    view.draw(panel)
+    view.title_axes(panel)
+    moved = [float(np.abs(median - medians[0]).mean()) for median in medians[1:]]
+    size = f"medians differ by {num(max(moved))} {view.unit} on average".replace("  ", " ") if moved else ""
+    ends = "bands: from the {:.3g} to the {:.3g} quantile".format(*first["quantile"].values[[0, -1]].astype(float))
+    words = title or f"Forecasts of {view.id}: {listed(list(forecasts))}"
+    return figure.dress(words, f"{len(view.future)} steps ahead from {view.remark}", size, ends, remark)
+
+
+@RECIPES.figure()
+def forecast_overlay(
+    ds: xr.Dataset,
+    *,
+    series: str | int = 0,
+    context_steps: int | None = None,
+    recipes: Sequence[str] | None = None,
+) -> go.Figure:
+    """Draw the forecasts of one series with and without components in one panel.
+
+    Args:
+        recipes: names to draw, all if None.
+    """
+    chosen = positions(ds, "recipe", recipes)
+    forecasts = {names(ds, "recipe")[at]: ds.isel(recipe=at) for at in chosen}
+    words = f"Forecast of {names(ds, 'series')[series_position(ds, series)]} by {model_of(ds)}, with and without parts"
+    return overlay(forecasts, series=series, context_steps=context_steps, title=words)
 
 
 @RECIPES.figure(table=_recipe_table, sentences=read_recipes)

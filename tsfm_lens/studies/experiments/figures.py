@@ -171,8 +171,7 @@ def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     """Draw the test error over the radius of sharpness-aware minimisation, or over the horizon.
 
     Args:
-        over: "rho" or "horizon", InputError for another; arms whose names agree but for it are one curve, and those
-            without another of their name are left to :func:`run_errors`.
+        over: "rho" or "horizon", InputError for another; arms of one name are a curve, single ones are left out.
 
     Example:
         >>> figures.run_errors_over(experiments.record("benchmarks"), "horizon").layout.meta["title"]
@@ -265,8 +264,8 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
             means = [finite[row][:, -1].mean() for row in rows]
             last.line([at[row] * shift[row] for row in rows], means, "", "", colour=mixed(colour, 0.6), width=1.2)
         for row in rows:
-            where = float(at[row] * shift[row])
-            _dots(last, where, finite[row][:, -1], title, colour, size=9, digits=3, symbol=_symbol(place))
+            x, ends = float(at[row] * shift[row]), finite[row][:, -1]
+            _dots(last, x, ends, title, colour, size=9, digits=3, symbol=_symbol(place))
         if rows:
             hover = f"{title}<br>after %{{x}} pairs: %{{y:.3g}}"
             by_pairs.line(pairs, finite[rows[-1]].mean(0), title, hover, colour=colour, width=1.8, dots=4)

@@ -1,0 +1,93 @@
+"""The figure of a thing: a forecast, a result, or two of them beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import plotly.graph_objects as go
+
+from tsfm_lens.errors import InputError, LensError, unknown_name
+from tsfm_lens.registry import Figure, as_dataset, find
+from tsfm_lens.viz.beside import compare
+from tsfm_lens.viz.recipes import overlay
+from tsfm_lens.viz.select import names
+
+__all__ = ["plot"]
+
+
+def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
+    """Draw a run, a forecast, a result or an explanation; of two, both in one figure.
+
+    Two forecasts of the same series share a panel. Two results of one kind stand side by side.
+
+    Args:
+        thing: what to draw.
+        others: the second thing, and the name of a figure where the first that fits is not wanted; its last words are
+            enough: ``plot(result, "heatmap")`` draws ``attribution_heatmap``.
+        options: of the figure's function; ``names=["one", "two"]`` of two things.
+
+    Raises:
+        InputError: more than two things, or two that share no figure.
+        UnknownNameError: the result has no such figure.
+
+    Example:
+        >>> viz.plot(run).layout.meta["title"]
+        'Forecast of co2 by chronos-nano'
+    """
+    words = [each for each in others if isinstance(each, str)]
+    things = [_sections(each) for each in (thing, *others) if not isinstance(each, str)]
+    if len(words) > 1 or len(things) > 2:
+        raise InputError(f"{len(things)} things and {len(words)} names of figures; plot takes two things and one name")
+    word = words[0] if words else ""
+    if len(things) == 1:
+        return _draw(things[0], word, options)
+    labels = options.pop("names", None) or _labels(*(next(iter(each.values())) for each in things))
+    pair = [next(iter(each.values())) for each in things]
+    if not word and all("quantile_forecast" in each for each in pair) and _same_series(*pair):
+        return overlay(dict(zip(labels, pair, strict=True)), **options)
+    return compare([_draw(each, word, options) for each in things], labels)
+
+
+def _sections(thing: Any) -> dict[str, Any]:
+    """Return the results in a thing by kind, the one that speaks for it first."""
+    if isinstance(thing, Mapping) and not hasattr(thing, "data_vars"):
+        # what moved a forecast, before the forecast itself
+        results = sorted(thing.values(), key=lambda result: result.attrs.get("kind") == "forecast")
+    else:
+        results = [as_dataset(thing)]
+    if not results or not all(getattr(result, "attrs", {}).get("kind") for result in results):
+        raise InputError(f"{type(thing).__name__} cannot be drawn; expected a run, a forecast or a result of a probe")
+    return {str(result.attrs["kind"]): result for result in results}
+
+
+def _draw(results: Mapping[str, Any], word: str, options: Mapping[str, Any]) -> go.Figure:
+    """Draw the figure of this name, else the first that the result has what it takes for."""
+    figures = [(figure, result) for kind, result in results.items() for figure in _figures(kind)]
+    if word:
+        named = {figure.name: (figure, result) for figure, result in figures}
+        matches = [name for name in named if name == word] or [name for name in named if name.endswith(f"_{word}")]
+        if len(matches) != 1:
+            raise unknown_name(f"figure of {' and '.join(results)}", word, named)
+        figures = [named[matches[0]]]
+    refusals: list[LensError] = []
+    for figure, result in figures:
+        others = [results[kind] for kind in figure.beside if kind in results]
+        try:
+            return figure.function(result, *others, **{**figure.options, **options})
+        except InputError as error:
+            refusals.append(error)
+    raise refusals[0] if refusals else InputError(f"a result of kind {next(iter(results))!r} has no figure")
+
+
+def _figures(kind: str) -> list[Figure]:
+    return find("forecast" if kind == "run" else kind).figures
+
+
+def _labels(one: Any, other: Any) -> list[str]:
+    models = [str(each.attrs.get("model", "")) for each in (one, other)]
+    return models if models[0] != models[1] else ["first", "second"]
+
+
+def _same_series(one: Any, other: Any) -> bool:
+    return all(names(one, dim) == names(other, dim) for dim in ("series", "step")) and "recipe" not in one.dims
