@@ -1,0 +1,197 @@
+"""The code of the first page reads like the question, and runs on every model."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import plotly.graph_objects as go
+import pytest
+import torch
+import xarray as xr
+
+import tsfm_lens
+from tiny_lenses import lens_of
+from tsfm_lens import probes, registry
+from tsfm_lens.data import bundled
+from tsfm_lens.errors import InputError, UnknownNameError
+from tsfm_lens.hooks.component import writers
+from tsfm_lens.models import Lens, architectures
+from tsfm_lens.testing import assert_close
+
+ROOT = Path(__file__).parent.parent
+EMBEDDED = ("bolt-nano", "chronos-nano", "chronos2-nano")
+PAGES = ("README.md",)
+
+
+def last_layer(lens: Lens) -> str:
+    """Glob of the heads of the last attention that writes to the forecast."""
+    head = [each for each in writers(lens.wiring) if each.head is not None][-1]
+    return str(head).rpartition(".")[0] + ".*"
+
+
+def drawn(lens: Lens) -> dict[str, int]:
+    """A few sample paths, where a model draws any."""
+    return {"num_samples": 4} if lens.emits == "token" else {}
+
+
+@pytest.fixture(scope="module", params=EMBEDDED)
+def lens(request: pytest.FixtureRequest) -> Lens:
+    return tsfm_lens.load(request.param)
+
+
+@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("name", [*EMBEDDED, *sorted(set(architectures()) - {"t5"})])
+def test_the_first_page_runs_on_every_model(
+    page: str, name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code = "\n".join(
+        each for each in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if re.search(r"\brun\b", each)
+    )
+    own = tsfm_lens.load(name) if name in EMBEDDED else lens_of(name)
+    steps = min(24 if name == "bolt-nano" else 6, own.longest_pass)
+    code = code.replace('"decoder.2.cross_attn.*"', repr(last_layer(own))).replace("24", str(steps))
+    if name != "bolt-nano" or page != "README.md":
+        code = code.replace('report("report/"', 'report("report/", sections=("forecast",)')
+        monkeypatch.setattr(tsfm_lens, "bundled", lambda series: bundled(series).tail(96))
+    monkeypatch.setattr(tsfm_lens, "load", lambda _name: own)
+    monkeypatch.chdir(tmp_path)
+    space: dict[str, object] = {}
+    exec(compile(code, page, "exec"), space)
+    run = space["run"]
+    assert isinstance(run, tsfm_lens.Run)
+    assert run.horizon == steps
+    assert (tmp_path / "report" / "index.html").is_file()
+
+
+def frames() -> Iterator[tuple[pd.DataFrame, pd.DataFrame]]:
+    """Two days of load and temperature, and a day of temperature: as columns, and by an index of dates."""
+    hours = pd.date_range("2026-03-01", periods=72, freq="h")
+    table = pd.DataFrame({"temperature": 10 + 5 * np.sin(np.arange(72) / 4), "load": np.cos(np.arange(72) / 4)}, hours)
+    past, ahead = table[:48], table[48:].drop(columns="load")
+    yield past, ahead
+    yield past.rename_axis("when"), ahead
+    yield past.rename_axis("timestamp").reset_index(), ahead.rename_axis("timestamp").reset_index()
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_frame_of_the_future_brings_its_covariates(place: int) -> None:
+    past, ahead = list(frames())[place]
+    run = tsfm_lens.load("chronos2-nano").run(past, 24, future=ahead)
+    assert list(zip(run.batch.variates, run.batch.roles, strict=True)) == [("load", "target"), ("temperature", "known")]
+    assert run.batch.starts[0] == pd.Timestamp("2026-03-01")
+    named = tsfm_lens.as_series(past, future=ahead, known=["temperature"])
+    assert_close(run.forecast.quantiles, tsfm_lens.load("chronos2-nano").forecast(named, 24).quantiles, depth=100)
+    with pytest.raises(InputError, match="no known covariates"):
+        tsfm_lens.load("bolt-nano").run(past, 24, future=ahead)
+
+
+def test_arguments_of_a_run_are_refused_by_name() -> None:
+    lens, (past, ahead) = tsfm_lens.load("chronos2-nano"), next(frames())
+    with pytest.raises(InputError, match="a run takes no 'hodlout'; did you mean holdout"):
+        lens.run(past, 24, hodlout=True)
+    with pytest.raises(InputError, match="future has a column 'wind', whose past the data do not have"):
+        lens.run(past, 24, future=ahead.assign(wind=1.0))
+    assert lens.run(past, 24, targets=["load"]).batch.ids == ("load",)
+
+
+def test_without_is_the_forecast_with_and_without(lens: Lens) -> None:
+    run, target = lens.run(tsfm_lens.bundled("elnino"), 12, **drawn(lens)), last_layer(lens)
+    result = run.without(target)
+    assert isinstance(result, xr.Dataset)
+    with lens.ablate(target):
+        ablated = lens.forecast(run.batch, 12, **drawn(lens))
+    assert_close(result["quantile_forecast"].values, [run.forecast.quantiles, ablated.quantiles], depth=100)
+    figure = result.plot()
+    lines = {trace.name: trace.y for trace in figure.data if trace.mode == "lines" and len(trace.y) == 12}
+    assert_close(lines[f"without {target}"], ablated.median[0], depth=100)
+    assert_close(lines["original"], run.forecast.median[0], depth=100)
+
+
+def test_plot_draws_what_it_is_given(lens: Lens) -> None:
+    run = lens.run(tsfm_lens.bundled("co2"), 12, **drawn(lens))
+    parts = run.attribute()
+    assert_close(parts["attribution"].values, probes.attribute(run)["attribution"].values, depth=100)
+    # a result stays one through xarray's own methods, and a file of it is drawn as well
+    for same in (parts, parts.isel(series=[0]), xr.Dataset(parts.data_vars, parts.coords, parts.attrs)):
+        assert tsfm_lens.plot(same) == tsfm_lens.plot(parts)
+    assert tsfm_lens.plot(parts, "heatmap") == tsfm_lens.viz.attribution_heatmap(parts)
+    assert run.plot() == tsfm_lens.plot(run.forecast) == tsfm_lens.viz.forecast_fan(run)
+    other = tsfm_lens.load("bolt-nano" if lens.model_id != "bolt-nano" else "chronos-nano").run(run.batch, 12)
+    both = tsfm_lens.plot(run, other, names=["one", "two"])
+    medians = {trace.name: trace.y for trace in both.data if trace.mode == "lines" and len(trace.y) == 12}
+    assert_close(medians["one"], run.forecast.median[0], depth=100)
+    assert_close(medians["two"], other.forecast.median[0], depth=100)
+    pair = tsfm_lens.plot(parts, run.attribute())
+    assert len(pair.data) == 2 * len(parts.plot().data)
+
+
+def test_what_cannot_be_drawn_is_refused() -> None:
+    run = tsfm_lens.load("bolt-nano").run(tsfm_lens.bundled("co2"), 12)
+    with pytest.raises(UnknownNameError, match="no figure of attribution 'heat'"):
+        run.attribute().plot("heat")
+    with pytest.raises(InputError, match="dict cannot be drawn"):
+        tsfm_lens.plot({})
+    with pytest.raises(InputError, match="ndarray cannot be drawn"):
+        tsfm_lens.plot(np.ones(3))
+    with pytest.raises(InputError, match="3 things"):
+        tsfm_lens.plot(run, run, run)
+
+
+@pytest.mark.parametrize("kind", [kind for kind, each in registry.measurements().items() if each.of_run])
+def test_every_measurement_has_a_figure_without_a_name(kind: str) -> None:
+    """A default figure is there for each result of a model that has it."""
+    if kind in ("compression", "compression_quality", "training_history", "scoring_structure") or kind.startswith(
+        ("input", "route")
+    ):
+        pytest.skip("takes long; drawn elsewhere")
+    for name in ("chronos-nano", "chronos2-nano"):
+        run = tsfm_lens.load(name).run(tsfm_lens.bundled("pedestrians", "co2"), 4, **drawn(tsfm_lens.load(name)))
+        try:
+            result = run.measure(kind)
+        except InputError:
+            continue
+        assert isinstance(result.plot(), go.Figure)
+        return
+    pytest.skip("defined for neither")
+
+
+def test_a_place_has_two_names(lens: Lens) -> None:
+    """Components are taken as hook points, and the hook point of a write as its component."""
+    head = [each for each in writers(lens.wiring) if each.head is not None][-1]
+    stack = lens.wiring.stack(head.stack)
+    at = f"{stack.prefix}.{head.layer}.{head.kind}"
+    branch, layer = str(head).rpartition(".")[0], str(head).rsplit(".", 2)[0]
+    series = tsfm_lens.bundled("co2")
+    _, acts = lens.run_with_cache(series, names_filter=[str(head), branch, layer])
+    assert set(acts) == {f"{at}.hook_z", f"{at}.hook_out", f"{stack.prefix}.{head.layer}.hook_resid_post"}
+    assert torch.equal(acts[str(head)], acts[f"{at}.hook_z"][..., head.head, :])
+    assert torch.equal(acts[branch], acts[f"{at}.hook_out"])
+    assert lens.components(f"{at}.hook_z") == lens.components(f"{branch}.*")
+    assert lens.components(f"{at}.hook_out") == lens.components(at) == lens.components(branch)
+    with pytest.raises(UnknownNameError, match="is one head of"), lens.hooks([(str(head), lambda value, hook: None)]):
+        pass
+    zeros = []
+    for target in (branch, f"{at}.hook_out"):
+        with lens.hooks([(target, lambda value, hook: torch.zeros_like(value))]):
+            zeros.append(lens.forecast(series, 6, **drawn(lens)).quantiles)
+    with lens.ablate(f"{at}.hook_out"):
+        zeros.append(lens.forecast(series, 6, **drawn(lens)).quantiles)
+    assert_close(zeros[0], zeros[1], depth=100)
+    assert_close(zeros[0], zeros[2], depth=100)
+
+
+def test_run_with_cache_follows_the_forecast_of_a_token_model() -> None:
+    lens, series = tsfm_lens.load("chronos-nano"), tsfm_lens.bundled("co2")
+    _, alone = lens.run_with_cache(series)
+    assert "give horizon=… to follow the forecast" in repr(alone)
+    logits, acts = lens.run_with_cache(series, horizon=6)
+    assert logits.shape[1] == acts["decoder.2.mlp"].shape[1] == 6
+    assert "horizon" not in repr(acts)
+    run = lens.run(series, 6)
+    recorded = run.record(["decoder_blocks.2.mlp.hook_out"])["decoder.2.mlp"]
+    assert_close(acts["decoder.2.mlp"], recorded, depth=100, dtype=torch.float32)
