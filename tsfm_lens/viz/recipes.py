@@ -22,7 +22,6 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     positions,
-    series_position,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.tables import quantile_table
@@ -65,26 +64,31 @@ def overlay(
     series: str | int = 0,
     context_steps: int | None = None,
     title: str = "",
-    remark: str = "",
 ) -> go.Figure:
-    """Draw forecasts of one series over each other: medians, and the widest band of each."""
-    first = next(iter(forecasts.values()))
+    """Draw forecasts of one series over each other: medians, the interval of the first, the ends of the others'."""
+    first, *_ = forecasts.values()
     view, figure = scene(first, series, context_steps), blank()
     panel, x, medians = figure.panel(), view.time.at(view.future), []
-    for (name, ds), colour in zip(forecasts.items(), CATEGORICAL, strict=False):
-        levels = np.asarray(ds["quantile"].values, dtype=float)
+    for place, (name, ds) in enumerate(forecasts.items()):
         values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
-        panel.band(x, values[levels.argmin()], values[levels.argmax()], mixed(colour, 0.22), f"{name}: interval")
-        medians.append(values[median_position(levels)])
-    for name, median, colour in zip(forecasts, medians, CATEGORICAL, strict=False):
-        view.forecast(panel, median, name, colour)
+        order, colour = np.argsort(ds["quantile"].values), CATEGORICAL[place % len(CATEGORICAL)]
+        medians.append(values[median_position(ds["quantile"].values)])
+        low, high = values[order[0]], values[order[-1]]
+        if not place:
+            panel.band(x, low, high, mixed(colour, 0.22), f"{name} (interval)", legend=True)
+        for end in (low, high)[: 2 * bool(place)]:
+            view.forecast(panel, end, f"{name} (interval)", colour, 0.9, "dash")
+    for place, (name, median) in enumerate(zip(forecasts, medians, strict=True)):
+        view.forecast(panel, median, name, CATEGORICAL[place % len(CATEGORICAL)])
     view.draw(panel)
     view.title_axes(panel)
-    moved = [float(np.abs(median - medians[0]).mean()) for median in medians[1:]]
-    size = f"medians differ by {num(max(moved))} {view.unit} on average".replace("  ", " ") if moved else ""
-    ends = "bands: from the {:.3g} to the {:.3g} quantile".format(*first["quantile"].values[[0, -1]].astype(float))
-    words = title or f"Forecasts of {view.id}: {listed(list(forecasts))}"
-    return figure.dress(words, f"{len(view.future)} steps ahead from {view.remark}", size, ends, remark)
+    size = f"{num(float(np.abs(medians[-1] - medians[0]).mean()))} {view.unit}".strip()
+    heading = title.format(size=size) or f"{listed(list(forecasts))}: forecasts of {view.id} differ by {size}"
+    ends = "intervals: from the {:.3g} to the {:.3g} quantile".format(
+        *sorted(first["quantile"].values)[:: len(order) - 1]
+    )
+    about = f"{view.id} by {model_of(first)}" if title else "medians, mean over steps"
+    return figure.dress(heading, about, f"{len(view.future)} steps ahead from {view.remark}", ends)
 
 
 @RECIPES.figure()
@@ -98,11 +102,12 @@ def forecast_overlay(
     """Draw the forecasts of one series with and without components in one panel.
 
     Args:
-        recipes: names to draw, all if None.
+        recipes: names to draw beside the original, all if None.
     """
-    chosen = positions(ds, "recipe", recipes)
+    chosen = dict.fromkeys([0, *positions(ds, "recipe", recipes)])
     forecasts = {names(ds, "recipe")[at]: ds.isel(recipe=at) for at in chosen}
-    words = f"Forecast of {names(ds, 'series')[series_position(ds, series)]} by {model_of(ds)}, with and without parts"
+    title = f"{capital(list(forecasts)[-1])}, the forecast moves by {{size}}" if len(forecasts) == 2 else ""
+    words = title or f"Forecasts by {model_of(ds)} with and without components"
     return overlay(forecasts, series=series, context_steps=context_steps, title=words)
 
 
