@@ -10,24 +10,27 @@ if (window.matchMedia("(hover: none)").matches) config.displayModeBar = false;
 
 // dark or light: the system's, unless the button says otherwise
 const dark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
-const PAIRS = {"#1A1A1A": "#E8EAED", "#5F5F5F": "#A9AFB6", "#FFFFFF": "#15181C"};
-// a pale fill is deep on a dark page
-function deep(hex) {
-  const parts = [1, 3, 5].map(at => parseInt(hex.slice(at, at + 2), 16));
-  if (!/^#[0-9a-f]{6}$/i.test(hex) || Math.min(...parts) < 100) return hex;
-  return `rgba(${parts.map(part => Math.max(part - Math.min(...parts), 0) * 255 / (256 - Math.min(...parts))).map(Math.round)}, ${((256 - Math.min(...parts)) / 180).toFixed(2)})`;
+// as tsfm_lens.viz.dark: light and dark of every colour are exchanged, between the page's ground and its text
+const COLOUR = /(^|color:)(?:#([0-9a-f]{6})|rgba\(([\d., ]+)\))(?=$|[";])/gi;
+function turned(_, before, hex, rgba) {
+  const parts = hex ? [0, 2, 4].map(at => parseInt(hex.slice(at, at + 2), 16)) : rgba.split(",").map(Number);
+  const rgb = parts.slice(0, 3).map(part => part / 255), high = Math.max(...rgb), low = Math.min(...rgb);
+  const light = 0.09 + (1 - (high + low) / 2) * 0.86, reach = 0.8 * (high - low ? (high - low) / (1 - Math.abs(high + low - 1)) : 0);
+  const chroma = (1 - Math.abs(2 * light - 1)) * reach, middle = (high + low) / 2;
+  const now = rgb.map(part => Math.round(255 * (light + (high - low ? (part - middle) / (high - low) : 0) * chroma)));
+  return `${before}rgba(${now},${parts.length > 3 ? parts[3] : 1})`;
 }
-const FILLS = ["paper_bgcolor", "plot_bgcolor"];
-function themed(value, key) {
-  if (FILLS.includes(key)) return "rgba(0,0,0,0)";
-  if (!dark() || key === "colorscale" || key === "meta") return value;
-  if (key === "fillcolor" && typeof value === "string") return deep(value);
-  if (typeof value === "string") return PAIRS[value.toUpperCase()] || value;
-  if (Array.isArray(value)) return value.length && typeof value[0] === "number" ? value : value.map(each => themed(each, key));
+function themed(value) {
+  if (!dark()) return value;
+  if (typeof value === "string") return value.replace(COLOUR, turned);
+  if (Array.isArray(value)) return value.length && typeof value[0] === "number" ? value : value.map(themed);
   if (!value || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
-  // the colours of cells stay, and so does what is written on them
-  if (value.type === "heatmap") return {...value, colorbar: themed(value.colorbar, "colorbar")};
-  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, themed(each, name)]));
+  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, themed(each)]));
+}
+function grounded(layout) {
+  const now = themed(layout), clear = "rgba(0,0,0,0)";
+  // a map's own ground says what is missing
+  return {...now, paper_bgcolor: clear, plot_bgcolor: now.plot_bgcolor || clear};
 }
 
 const plots = Array.from(document.querySelectorAll(".plot"));
@@ -48,7 +51,7 @@ async function fetched(plot) {
 function render(plot) {
   const spec = specs.get(plot);
   plot.dataset.drawn = "1";
-  Plotly.react(plot, themed(spec.data), themed(spec.layout), config);
+  Plotly.react(plot, themed(spec.data), grounded(spec.layout), config);
 }
 async function show(plot) {
   await Promise.all([plotly(), fetched(plot)]);
