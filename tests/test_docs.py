@@ -6,6 +6,7 @@ import doctest
 import inspect
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import walk_packages
@@ -15,12 +16,26 @@ import pytest
 import render_notebooks
 import torch
 import yaml
-from sitepages import api, commands, drawing, failures, gallery, history, measurements, notebooks, questions, scenes
+from sitepages import (
+    agents,
+    api,
+    commands,
+    drawing,
+    failures,
+    gallery,
+    history,
+    measurements,
+    notebooks,
+    questions,
+    scenes,
+)
+from typer.testing import CliRunner
 
 import tsfm_lens
 from benchmarks.history import append
 from test_examples_in_docstrings import PACKAGES
 from tsfm_lens import data, errors, probes, registry, sweep, viz
+from tsfm_lens.cli import app
 from tsfm_lens.models.run import Run
 from tsfm_lens.testing.suite import ORACLES
 
@@ -137,13 +152,34 @@ def _offers(name: str) -> bool:
 def test_every_command_is_in_the_reference() -> None:
     from typer.main import get_command
 
-    from tsfm_lens.cli import app
-
     text = commands.text()
     named = getattr(get_command(app), "commands")  # noqa: B009
     assert len(named) > 10
     for name in named:
         assert f"## `tsfm-lens {name}`" in text
+
+
+def test_the_page_for_language_models_names_every_command_and_measurement() -> None:
+    text = agents.text()
+    assert text.startswith("# tsfm-lens\n\n> ")
+    for name in re.findall(r"^## `tsfm-lens ([\w-]+)`", commands.text(), flags=re.MULTILINE):
+        assert f"\n- tsfm-lens {name}: " in text
+        assert f"\ntsfm-lens {name} " in text
+    for measurement in registry.measurements().values():
+        assert f"\n- `{measurement.kind}`: {measurement.summary}." in text
+        assert all(f"`{figure.name}`" in text for figure in measurement.figures)
+    written = {name.removesuffix(".md") for name in WRITTEN}
+    assert all((DOCS / f"{page}.md").exists() or page in written for page in agents.PAGES)
+
+
+@pytest.mark.parametrize("command", agents.COMMANDS.splitlines())
+def test_the_commands_for_language_models_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.yaml").write_text(agents.SWEEP)
+    program, *words = shlex.split(command)
+    assert program == "tsfm-lens"
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
 
 
 @pytest.fixture(scope="module")

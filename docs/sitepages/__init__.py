@@ -24,6 +24,7 @@ def setup(app: Any) -> None:
 
 
 def _write(app: Any) -> None:
+    from sitepages.agents import write_agents
     from sitepages.api import write_api
     from sitepages.commands import write_commands
     from sitepages.failures import write_errors
@@ -35,6 +36,7 @@ def _write(app: Any) -> None:
     from sitepages.wirings import write_wirings
     from sitepages.writing import remove_others
 
+    write_agents()
     write_api()
     write_commands()
     write_errors()
