@@ -45,8 +45,9 @@ DOCS = ROOT / "docs"
 # written when the site is built
 WRITTEN = {
     *(f"gallery/{name}.md" for name in gallery.pages()),
-    *(f"{api.FOLDER}/{name}.md" for name in ("api", *(api.page_of(package) for package in ("", *api.PACKAGES)))),
-    commands.PAGE,
+    f"{api.FOLDER}/api.md",
+    *(f"{api.FOLDER}/{name}.md" for package in ("", *api.PACKAGES) for name in api.pages(package)),
+    *commands.pages(),
     failures.PAGE,
     measurements.PAGE,
     questions.PAGE,
@@ -135,7 +136,7 @@ def test_every_package_and_public_name_is_in_the_reference() -> None:
         if module.ispkg and module.name not in _PRIVATE and _offers(module.name)
     }
     assert found <= set(api.PACKAGES)
-    shown = "".join(api.page(package) for package in ("", *api.PACKAGES))
+    shown = "".join("".join(api.pages(package).values()) for package in ("", *api.PACKAGES))
     for name in api.homes().values():
         assert re.search(rf":: {re.escape(name)}$", shown, flags=re.MULTILINE), name
 
@@ -152,11 +153,21 @@ def _offers(name: str) -> bool:
 def test_every_command_is_in_the_reference() -> None:
     from typer.main import get_command
 
-    text = commands.text()
+    pages = commands.pages()
     named = getattr(get_command(app), "commands")  # noqa: B009
     assert len(named) > 10
     for name in named:
-        assert f"## `tsfm-lens {name}`" in text
+        assert f"](command-{name}.md)" in pages[commands.PAGE]
+        assert f"# `tsfm-lens {name}`" in pages[f"{commands.FOLDER}/command-{name}.md"]
+
+
+def test_no_page_of_the_reference_is_long() -> None:
+    for package in ("", *api.PACKAGES):
+        for page, text in api.pages(package).items():
+            named = re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, flags=re.MULTILINE)
+            things = [getattr(api.module_of(package), name.rpartition(".")[2]) for name in named]
+            # some 35 pixels a line: 10,000 are 280
+            assert sum(map(api.length_of, things)) <= 250, page
 
 
 def test_the_page_for_language_models_names_every_command_and_measurement() -> None:
@@ -226,11 +237,14 @@ def test_the_oracles_are_all_explained() -> None:
     assert [int(row) for row in rows] == list(range(1, len(ORACLES) + 1))
 
 
-def test_the_code_of_the_first_page_runs() -> None:
-    text = (DOCS / "start" / "index.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) >= 4
-    exec("\n".join(blocks), {})
+@pytest.mark.parametrize("page", outputs.ROOTS)
+def test_the_first_pages_show_what_their_code_draws(page: str) -> None:
+    names: dict[str, object] = {}
+    drawn = [outputs.run_block(block, names) for block in outputs.blocks_of(page)]
+    named = page.replace("/", "-")
+    shown = re.findall(rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text())
+    assert [int(number) for number in shown] == [number for number, each in enumerate(drawn, 1) if each is not None]
+    assert shown
 
 
 @pytest.mark.parametrize("name", notebooks.names())

@@ -32,6 +32,7 @@ def _write(app: Any) -> None:
     from sitepages.history import write_history
     from sitepages.measurements import write_measurements
     from sitepages.notebooks import write_notebooks
+    from sitepages.outputs import write_outputs
     from sitepages.questions import write_questions
     from sitepages.wirings import write_wirings
     from sitepages.writing import remove_others
@@ -44,6 +45,7 @@ def _write(app: Any) -> None:
     write_history()
     write_measurements()
     write_notebooks()
+    write_outputs()
     write_questions()
     write_wirings()
     remove_others()
