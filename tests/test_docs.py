@@ -26,6 +26,7 @@ from sitepages import (
     history,
     measurements,
     notebooks,
+    outputs,
     questions,
     scenes,
 )
