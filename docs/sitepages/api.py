@@ -121,7 +121,8 @@ def pages(package: str) -> dict[str, str]:
         if len(groups) == 1:
             parts += [listed, *entries]
             continue
-        name = f"{home}-{re.sub(r'[^a-z0-9]+', '-', label.lower())}"
+        # an address that outlives a file more or less
+        name = f"{home}-{re.sub(r'[^a-z0-9]+', '-', label.partition(',')[0].lower())}"
         made[name] = "\n\n".join([f"# {title}: {label}", f"Part of {{py:mod}}`{title}`.", listed, *entries]) + "\n"
         parts += [f"## [{label}]({name}.md)", listed]
     if made:
