@@ -184,8 +184,8 @@ def _theme(theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[
 def _paired(pairs: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
     parts = [
         "# Two models side by side",
-        "`tsfm-lens figure NAME MODEL MODEL` and {py:func}`tsfm_lens.viz.compare` draw any figure of a run for two models, "
-        "with shared axes and colours. They refuse maps whose colours mean different things.",
+        "`tsfm-lens figure NAME MODEL MODEL` and {py:func}`tsfm_lens.viz.compare` draw any figure of a run for two "
+        "models, with shared axes and colours. They refuse maps whose colours mean different things.",
     ]
     for slug, (measurement, figure) in pairs.items():
         parts.append(_section(slug, figure, scene_of_pair(measurement, figure), drawn[slug], slug in pictures))

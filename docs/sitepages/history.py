@@ -18,7 +18,7 @@ _HEIGHT, _WIDTH = 420, 620  # pixels
 # what is drawn, by the end of a measurement's name
 KINDS = {
     "forecast, idle lens / native": "Time of a forecast through a lens without hooks, relative to the library's own",
-    "capture by run_with_cache / native": "Time of a forward pass that records every residual stream and head output, relative to a plain one",
+    "capture by run_with_cache / native": "Time of a forward pass that records all streams and head outputs, relative to none",
     "one forward per head / ours": "Speed-up of single-head ablations over one forward pass per head",
 }
 
@@ -34,7 +34,7 @@ def write_history() -> None:
     parts = [
         "# Costs over time",
         "`python -m benchmarks` adds what it measures to `benchmarks/history.csv`, with date, version and commit. "
-        "Machines differ and are shared, so steps of a few hundredths are noise. [](../../costs.md) has the present costs.",
+        "Machines differ and are shared, so steps of a few hundredths are noise. [](../../costs.md) has today's costs.",
     ]
     for slug, (kind, _) in figures.items():
         write_figure(slug, specs[slug], pictures.get(slug))
