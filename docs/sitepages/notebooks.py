@@ -84,8 +84,7 @@ def write_notebooks() -> None:
         told = " ".join(lines[1].split()) if len(lines) > 1 else ""
         listed.append(f"**[{lines[0].removeprefix('# ')}]({name}.ipynb)**\n: {told}")
     toctree = "\n".join(names())
-    opening = "# Notebooks\n\nThey use the embedded models and real series. The files are in `examples/`; "
-        "building this site runs them."
+    opening = "# Notebooks\n\nThey use the embedded models and real series. The files are in `examples/`."
     entries = "\n\n".join(listed)
     write("notebooks/index.md", f"{opening}\n\n{entries}\n\n```{{toctree}}\n:hidden:\n\n{toctree}\n```\n")
 
