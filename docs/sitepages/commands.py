@@ -24,7 +24,7 @@ def pages() -> dict[str, str]:
     opening, *commands = re.split(r"^## ", text(), flags=re.MULTILINE)
     made = {}
     for command in commands:
-        name = re.match(r"`tsfm-lens ([\w-]+)`", command)
+        name = re.match(r"`\S+ ([\w-]+)`", command)
         assert name is not None, command
         # headings of a command's own commands follow
         made[f"{FOLDER}/command-{name[1]}.md"] = "# " + re.sub(r"^###", "##", command, flags=re.MULTILINE)
