@@ -17,8 +17,8 @@ HISTORY = ROOT / "benchmarks" / "history.csv"
 _HEIGHT, _WIDTH = 420, 620  # pixels
 # what is drawn, by the end of a measurement's name
 KINDS = {
-    "forecast, idle lens / native": "Time of a forecast through a lens without hooks, relative to the library's own",
-    "capture by run_with_cache / native": "Time of a forward pass that records streams and heads, relative to a plain one",
+    "forecast, idle lens / native": "Forecast through a lens without hooks, relative to the library's own",
+    "capture by run_with_cache / native": "Forward pass that records streams and heads, relative to a plain one",
     "one forward per head / ours": "Speed-up of single-head ablations over one forward pass per head",
 }
 
