@@ -114,6 +114,7 @@ def pages(package: str) -> dict[str, str]:
     ]
     groups = _groups(package)
     made: dict[str, str] = {}
+    listing: list[str] = []
     for label, names in groups.items():
         rows = [_row(module, name) for name in names]
         listed = table(("name", "what it is"), rows)
@@ -125,8 +126,9 @@ def pages(package: str) -> dict[str, str]:
         name = f"{home}-{re.sub(r'[^a-z0-9]+', '-', label.partition(',')[0].lower())}"
         made[name] = "\n\n".join([f"# {title}: {label}", f"Part of {{py:mod}}`{title}`.", listed, *entries]) + "\n"
         parts += [f"## [{label}]({name}.md)", listed]
+        listing.append(f"{label} <{name}>")
     if made:
-        parts.append("```{toctree}\n:hidden:\n\n" + "\n".join(made) + "\n```")
+        parts.append("```{toctree}\n:hidden:\n\n" + "\n".join(listing) + "\n```")
     return {home: "\n\n".join(parts) + "\n", **made}
 
 
