@@ -34,8 +34,8 @@ SAMPLES = 20
 """Paths of a sampling model: all of chronos-nano's would take five times as long, and differences are paired."""
 COLUMNS = {
     "svd": "plain SVD",
-    "weighted": "weighted by what enters",
-    "sensitive": "and by what the forecast feels",
+    "weighted": "weighted by inputs",
+    "sensitive": "and by sensitivity",
     "measured": "ranks by measured effect (default)",
 }
 

@@ -11,8 +11,9 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import sitepages  # noqa: E402
 
-# Sphinx looks for it before it is filled
-(HERE / "_cache" / "static").mkdir(parents=True, exist_ok=True)
+# Sphinx looks for them before they are filled
+for folder in ("static", "extra"):
+    (HERE / "_cache" / folder).mkdir(parents=True, exist_ok=True)
 
 project = "tsfm-lens"
 author = copyright = "The tsfm-lens-toolbox developers"
@@ -57,6 +58,9 @@ napoleon_use_ivar = True
 html_theme = "furo"
 html_title = f"tsfm-lens {release}"
 html_static_path = ["_static", "_cache/static"]
+html_extra_path = ["_cache/extra"]
+# a page per letter
+html_split_index = True
 html_js_files = [("site.js", {"defer": "defer"})]
 html_css_files = ["site.css"]
 html_show_sourcelink = False

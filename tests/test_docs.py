@@ -6,6 +6,7 @@ import doctest
 import inspect
 import json
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 from pkgutil import walk_packages
@@ -15,12 +16,27 @@ import pytest
 import render_notebooks
 import torch
 import yaml
-from sitepages import api, commands, drawing, failures, gallery, history, measurements, notebooks, questions, scenes
+from sitepages import (
+    agents,
+    api,
+    commands,
+    drawing,
+    failures,
+    gallery,
+    history,
+    measurements,
+    notebooks,
+    outputs,
+    questions,
+    scenes,
+)
+from typer.testing import CliRunner
 
 import tsfm_lens
 from benchmarks.history import append
 from test_examples_in_docstrings import PACKAGES
 from tsfm_lens import data, errors, probes, registry, sweep, viz
+from tsfm_lens.cli import app
 from tsfm_lens.models.run import Run
 from tsfm_lens.testing.suite import ORACLES
 
@@ -30,8 +46,9 @@ DOCS = ROOT / "docs"
 # written when the site is built
 WRITTEN = {
     *(f"gallery/{name}.md" for name in gallery.pages()),
-    *(f"{api.FOLDER}/{name}.md" for name in ("api", *(api.page_of(package) for package in ("", *api.PACKAGES)))),
-    commands.PAGE,
+    f"{api.FOLDER}/api.md",
+    *(f"{api.FOLDER}/{name}.md" for package in ("", *api.PACKAGES) for name in api.pages(package)),
+    *commands.pages(),
     failures.PAGE,
     measurements.PAGE,
     questions.PAGE,
@@ -120,7 +137,7 @@ def test_every_package_and_public_name_is_in_the_reference() -> None:
         if module.ispkg and module.name not in _PRIVATE and _offers(module.name)
     }
     assert found <= set(api.PACKAGES)
-    shown = "".join(api.page(package) for package in ("", *api.PACKAGES))
+    shown = "".join("".join(api.pages(package).values()) for package in ("", *api.PACKAGES))
     for name in api.homes().values():
         assert re.search(rf":: {re.escape(name)}$", shown, flags=re.MULTILINE), name
 
@@ -137,13 +154,44 @@ def _offers(name: str) -> bool:
 def test_every_command_is_in_the_reference() -> None:
     from typer.main import get_command
 
-    from tsfm_lens.cli import app
-
-    text = commands.text()
+    pages = commands.pages()
     named = getattr(get_command(app), "commands")  # noqa: B009
     assert len(named) > 10
     for name in named:
-        assert f"## `tsfm-lens {name}`" in text
+        assert f"](command-{name}.md)" in pages[commands.PAGE]
+        assert f"# `tsfm-lens {name}`" in pages[f"{commands.FOLDER}/command-{name}.md"]
+
+
+def test_no_page_of_the_reference_is_long() -> None:
+    for package in ("", *api.PACKAGES):
+        for page, text in api.pages(package).items():
+            named = re.findall(r"^\.\. auto\w+:: ([\w.]+)$", text, flags=re.MULTILINE)
+            things = [getattr(api.module_of(package), name.rpartition(".")[2]) for name in named]
+            # some 35 pixels a line: 10,000 are 280
+            assert sum(map(api.length_of, things)) <= 250, page
+
+
+def test_the_page_for_language_models_names_every_command_and_measurement() -> None:
+    text = agents.text()
+    assert text.startswith("# tsfm-lens\n\n> ")
+    for name in re.findall(r"^## `tsfm-lens ([\w-]+)`", commands.text(), flags=re.MULTILINE):
+        assert f"\n- tsfm-lens {name}: " in text
+        assert f"\ntsfm-lens {name} " in text
+    for measurement in registry.measurements().values():
+        assert f"\n- `{measurement.kind}`: {measurement.summary}." in text
+        assert all(f"`{figure.name}`" in text for figure in measurement.figures)
+    written = {name.removesuffix(".md") for name in WRITTEN}
+    assert all((DOCS / f"{page}.md").exists() or page in written for page in agents.PAGES)
+
+
+@pytest.mark.parametrize("command", agents.COMMANDS.splitlines())
+def test_the_commands_for_language_models_run(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sweep.yaml").write_text(agents.SWEEP)
+    program, *words = shlex.split(command)
+    assert program == "tsfm-lens"
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.output
 
 
 @pytest.fixture(scope="module")
@@ -190,11 +238,14 @@ def test_the_oracles_are_all_explained() -> None:
     assert [int(row) for row in rows] == list(range(1, len(ORACLES) + 1))
 
 
-def test_the_code_of_the_first_page_runs() -> None:
-    text = (DOCS / "start" / "index.md").read_text()
-    blocks = re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
-    assert len(blocks) >= 4
-    exec("\n".join(blocks), {})
+@pytest.mark.parametrize("page", outputs.ROOTS)
+def test_the_first_pages_show_what_their_code_draws(page: str) -> None:
+    names: dict[str, object] = {}
+    drawn = [outputs.run_block(block, names) for block in outputs.blocks_of(page)]
+    named = page.replace("/", "-")
+    shown = re.findall(rf"_cache/outputs/{named}-(\d+)\.md", (DOCS / f"{page}.md").read_text())
+    assert [int(number) for number in shown] == [number for number, each in enumerate(drawn, 1) if each is not None]
+    assert shown
 
 
 @pytest.mark.parametrize("name", notebooks.names())

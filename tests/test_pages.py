@@ -79,7 +79,10 @@ def run_commands(page: Path) -> int:
     return number
 
 
-PAGES = sorted(page for folder in FOLDERS for page in (DOCS / folder).glob("*.md") if "```python" in page.read_text())
+PAGES = [page for folder in (*FOLDERS, ".") for page in sorted((DOCS / folder).glob("*.md"))]
+# of the guides at the top some show code that would train for hours, so the first page alone
+PAGES = [page for page in PAGES if page.parent != DOCS or page.stem == "index"]
+PAGES = [page for page in PAGES if "```python" in page.read_text()]
 
 
 @pytest.fixture(autouse=True)

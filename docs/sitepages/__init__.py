@@ -24,6 +24,7 @@ def setup(app: Any) -> None:
 
 
 def _write(app: Any) -> None:
+    from sitepages.agents import write_agents
     from sitepages.api import write_api
     from sitepages.commands import write_commands
     from sitepages.failures import write_errors
@@ -31,10 +32,12 @@ def _write(app: Any) -> None:
     from sitepages.history import write_history
     from sitepages.measurements import write_measurements
     from sitepages.notebooks import write_notebooks
+    from sitepages.outputs import write_outputs
     from sitepages.questions import write_questions
     from sitepages.wirings import write_wirings
     from sitepages.writing import remove_others
 
+    write_agents()
     write_api()
     write_commands()
     write_errors()
@@ -42,6 +45,7 @@ def _write(app: Any) -> None:
     write_history()
     write_measurements()
     write_notebooks()
+    write_outputs()
     write_questions()
     write_wirings()
     remove_others()

@@ -1,13 +1,16 @@
-"""The reference of every public name, a page per package, and where references in docstrings lead."""
+"""The reference of every public name, by package and theme, and where references in docstrings lead."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from functools import cache
 from importlib import import_module
+from itertools import groupby
 from typing import Any
 
 from sitepages.writing import from_docstring, table, write
+from tsfm_lens.registry import THEMES, measurements
 
 PACKAGES = (
     "data",
@@ -43,6 +46,7 @@ PACKAGES = (
     "studies.structured.figures",
 )
 FOLDER = "reference/generated"
+LINES = 220  # of docstrings on one page, which keeps it below 10,000 pixels
 
 
 def page_of(package: str) -> str:
@@ -77,10 +81,11 @@ def homes() -> dict[int, str]:
 
 
 def write_api() -> None:
-    """A page per package, and one that lists them."""
+    """The pages of each package, and one that lists the packages."""
     shown = [package for package in ("", *PACKAGES) if package != "errors"]
     for package in shown:
-        write(f"{FOLDER}/{page_of(package)}.md", page(package))
+        for name, text in pages(package).items():
+            write(f"{FOLDER}/{name}.md", text)
     rows = [
         (
             f"[`{module_of(package).__name__}`]({page_of(package)}.md)",
@@ -92,35 +97,107 @@ def write_api() -> None:
     listed = "\n".join(map(page_of, shown))
     write(
         f"{FOLDER}/api.md",
-        "# Python\n\nEvery public name, with the example that the tests run.\n\n"
+        "# Python\n\nEvery public name, with an example that the tests run.\n\n"
         + table(("package", "names", "what it holds"), rows)
         + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n",
     )
 
 
-def page(package: str) -> str:
-    """The page of a package."""
-    module, names = module_of(package), public_names(package)
-    title = module.__name__
-    rows, entries = [], []
-    for name in names:
-        thing = getattr(module, name)
-        full = f"{title}.{name}"
-        if inspect.ismodule(thing):
-            rows.append((f"{{py:mod}}`{thing.__name__}`", _first(thing)))
-            continue
-        home = homes()[id(thing)]
-        rows.append((f"{{py:obj}}`{name} <{home}>`", _first(thing)))
-        if home == full:
-            entries.append(f"```{{eval-rst}}\n.. {_directive(thing)}:: {full}{_inherited(thing)}\n```")
+def pages(package: str) -> dict[str, str]:
+    """The pages of a package by their names: one with all entries, or a list of names and a page per theme."""
+    module = module_of(package)
+    home, title = page_of(package), module.__name__
     parts = [
         f"# {title}",
         f"```{{eval-rst}}\n.. py:module:: {title}\n```",
         *(from_docstring(part) for part in (inspect.getdoc(module) or "").split("\n\n")),
-        table(("name", "what it is"), rows),
-        *entries,
     ]
-    return "\n\n".join(parts) + "\n"
+    groups = _groups(package)
+    made: dict[str, str] = {}
+    listing: list[str] = []
+    for label, names in groups.items():
+        rows = [_row(module, name) for name in names]
+        listed = table(("name", "what it is"), rows)
+        entries = [_entry(module, name) for name in names]
+        if len(groups) == 1:
+            parts += [listed, *entries]
+            continue
+        # an address that outlives a file more or less
+        name = f"{home}-{re.sub(r'[^a-z0-9]+', '-', label.partition(',')[0].lower())}"
+        made[name] = "\n\n".join([f"# {title}: {label}", f"Part of {{py:mod}}`{title}`.", listed, *entries]) + "\n"
+        parts += [f"## [{label}]({name}.md)", listed]
+        listing.append(f"{label} <{name}>")
+    if made:
+        parts.append("```{toctree}\n:hidden:\n\n" + "\n".join(listing) + "\n```")
+    return {home: "\n\n".join(parts) + "\n", **made}
+
+
+def _groups(package: str) -> dict[str, list[str]]:
+    """Names by the page on which they stand, as short as LINES says: by theme of the registry, then by file."""
+    module, names = module_of(package), public_names(package)
+
+    def length(some: list[str]) -> int:
+        return sum(length_of(getattr(module, name)) for name in some if _entry(module, name))
+
+    if length(names) <= LINES:
+        return {"": names}
+    themes = _themes() if package in ("probes", "viz") else {}
+    ranked = sorted(names, key=lambda name: (themes.get(name, len(THEMES)), _file(module, name)))
+    groups: dict[str, list[str]] = {}
+    for theme, same in groupby(ranked, key=lambda name: themes.get(name, len(THEMES))):
+        word = f"{[*THEMES, 'Others'][theme]}: " if themes else ""
+        page: list[str] = []
+        for _, of_file in groupby(list(same), key=lambda name: _file(module, name)):
+            more = list(of_file)
+            if page and length([*page, *more]) > LINES:
+                groups[_label(word, module, page)] = page
+                page = []
+            page = [*page, *more]
+        groups[_label(word, module, page)] = page
+    return groups
+
+
+def _label(word: str, module: Any, names: list[str]) -> str:
+    """The theme of a page, if any, and the files that it covers."""
+    return word + ", ".join(dict.fromkeys(_file(module, name).replace("_", " ") for name in names))
+
+
+def _themes() -> dict[str, int]:
+    """Place of the theme of each probe and figure, by the last word of its name."""
+    found: dict[str, int] = {}
+    for measurement in measurements().values():
+        functions = [measurement.probe.function] if measurement.probe is not None else []
+        for function in [*functions, *(figure.function for figure in measurement.figures)]:
+            found.setdefault(function.__name__, THEMES.index(measurement.theme))
+    return found
+
+
+def _file(module: Any, name: str) -> str:
+    """The file in which a name is defined, without its ending."""
+    return str(getattr(getattr(module, name), "__module__", module.__name__)).rpartition(".")[2].strip("_")
+
+
+def length_of(thing: Any) -> int:
+    """Length of an entry, of some 35 pixels a line: its docstring, and those of a class's members."""
+    members = [each for name, each in vars(thing).items() if name[0] != "_"] if inspect.isclass(thing) else []
+    documented = [thing, *members] if inspect.isclass(thing) or inspect.isroutine(thing) else []
+    told = [each for each in documented if callable(each) or isinstance(each, property)]
+    return 2 + sum(2 + len((inspect.getdoc(each) or "").splitlines()) for each in told)
+
+
+def _row(module: Any, name: str) -> tuple[str, str]:
+    thing = getattr(module, name)
+    if inspect.ismodule(thing):
+        return f"{{py:mod}}`{thing.__name__}`", _first(thing)
+    return f"{{py:obj}}`{name} <{homes()[id(thing)]}>`", _first(thing)
+
+
+def _entry(module: Any, name: str) -> str:
+    """The entry of a name; "" if another package has it."""
+    thing, full = getattr(module, name), f"{module.__name__}.{name}"
+    if inspect.ismodule(thing) or homes()[id(thing)] != full:
+        return ""
+    return f"```{{eval-rst}}\n.. {_directive(thing)}:: {full}{_inherited(thing)}\n```"
 
 
 def _directive(thing: Any) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from functools import cache
 
 from sitepages.api import FOLDER
 from sitepages.writing import DOCS, write
@@ -12,14 +14,30 @@ PAGE = f"{FOLDER}/commands.md"
 
 
 def write_commands() -> None:
-    """One page with every command and its options."""
-    write(PAGE, text())
+    """A page for every command, and one that lists them."""
+    for name, page in pages().items():
+        write(name, page)
 
 
+def pages() -> dict[str, str]:
+    """Each page by its place in docs."""
+    opening, *commands = re.split(r"^## ", text(), flags=re.MULTILINE)
+    made = {}
+    for command in commands:
+        name = re.match(r"`\S+ ([\w-]+)`", command)
+        assert name is not None, command
+        # headings of a command's own commands follow
+        made[f"{FOLDER}/command-{name[1]}.md"] = "# " + re.sub(r"^###", "##", command, flags=re.MULTILINE)
+    listed = "\n".join(page.rpartition("/")[2].removesuffix(".md") for page in made)
+    linked = re.sub(r"^\* `(\w[\w-]*)`", r"* [`\1`](command-\1.md)", opening, flags=re.MULTILINE)
+    return {PAGE: f"{linked}\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n", **made}
+
+
+@cache
 def text() -> str:
-    """The page."""
+    """All commands in one text."""
     asked = [sys.executable, "-m", "typer", "tsfm_lens.cli", "utils", "docs", "--name", "tsfm-lens"]
     made = subprocess.run(asked, capture_output=True, text=True, check=True, cwd=DOCS.parent).stdout
     _, _, rest = made.partition("\n")
-    told = "Data goes to stdout, messages to stderr; exit code 0 is done, 1 refused, 2 misused."
+    told = "Data goes to stdout and messages to stderr. Exit code 0 means done, 1 refused, 2 misused."
     return f"# Command line\n\n{told}\n{rest}"

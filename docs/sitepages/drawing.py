@@ -80,7 +80,7 @@ class Studio:
 
     def drawn_pair(self, scene: Scene) -> Drawn:
         """What the code of a pair draws; its captions and readings are those of each model by itself."""
-        return _told(eval(scene.drawing, dict(self._opening(scene.opening))), "", [])
+        return told(eval(scene.drawing, dict(self._opening(scene.opening))), "", [])
 
     def _draw(self, measurement: Measurement, figure: Figure, scene: Scene) -> Drawn:
         names = self._opening(scene.opening)
@@ -88,7 +88,7 @@ class Studio:
         watched = _Watched(names[place], figure.name)
         exec(scene.drawing, {**names, place: watched})
         assert watched.figure is not None, f"{scene.drawing!r} does not draw {figure.name}"
-        return _told(watched.figure, _caption(figure.name, watched, names), self._readings(measurement, watched.result))
+        return told(watched.figure, _caption(figure.name, watched, names), self._readings(measurement, watched.result))
 
     def _readings(self, measurement: Measurement, result: Any) -> list[str]:
         """What the report says of a result, whose figures it draws for that: once a result."""
@@ -138,7 +138,8 @@ class _Watched:
         return drawing
 
 
-def _told(figure: go.Figure, caption: str, readings: list[str]) -> Drawn:
+def told(figure: go.Figure, caption: str, readings: list[str]) -> Drawn:
+    """A figure with what its layout tells of it."""
     meta = figure.layout.meta
     bare = untitled(figure)
     height = int(bare.layout.height or HEIGHT)

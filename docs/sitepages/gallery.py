@@ -10,7 +10,7 @@ from plotly.offline import get_plotlyjs
 
 from sitepages.drawing import CACHE, Drawn, Studio, slugs
 from sitepages.pictures import static_pictures
-from sitepages.scenes import PAIRED, Scene, described, of_core, scene_of, scene_of_pair
+from sitepages.scenes import CHRONOS, PAIRED, Scene, described, of_core, scene_of, scene_of_pair
 from sitepages.writing import code, from_docstring, plain, write, write_bytes
 from tsfm_lens.registry import THEMES, Figure, Measurement, measurements
 from tsfm_lens.viz.saving import BROWSER_CONFIG
@@ -106,11 +106,14 @@ def _page(measurement: Measurement, own: dict[str, Figure], drawn: dict[str, Dra
         plain(measurement.description),
         *(each for each in ["  \n".join(fact for fact in facts if fact)] if each),
     ]
+    shown: set[str] = set()
     for slug, figure in own.items():
-        parts.append(_section(slug, figure, scene_of(measurement, figure), drawn[slug], slug in pictures))
+        scene = scene_of(measurement, figure)
+        parts.append(_section(slug, figure, scene, drawn[slug], slug in pictures, scene.opening in shown))
+        shown.add(scene.opening)
     readings = list(dict.fromkeys(text for slug in own for text in drawn[slug].readings))
     if readings:
-        parts += ["## What the report says of these results", "\n".join(f"- {plain(text)}" for text in readings)]
+        parts += ["## What the report says", "\n".join(f"- {plain(text)}" for text in readings)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -119,20 +122,23 @@ def package_of(name: str) -> str:
     return name if "." in name else f"probes.{name}"
 
 
-def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bool) -> str:
-    """One figure: the figure, its caption, how to read it, and the code that drew it."""
+def _section(slug: str, figure: Figure, scene: Scene, drawn: Drawn, pictured: bool, opened: bool = False) -> str:
+    """One figure: the figure, its caption, how to read it, and the code that drew it.
+
+    Args:
+        opened: the page has shown what the code stands on.
+    """
+    opening = "# after the lines above\n" if opened else scene.opening.rstrip() + "\n\n"
     parts = [
         f"(figure-{slug})=\n## {plain(figure.title.rstrip('.'))}",
         f"**{plain(drawn.title)}**" + (f"  \n{plain(drawn.subtitle)}" if drawn.subtitle else ""),
         figure_html(slug, drawn.title, drawn.height, drawn.min_width, "../", pictured),
+        code(opening + scene.drawing),
         f"**How to read it.** {_reading(figure)}",
-        f"Renderer: {{py:func}}`{_home(figure)}`",
-        "::::{dropdown} Code",
-        code(scene.opening.rstrip() + "\n\n" + scene.drawing),
+        f"Function: {{py:func}}`{_home(figure)}`",
     ]
     if scene.command:
         parts += ["On the command line:", code(scene.command, "console")]
-    parts.append("::::")
     if drawn.caption:
         parts += ["::::{dropdown} Caption, with every parameter", code(drawn.caption, "text"), "::::"]
     return "\n\n".join(parts)
@@ -152,10 +158,11 @@ def _reading(figure: Figure) -> str:
 
 
 def _card(slug: str, measurement: Measurement, figure: Figure, drawn: Drawn, pictures: set[str]) -> str:
+    *_, call = scene_of(measurement, figure).drawing.splitlines()
     picture = f":img-top: /_cache/static/figures/{slug}.png\n:img-alt: {drawn.title}\n" if slug in pictures else ""
     return (
         f":::{{grid-item-card}} {plain(figure.title.rstrip('.'))}\n{picture}:link: figure-{slug}\n:link-type: ref\n"
-        f":class-img-top: tsfm-thumbnail\n\n`{figure.name}`\n:::"
+        f":class-img-top: tsfm-thumbnail\n\n`{call if figure.name in call else figure.name}`\n:::"
     )
 
 
@@ -177,8 +184,8 @@ def _theme(theme: str, entries: Entries, drawn: dict[str, Drawn], pictures: set[
 def _paired(pairs: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
     parts = [
         "# Two models side by side",
-        "Every figure of a run can be drawn of two models on the same axes and colours: `tsfm-lens figure NAME MODEL "
-        "MODEL`, or {py:func}`tsfm_lens.viz.compare`. Maps whose colours mean different things are refused.",
+        "`tsfm-lens figure NAME MODEL MODEL` and {py:func}`tsfm_lens.viz.compare` draw any figure of a run for two "
+        "models, with shared axes and colours. They refuse maps whose colours mean different things.",
     ]
     for slug, (measurement, figure) in pairs.items():
         parts.append(_section(slug, figure, scene_of_pair(measurement, figure), drawn[slug], slug in pictures))
@@ -189,11 +196,12 @@ def _index(present: list[str], entries: Entries, drawn: dict[str, Drawn], pictur
     count = len({figure.name for _, figure in entries.values()})
     parts = [
         "# Gallery",
-        f"All {count} figures, drawn by the build of this site from the embedded models. Each page has the figure to "
-        "touch, the code that drew it, what its marks mean, and what the report says of the same results.",
+        f"All {count} figures, drawn from the embedded models when this site was built. Click one for the interactive "
+        "figure, its whole code, how to read it, and what the report says. Most of them need these lines first:",
+        code(CHRONOS),
     ]
     for theme in present:
         parts += [f"## [{theme}]({theme_page(theme)}.md)", _grid(theme, entries, drawn, pictures)]
-    parts.append(f"Some of them are also drawn of [two models side by side]({PAIRS}.md).")
+    parts.append(f"Some figures also show [two models side by side]({PAIRS}.md).")
     listed = "\n".join([*map(theme_page, present), PAIRS])
     return "\n\n".join(parts) + f"\n\n```{{toctree}}\n:hidden:\n\n{listed}\n```\n"

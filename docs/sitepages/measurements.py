@@ -9,11 +9,11 @@ from tsfm_lens.cli.listings import measurement_facts
 from tsfm_lens.registry import THEMES
 
 PAGE = "reference/generated/measurements.md"
-_HEAD = "| measurement | kind | probe | figure | source | models |\n|---|---|---|---|---|---|"
+_HEAD = "| measurement | probe and figures | source and models |\n|---|---|---|"
 
 
 def write_measurements() -> None:
-    """Write a table a theme: what is measured, by which probe and figure, after whom, on which models."""
+    """Write a table a theme: what is measured, by which probe and figures, after whom, on which models."""
     facts, parts = measurement_facts(), []
     for theme in THEMES:
         rows = [f"| {' | '.join(_cells(each))} |" for each in facts if each["theme"] == theme]
@@ -24,4 +24,5 @@ def write_measurements() -> None:
 def _cells(each: dict[str, Any]) -> list[str]:
     probes, figures = (", ".join(f"`{name}`" for name in each[key]) for key in ("probes", "figures"))
     source = each["source"] + (f" ({', '.join(each['paper'])})" if each["paper"] else "")
-    return [each["summary"], f"`{each['kind']}`", probes, figures, source, each["models"]]
+    about = [f"{each['summary']} (`{each['kind']}`)", f"{probes}<br>{figures}" if probes else figures]
+    return [*about, f"{source}<br>{each['models']}" if source else each["models"]]

@@ -54,7 +54,14 @@ def execute(path: Path) -> nbformat.NotebookNode:
 def executed(path: Path) -> nbformat.NotebookNode:
     """The notebook after a run, which is made only if neither its code nor the package is what was last run."""
     kept = _place(path)
-    return nbformat.read(kept, as_version=4) if kept.exists() else execute(path)
+    if not kept.exists():
+        return execute(path)
+    notebook = nbformat.read(path, as_version=4)
+    ran = [cell for cell in nbformat.read(kept, as_version=4).cells if cell.cell_type == "code"]
+    # texts may have changed since
+    for cell, before in zip((each for each in notebook.cells if each.cell_type == "code"), ran, strict=True):
+        cell.outputs, cell.execution_count = before.outputs, before.execution_count
+    return notebook
 
 
 def _place(path: Path) -> Path:
@@ -84,9 +91,7 @@ def write_notebooks() -> None:
         told = " ".join(lines[1].split()) if len(lines) > 1 else ""
         listed.append(f"**[{lines[0].removeprefix('# ')}]({name}.ipynb)**\n: {told}")
     toctree = "\n".join(names())
-    opening = (
-        "# Notebooks\n\nOn the embedded models, with real series. They are in `examples/`, run when this is built."
-    )
+    opening = "# Notebooks\n\nThey use the embedded models and real series. The files are in `examples/`."
     entries = "\n\n".join(listed)
     write("notebooks/index.md", f"{opening}\n\n{entries}\n\n```{{toctree}}\n:hidden:\n\n{toctree}\n```\n")
 

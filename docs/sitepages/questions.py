@@ -21,7 +21,7 @@ class Question:
     Attributes:
         text: as somebody asks it.
         kind: of the measurement that answers it.
-        caveat: what the answer does not say.
+        caveat: limit of the answer.
         method: its name in docs/planted.csv, or "explanations: NAME" in docs/planted.explanations.csv; "" for what no
             planted model has been asked.
         level: of what is found: parts, edges, inputs …
@@ -35,55 +35,55 @@ class Question:
 
 
 GROUPS: dict[str, tuple[Question, ...]] = {
-    "What is inside, and who does it": (
+    "Which components matter (ablation, patching, circuits)": (
         Question(
             "Which heads and MLPs does the forecast need?",
             "ablation",
-            "A zero is a value the model may never see; two that can stand in for each other both seem useless.",
+            "The model may never see a zero in normal use. Two redundant components both look unimportant.",
             "zero ablation, of the range",
         ),
         Question(
-            "Which of them carry what differs between two series?",
+            "Which components carry the difference between two series?",
             "patching",
-            "Finds only what the two series make different; the pair decides the question.",
+            "It sees only what differs between the two series, so the pair decides the question.",
             "activation patching, denoise",
         ),
         Question(
-            "The same over all places at once, cheaply?",
+            "The same for all places at once, and cheaply?",
             "attribution_patching",
-            "A gradient: wrong where the effect is not close to linear. Check the largest by patching.",
+            "A gradient is wrong where the effect is far from linear. Check the largest effects by patching.",
             "attribution patching, denoise",
         ),
         Question(
-            "Which few components are enough?",
+            "Which few components are enough (a circuit)?",
             "circuit",
-            "Enough on these series; several circuits may be, and the greedy search gives one.",
+            "They are enough on these series. Several circuits may exist; the greedy search returns one.",
             "circuit, greedy, zeroed",
         ),
         Question(
-            "Through which connections does it flow?",
+            "Which connections between components matter?",
             "paths",
-            "One forward a connection; start from the components that matter.",
+            "Each connection costs one forward pass, so start from the components that matter.",
             "path patching",
             "edges",
         ),
         Question(
-            "The same over all connections, cheaply?",
+            "The same for all connections, and cheaply?",
             "edges",
-            "A gradient, as above.",
+            "This is a gradient, with the same limit as above.",
             "edge attribution",
             "edges",
         ),
         Question(
-            "Who writes the forecast directly?",
+            "Which components write the forecast directly (direct logit attribution)?",
             "attribution",
-            "Only the last stack, and only direct writes: who makes others write is not seen.",
+            "It covers direct writes of the last stack only. It does not see components that act through others.",
             "direct attribution, linearised",
         ),
         Question(
-            "Do later layers repair a loss?",
+            "Do later layers compensate for a lost component (self-repair)?",
             "effects",
-            "Needs backups that wake when another head is gone; it says who, not why.",
+            "It says which components compensate, not why.",
             "self-repair",
             "repaired",
         ),
@@ -92,120 +92,120 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Where does each head look?",
             "attention",
-            "What is looked at need not be used: see the planted decoys.",
+            "A head need not use what it looks at: see the planted decoys.",
             "attention, mean over heads",
             "inputs",
         ),
         Question(
-            "Which heads look sharply at one place?",
+            "Which heads have sharp attention?",
             "head_entropy",
-            "Sharp heads are often, not always, the ones that matter.",
+            "Sharp heads often matter, but not always.",
             "sharp heads",
         ),
         Question(
-            "How far may a token have reached?",
+            "How far back can information have come (attention rollout)?",
             "attention_rollout",
-            "An upper bound by attention alone; MLPs and values are not in it.",
+            "It follows attention weights alone and leaves out MLPs and values.",
             "attention rollout",
             "inputs",
         ),
         Question(
             "Which heads copy the context?",
             "head_parroting",
-            "For series with a season or a repeat; else there is nothing to copy.",
+            "The series need a season or a repeat; otherwise there is nothing to copy.",
             "parroting: copy lost without the head",
         ),
         Question(
             "Which heads are induction heads?",
             "induction",
-            "On random tokens, far from real series; motifs test the same on patches, less surely.",
+            "The test uses random tokens, far from real series. Repeated motifs test patch models, less surely.",
             "induction: repeated tokens, copy",
         ),
         Question(
-            "When in training does a head get its ability?",
+            "When during training do heads emerge?",
             "training_history",
-            "Needs checkpoints of the training; two of the embedded models ship theirs.",
+            "It needs checkpoints of the training; two of the embedded models ship theirs.",
         ),
     ),
-    "What is known where": (
+    "What each layer knows": (
         Question(
-            "After which layer is the forecast there?",
+            "After which layer does the forecast form (logit lens)?",
             "logit_lens",
-            "Reads every layer by the last one's head, which early layers may not speak.",
+            "It reads every layer with the output head, which may not fit early layers.",
         ),
         Question(
-            "What does each layer add in accuracy?",
+            "How much accuracy does each layer add?",
             "layer_gain",
-            "Against the truth of these series; a layer without gain may still prepare one.",
+            "It compares with the truth of these series. A layer without gain may still prepare a later one.",
         ),
         Question(
-            "How many futures does the model weigh?",
+            "How many futures does the model consider?",
             "lines_of_thought",
-            "Models with tokens alone; peaks of a distribution, not sampled paths.",
+            "For token models only. It shows peaks of a distribution, not sampled paths.",
         ),
         Question(
-            "Are layers or heads alike?",
+            "Are layers or heads similar (CKA)?",
             "layer_similarity",
-            "Alike in what they hold; whether one can go is a question of ablation.",
+            "It compares what they hold. Whether one can be removed is a question for ablation.",
         ),
     ),
-    "What the input does": (
+    "Which inputs matter (feature importance, SHAP, saliency)": (
         Question(
             "Which stretch of the past moved this forecast?",
             "input_attribution",
-            "Against a reference that you choose; parts that only work together share what they do.",
+            "The result depends on the reference that you choose. Segments that work only together share their effect.",
             "explanations: shapley",
             "inputs",
         ),
         Question(
-            "Through which components?",
+            "Through which components did the input act?",
             "input_routes",
-            "Linear around this forecast unless exact routes are asked for; read the proof beside it.",
+            "It is linear around this forecast unless you ask for exact routes. Read the test beside it.",
             "explanations: routes, exact",
             "routes",
         ),
         Question(
-            "Can that explanation be trusted?",
+            "Can I trust that explanation (faithfulness)?",
             "route_faithfulness",
-            "It can fail, and then says so.",
+            "The test can fail, and the page says so.",
         ),
         Question(
             "Does the model use my covariates at all?",
             "covariate_use",
-            "Over the series you give; unused here may be used elsewhere.",
+            "The answer holds for your series. Other series may differ.",
         ),
         Question(
             "Does the forecast only repeat the context?",
             "parroting",
-            "A good forecast of a periodic series repeats it, too: compare the errors.",
+            "A good forecast of a periodic series also repeats it, so compare the errors.",
         ),
         Question(
-            "Does it follow season and level?",
+            "Does the forecast follow season and level?",
             "seasonality",
-            "Needs two seasons of context.",
+            "It needs two seasons of context.",
         ),
     ),
-    "Weights and size": (
+    "Weights and size (rank, pruning, compression)": (
         Question(
             "How many directions do weights and streams use?",
             "flow_of_ranks",
-            "Ranks depend on a threshold; read the curves, not one number.",
+            "Ranks depend on a threshold, so read the curves, not one number.",
         ),
         Question(
-            "Which heads does their rank single out?",
+            "Which heads have an unusual rank?",
             "spectra",
-            "Query–key ranks point at what matters, value–output ranks do not.",
+            "Low query–key ranks point at heads that matter; value–output ranks do not.",
             "low stable rank, QK",
         ),
         Question(
-            "How small may the model become?",
+            "How small can the model become (compression)?",
             "compression",
-            "On the series that it is measured on; keep others for the last word.",
+            "The answer holds for the series it is measured on. Hold out others for the final check.",
         ),
         Question(
             "How many heads does each layer need, over whole benchmarks?",
             "sweep_heads_at",
-            "A sweep: minutes to days. Differences have intervals over datasets.",
+            "This is a sweep and takes minutes to days. Differences have intervals over datasets.",
         ),
     ),
 }
@@ -217,13 +217,14 @@ def write_questions() -> None:
     explained = pd.read_csv(DOCS / "planted.explanations.csv")
     parts = [
         "# Which probe answers my question?",
-        "Found: the mean chance, over models whose mechanism was set by hand, that a true part scores above another "
-        "one (AUROC; 0.5 is chance), and beside it the same on untrained twins, which have no such part. Claims right: "
-        "of what it names as standing out, the share that is true. All of it is in [](../../planted.md).",
+        "*AUROC* is the probability that a true part scores above a false one; 0.5 is chance. It is a mean over models "
+        "whose mechanism was set by hand. The value in parentheses is for untrained twins, which have no such part. "
+        "*Claims right* is the share of significant parts that are true. [](../../planted.md) has all scores.",
+        "Looking for a word? The [glossary](../glossary.md) knows *p-value*, *SHAP*, *saliency*, *pruning* and others.",
     ]
     for title, questions in GROUPS.items():
         rows = [_row(question, scores, explained) for question in questions]
-        header = ("question", "probe and figures", "found (untrained)", "claims right")
+        header = ("question", "probe and figures", "AUROC (untrained)", "claims right")
         parts += [f"## {title}", table(header, rows)]
     write(PAGE, "\n\n".join(parts) + "\n")
 

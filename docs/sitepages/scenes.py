@@ -18,7 +18,7 @@ from tsfm_lens import results, viz
 
 lens = tsfm_lens.load("chronos-nano")
 run = lens.run(tsfm_lens.bundled("elnino", "co2"), {HORIZON}, holdout=True)
-cache = results.Results(run)  # what is measured of a run, each once
+cache = results.Results(run)  # results by kind, each computed once
 """
 DRIVEN = f"""\
 import pandas as pd
@@ -35,7 +35,7 @@ items = data.as_series(
 )
 lens = tsfm_lens.load("chronos2-nano")
 run = lens.run(items, {HORIZON}, holdout=True)
-cache = results.Results(run)  # what is measured of a run, each once
+cache = results.Results(run)  # results by kind, each computed once
 """
 PAIR = f"""\
 import tsfm_lens

@@ -32,7 +32,8 @@ FEW: dict[str, Any] = {"windows": 2, "num_samples": 4}
 SHORT: dict[str, Any] = {"data": [np.sin(np.arange(100.0))], "horizon": 4}
 
 
-PAGE = (Path(tsfm_lens.__file__).parent.parent / "docs" / "papers.md").read_text()
+DOCS = Path(tsfm_lens.__file__).parent.parent / "docs"
+PAGE = "\n".join(page.read_text() for page in [DOCS / "papers.md", *sorted((DOCS / "papers").glob("*.md"))])
 
 
 @cache
