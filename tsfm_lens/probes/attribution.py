@@ -133,7 +133,6 @@ def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tole
         attribution=(("decomposition", "component", *axes), attribution),
         total=(("decomposition", *axes), total),
         completeness_error=(("decomposition", "series"), gap / np.where(size > 0, size, 1.0)),
-        native_median=(("series", "step"), run.forecast.median),
         nodes=("decomposition", nodes),
         path_error=("decomposition", errors),
     )
