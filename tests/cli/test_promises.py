@@ -123,7 +123,7 @@ def test_json_holds_the_numbers(tmp_path: Path) -> None:
     np.testing.assert_allclose([each["mean_absolute"] for each in told["inputs"]], sizes, rtol=1e-5, atol=1e-6)
     means = [float(effect.sel(segment=name).mean()) for name in sizes.index]
     np.testing.assert_allclose([each["mean"] for each in told["inputs"]], means, rtol=1e-5, atol=1e-6)
-    assert told["headline"].startswith("On average over 8 steps the forecast of nile is ")
+    assert told["headline"].startswith("The forecast of nile averages ")
     assert list(told["results"]) == kinds
 
 

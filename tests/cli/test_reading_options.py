@@ -77,7 +77,7 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_
     found = run(*command, "--unit", "kWh", "--json")
     assert json.loads(found.stdout)["coords"]["units"]["data"] == ["kWh", "kWh"]
     found = run(*command[:3], "bundled:co2", "--freq", "D")
-    assert "--freq D says how to read a file, and there is none" in words(found)
+    assert "--freq D applies to files, and none is given" in words(found)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ EARLY = [
     (("figure", "lens_logit_map", "amazon/chronos-bolt-base", *CO2), "is defined by logits over a vocabulary"),
     (("figure", "logit_map", "bolt-nano", "--data", "nofile.csv"), "is defined by"),
     (("explain", "bolt-nano", *CO2, "--method", "foo"), "no method 'foo'"),
-    (("explain", "bolt-nano", *CO2, "--known", "foo"), "says how to read a file"),
+    (("explain", "bolt-nano", *CO2, "--known", "foo"), "applies to files"),
     (("compress", "bolt-nano", *CO2, "--keep", "3", "--out", "x"), "should be less than or equal to 1"),
     *(((command, "nofile.yaml"), "there is no file 'nofile.yaml'") for command in ("train", "sweep")),
     (("reproduce", "S9-T1"), "`tsfm-lens reproduce --list` shows all"),

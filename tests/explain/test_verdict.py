@@ -85,10 +85,10 @@ def test_rules(proofs: list[xr.Dataset], word: str) -> None:
 def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
     word, said = verdict(proof)
     first, *rest = read_proof(proof)
-    assert first == f"By the rules below and this proof the explanation {word}. {said[0]}"
+    assert first == f"Verdict on this proof: the explanation {word} (criteria below). {said[0]}"
     assert tuple(rest) == (*said[1:], *rules_of(proof))
     joint = read_proof(proof.assign_attrs(verdict="holds in part"))[0]
-    assert joint.startswith("By the rules below and all proofs of this page the explanation holds in part.")
+    assert joint.startswith("Verdict on all proofs of this page: the explanation holds in part (criteria below).")
 
 
 @pytest.mark.parametrize(

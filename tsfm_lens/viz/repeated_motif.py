@@ -32,16 +32,16 @@ def read_motif(ds: xr.Dataset) -> list[str]:
     advantage = judged(ds, "advantage", "layer", "head", target=0)
     labels = [head_at(ds, flat) for flat in range(advantage.size.size)]
     most = [f"{labels[flat]} ({advantage.told(flat, percent)})" for flat in advantage.named(3, advantage.size > 0)]
-    told = f"most is given by {listed(most)}" if most else "no head gives a share of 1 % or more"
+    told = f"largest for {listed(most)}" if most else "below 1 % for every head"
     return [
-        f"Attention to the motif's last instance, beyond that in a control without a motif that comes again: {told}.",
+        f"Attention to the motif's last instance, beyond that in a control without repeats: {told}.",
         *advantage.standing(labels, "heads", advantage.size > 0),
     ]
 
 
 @REPEATED_MOTIF.figure(table=("prefix_matching", "control", "advantage"), sentences=read_motif)
 def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
-    """Draw which heads look at what followed a match, beyond what they look at anyway.
+    """Draw which heads look at what followed a match, beyond a control without repeats.
 
     Args:
         target: "after_last", "last" or "after_any".
@@ -80,7 +80,7 @@ TRAINING_HISTORY = measurement("training_history", needs=TRAINING_RECORD)
 
 
 def read_history(ds: xr.Dataset) -> list[str]:
-    """State when copying came, and how many heads look for the motif at the end."""
+    """State when copying emerged, and how many heads look for the motif at the end."""
     steps = ds["training_step"].values
     out = []
     if "copying" in ds:
@@ -94,9 +94,9 @@ def read_history(ds: xr.Dataset) -> list[str]:
     heads = array(ds, f"{name}_significant", "training_step", "layer", "head") > 0
     heads &= array(ds, name, "training_step", "layer", "head") > 0
     counts = heads.reshape(len(steps), -1).sum(axis=1)
-    against = "than an even spread would" if name == "prefix_matching" else "than in the control"
+    against = "than even attention would" if name == "prefix_matching" else "than in the control"
     since = len(counts) - int(np.argmin(np.append(counts[::-1] > 0, False)))
-    some = f"; some head has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
+    some = f"; at least one has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
     out.append(
         f"{count_of(int(counts[-1]), heads[0].size, 'heads')} {verb(int(counts[-1]), 'give')} more attention to what "
         f"followed the last match {against}, significantly over motifs{some}."

@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.select import layer_name, names, shown
-from tsfm_lens.viz.theme import nats, significant, true_minus
+from tsfm_lens.viz.theme import after_number, nats, significant, true_minus
 
 _MAX_NAMES = 3  # heads alike that are named
 
@@ -63,7 +63,7 @@ def layers(ds: xr.Dataset, dim: str = "layer") -> list[str]:
 
 def measured(unit: str) -> Callable[[float], str]:
     """Return a function that writes a value in this unit."""
-    return lambda value: f"{num(value)} {unit}".rstrip()
+    return lambda value: f"{num(value)} {after_number(unit)}".rstrip()
 
 
 def head_at(ds: xr.Dataset, place: int) -> str:
@@ -86,7 +86,7 @@ def is_head(ds: xr.Dataset, values: np.ndarray, flat: int, write: Callable[[floa
     """Name the head at a flat place, and all that cannot be told from it, as "is …" or "are …"."""
     alike = [i for i, value in enumerate(np.ravel(values)) if write(value) == write(np.ravel(values)[flat])]
     if len(alike) > _MAX_NAMES:
-        return f"are {len(alike)} heads alike"
+        return f"are {len(alike)} equal heads"
     return f"{'is' if len(alike) == 1 else 'are'} {listed([head_at(ds, i) for i in alike])}"
 
 
