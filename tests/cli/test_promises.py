@@ -79,7 +79,7 @@ def test_an_interrupt_while_files_are_written_leaves_none_and_names_whole_ones(
     small = tmp_path / "small"
     done = run("compress --rank 1", *NILE, "--method", "svd", out=small)
     assert done.exit_code == 130
-    assert done.output.splitlines()[-1] == f"interrupted; what stands is {small}"
+    assert done.output.splitlines()[-1] == f"interrupted; files written: {small}"
     tsfm_lens.load(str(small))
 
 

@@ -56,7 +56,7 @@ LATE = [
     (("figure", "stable_rank", "bolt-nano", *CO2), "stable_rank_map"),
     (("figure", "22", "bolt-nano", *CO2, "--format", "jpg"), "no format 'jpg'"),
     (("figure", "22", "bolt-nano", "--data", "bundled:nile", "--horizon", "200"), "hold out"),
-    (("figure", "22", *["bolt-nano"] * 3, *CO2), "can show two models side by side, and 3 are named"),
+    (("figure", "22", *["bolt-nano"] * 3, *CO2), "can show two models side by side, but 3 are named"),
     (("figure", "model_rank_dots", *["bolt-nano"] * 2, *CO2), "two models are called"),
     (("sweep", "report", "none.yaml"), "there is no file"),
     (("sweep", "report", "."), "no store of a sweep"),

@@ -255,4 +255,4 @@ def test_stamps_are_the_beginnings_of_the_periods(old: str, period: str) -> None
 
 @pytest.mark.parametrize("freq", ["fortnight", "", "0H", "W-DEC", "H-MON", "-1D", "Q-SUN"])
 def test_no_frequency(freq: str) -> None:
-    expect_error("is no frequency of a benchmark", parse_frequency, freq)
+    expect_error("is not a frequency of a benchmark", parse_frequency, freq)

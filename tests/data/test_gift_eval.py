@@ -194,12 +194,12 @@ def test_damaged_folders(tmp_path: Path) -> None:
         return Path(shutil.copytree(whole, tmp_path / name))
 
     (no_state := broken("a") / "state.json").unlink()
-    expect_error("is no dataset of save_to_disk", gift_eval_folder, no_state.parent)
+    expect_error("is not a dataset of save_to_disk", gift_eval_folder, no_state.parent)
     (odd := broken("b") / "state.json").write_text("{}")
     expect_error("lists no data files", gift_eval_folder, odd.parent)
     (shard := broken("c") / "data-00001-of-00002.arrow").unlink()
-    expect_error(r"data-00001-of-00002\.arrow is no whole Arrow stream", gift_eval_folder, shard.parent)
-    expect_error("is no dataset of save_to_disk", gift_eval_folder, tmp_path / "none")
+    expect_error(r"data-00001-of-00002\.arrow is not a complete Arrow stream", gift_eval_folder, shard.parent)
+    expect_error("is not a dataset of save_to_disk", gift_eval_folder, tmp_path / "none")
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:

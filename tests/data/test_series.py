@@ -53,11 +53,11 @@ def test_one_series_in_every_form(data: object) -> None:
 
 
 REFUSED = {
-    "None": (None, "NoneType is no series: expected arrays"),
+    "None": (None, "NoneType is not a series: expected arrays"),
     "int": (7, "int is no series"),
     "generator": ((value for value in [1.0]), "generator is no series"),
     "bytes": (b"abc", "bytes is no series"),
-    "nothing": ({}, "there is no series: expected at least one"),
+    "nothing": ({}, "there is not a series: expected at least one"),
     "empty series": ([[1.0], []], "series 'series-1' is empty"),
     "nested": ({"a": {"b": 1.0}}, "series 'a' holds {'b': 1.0} at position 0, which is not a number"),
     "scalar": (np.array(3.0), "0 axes"),
@@ -76,7 +76,7 @@ REFUSED = {
     "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "holds datetime64[D], expected real numbers"),
     "records": (np.zeros(2, dtype=[("a", float), ("b", int)]), "expected real numbers"),
     "sparse": (torch.eye(3).to_sparse(), "is not a dense tensor of numbers"),
-    "long path": ("a" * 5000, "aaa…' is no usable path: "),
+    "long path": ("a" * 5000, "aaa…' is not an usable path: "),
     "missing file": ("a\0b", "there is no file"),
     "frame in a list": ([frame([(1, 2)], ("a", "b"))], "'series-0' is a frame; give its values transposed"),
     "empty frame": (frame([]), "the frame has no rows"),

@@ -78,4 +78,4 @@ def test_a_figure_of_two_models_forecasts_the_same_series() -> None:
     np.testing.assert_array_equal(one["truth"], two["truth"])
     assert [each.attrs["model"] for each in panel.results] == ["bolt-nano", "chronos2-nano"]
     assert "chronos2-nano" in made.caption()
-    expect_error("two models side by side, and 3 are named", refuse_several, made.entry, 3)
+    expect_error("two models side by side, but 3 are named", refuse_several, made.entry, 3)

@@ -76,7 +76,7 @@ def test_strips_cover_the_segments_of_each_series() -> None:
 
 @pytest.mark.parametrize("name", ["input_timeline", "input_waterfall", "input_map"])
 def test_an_item_without_one_of_its_series_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="tell of 2 series, of which 1 are left"):
+    with pytest.raises(InputError, match="covers 2 series, of which 1 are left"):
         getattr(viz, name)(results()["exact"].isel(series=[0]))
 
 
@@ -150,6 +150,6 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     same = results()["exact"].assign(attribution=0 * results()["exact"]["attribution"])
     assert "No part of the input moves it" in read_inputs(same)[0]
     far = results()["exact"].assign_attrs(reference_distance=50.0)
-    assert "50 standard deviations of the context from its mean" in " ".join(read_inputs(far))
+    assert "50 standard deviations from the mean of the context" in " ".join(read_inputs(far))
     kinds = read_effects(results()["effects"])
     assert [each.split(":")[0] for each in kinds[:2]] == ["Past", "Known covariate"]

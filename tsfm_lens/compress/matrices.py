@@ -70,9 +70,8 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
     """List every matrix of attentions that can be truncated, by name, in order of the forward, or of MLPs too.
 
     Raises:
-        WiringError: a matrix is no layer of its own, two places share one, or a layer computes something else than its
-            matrix times what enters.
-        InputError: there is none of what is asked for; a matrix is not finite.
+        WiringError: a matrix is not a layer of its own, two places share one, or a layer is not a plain matrix product.
+        InputError: no such matrix; a matrix is not finite.
 
     Example:
         >>> next(iter(compress.matrices(lens)))
@@ -136,8 +135,8 @@ def _matrices_of(lens: Lens, stack: Stack, layer: int, row: Attention | Mlp) -> 
         if part.weight != "weight":
             holder = type(lens.adapter.model.get_submodule(path)).__name__
             raise WiringError(
-                f"{name} is {part.weight!r} of {path} ({holder}), which is no layer of its own; factors cannot stand "
-                "in its place"
+                f"{name} is {part.weight!r} of {path} ({holder}), which is not a layer of its own; factors cannot "
+                "replace it"
             )
         rows, columns = parameters(lens.adapter.model, path, part)[0].shape
         yield WeightMatrix(name, path, stack.name, layer, row.kind, (rows, columns), blocks, of, part.gain)

@@ -162,7 +162,7 @@ def _candidates(form: BlockShape, rank: int) -> list[int]:
 
 
 METHODS = ("svd", "weighted", "sensitive", "measured")
-"""Plain truncation; weighted by what enters; by the sensitivity to what leaves, too; and with ranks by the deviation of
+"""Plain truncation; weighted by inputs; also by the sensitivity to outputs; and with ranks by the deviation of
 the forecast that each matrix causes on series that did not give its factors."""
 
 

@@ -36,7 +36,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
 
     Raises:
         UnknownNameError: a component matches nothing.
-        InputError: there is no component, or a layer of one holds less than its matrix already.
+        InputError: there is not a component, or a layer of one holds less than its matrix already.
 
     Example:
         >>> smaller = compress.prune(lens, ["decoder.0.cross_attn.0", "decoder.1.mlp"])
@@ -46,7 +46,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
     patterns = list(components)
     targets = lens.components(*patterns) if patterns else []
     if not targets:
-        raise InputError("there is no component to take out; expected at least one head, MLP or layer")
+        raise InputError("there is not a component to take out; expected at least one head, MLP or layer")
     by_path = {matrix.path: matrix for matrix in matrices(lens, mlps=True).values()}
     cuts, silent = _cuts(lens, targets)
     twin = copy.deepcopy(lens)
@@ -63,7 +63,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
         rest = weight[index] if of == "rows" else weight[:, index]
         partial = PartialLinear(rest, index, len(places), of, bias, by_path[path].gain)
         replace_layer(twin.adapter.model, path, partial)
-    return Lens(twin.adapter, f"{lens.model_id} ({len(targets)} components taken out)", lens.revision)
+    return Lens(twin.adapter, f"{lens.model_id} ({len(targets)} components removed)", lens.revision)
 
 
 def _cuts(lens: Lens, targets: Sequence[Component]) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
@@ -132,7 +132,7 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     targets = lens.components(*components)
     other = next((each for each in targets if each.head is None), None)
     if other is not None:
-        raise InputError(f"{other} is no head; a native configuration can say fewer heads alone. See prune()")
+        raise InputError(f"{other} is not a head; a native configuration can say fewer heads alone. See prune()")
     remaining = {
         (stack.name, layer, row.kind): sorted(set(range(stack.n_heads)) - _gone(targets, stack, layer, row.kind)[0])
         for stack in lens.wiring.stacks

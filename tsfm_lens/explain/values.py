@@ -225,7 +225,7 @@ class Masks(MaskedItem):
         if not finite.all():
             hidden = [self.segments[index].name for index in np.flatnonzero(~visible[finite.argmin()])]
             raise InputError(
-                f"{run.lens.wiring.architecture} forecasts no number with {', '.join(hidden[:3])} masked; choose "
+                f"{run.lens.wiring.architecture} forecasts no value with {', '.join(hidden[:3])} masked; choose "
                 "another reference, such as 'mean' or 'seasonal naive'"
             )
         return values

@@ -332,7 +332,7 @@ class Run:
         """Return a run of the same series over another horizon, made once; the truth is held out anew, or cut.
 
         Raises:
-            InputError: a series is too short, or the horizon is no number of steps.
+            InputError: a series is too short, or the horizon is not a number of steps.
         """
         if horizon == self.horizon:
             return self

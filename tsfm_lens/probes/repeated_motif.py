@@ -57,7 +57,7 @@ def repeated_motif(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Repeat random values, and measure which heads look at what followed the last match.
+    """Repeat random values, and measure which heads attend to what followed the last match.
 
     Motifs are independent standard normal values, a whole number of tokens long. Every head is tested a second time, at
     the same places, on series that repeat nothing. A context token looks for the patch after its last match, a token
@@ -69,7 +69,7 @@ def repeated_motif(
         repeats: times that the longest motif occurs; shorter ones fill the same context more often.
         n_series: random motifs.
         horizon: forecast steps; the model's own, at most the longest motif, if None.
-        kind: kind of attention; the last one over time of the stack that is read out if None.
+        kind: kind of attention; the last one over time of the output stack if None.
         queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last repeat;
             None takes the former where the stack has such tokens, else the latter.
         num_samples: of the forecasts.

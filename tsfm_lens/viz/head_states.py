@@ -27,13 +27,12 @@ from tsfm_lens.viz.theme import (
     PURPLE,
     SEQUENTIAL,
     VERMILION,
-    after_number,
     mixed,
     number,
     percent,
     plain,
 )
-from tsfm_lens.viz.words import measured
+from tsfm_lens.viz.words import after_number, measured
 
 __all__ = ["explore_figure"]
 Update = dict[str, dict[str, Any]]

@@ -30,20 +30,8 @@ from tsfm_lens.viz.select import (
     unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
-from tsfm_lens.viz.theme import (
-    BLUE,
-    CATEGORICAL,
-    DIVERGING,
-    GREY,
-    INK,
-    PALE,
-    VERMILION,
-    after_number,
-    mixed,
-    number,
-    plain,
-)
-from tsfm_lens.viz.words import capital, listed, num, segment_words, signed
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, PALE, VERMILION, mixed, number, plain
+from tsfm_lens.viz.words import after_number, capital, listed, num, segment_words, signed
 
 __all__ = ["deletion_lines", "input_beeswarm", "input_map", "input_timeline", "input_waterfall"]
 
@@ -176,8 +164,7 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     above.y(window.title, nticks=5)
     what = "mean size of effects,\nsign of their mean" if view.step is None else "effect"
     canvas.colours(colour_scale(f"{what} ({view.unit})", view.strength, diverging=True))
-    title = f"Effects of the input on the forecast of {view.target} by {model_of(ds)}"
-    return canvas.dress(title, view.when, view.how, cut)
+    return canvas.dress(f"Input effects on the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
 
 
 def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, at: int) -> None:
@@ -266,7 +253,7 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
     canvas.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
     fewer = f"the {len(keep)} largest of {len(values)} segments" if len(keep) < len(values) else ""
     return canvas.dress(
-        f"Effects of the input on the forecast of {view.target} by {model_of(ds)}, by step", view.word, view.how, fewer
+        f"Input effects on the forecast of {view.target} by {model_of(ds)}, by step", view.word, view.how, fewer
     )
 
 
@@ -382,7 +369,7 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     canvas.colours({**scale, "colorscale": shades})
     fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
     return canvas.dress(
-        f"Effects of the input on the forecasts of {model_of(ds)}",
+        f"Input effects on the forecasts of {model_of(ds)}",
         f"{method_words(ds.attrs)}, mean over steps",
         shown(ids),
         fewer,
@@ -409,9 +396,11 @@ DELETION_CURVES = measurement("deletion_curves", needs=SERIES)
 def read_proof(ds: xr.Dataset) -> list[str]:
     """State the verdict by the rules of :mod:`tsfm_lens.verdict`: on all proofs of the page, where there are others."""
     word, sentences = verdict(ds)
-    whole, by = ds.attrs.get("verdict", word), "all proofs of this page" if "verdict" in ds.attrs else "this proof"
-    told = f"Verdict on {by}: the explanation {whole} (criteria below). {sentences[0]}"
-    return [told, *sentences[1:], *rules_of(ds)]
+    whole, by = (
+        ds.attrs.get("verdict", word),
+        "all proofs of this page" if "verdict" in ds.attrs else "this proof",
+    )
+    return [f"Verdict by {by}: the explanation {whole} (criteria below). {sentences[0]}", *sentences[1:], *rules_of(ds)]
 
 
 @DELETION_CURVES.figure(

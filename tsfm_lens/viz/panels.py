@@ -11,7 +11,8 @@ import xarray as xr
 
 from tsfm_lens.viz.select import array, names, series_position, statistic_of, unit_of, value_title
 from tsfm_lens.viz.sheet import Panel, Sheet
-from tsfm_lens.viz.theme import BLUE, GREY, after_number, mixed, number, plain
+from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain
+from tsfm_lens.viz.words import after_number
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -110,11 +110,6 @@ def number(value: float) -> str:
     return significant(value, 4)
 
 
-def after_number(unit: str) -> str:
-    """Write a unit as it follows a number: a power of ten gets a multiplication sign."""
-    return f"× {unit}" if unit.startswith("10") else unit
-
-
 def nats(entropy: float, digits: int = 4) -> str:
     """Write an entropy, with what rounding leaves of zero as zero."""
     return f"{significant(entropy, digits) if entropy >= 5e-4 else '0'} nats"

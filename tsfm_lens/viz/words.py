@@ -8,7 +8,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.select import layer_name, names, shown
-from tsfm_lens.viz.theme import after_number, nats, significant, true_minus
+from tsfm_lens.viz.theme import nats, significant, true_minus
 
 _MAX_NAMES = 3  # heads alike that are named
 
@@ -59,6 +59,11 @@ def layers(ds: xr.Dataset, dim: str = "layer") -> list[str]:
     """Name the layers in words."""
     words = [layer_name(v) for v in names(ds, dim)]
     return ["the embedding" if word == "embedding" else word for word in words]
+
+
+def after_number(unit: str) -> str:
+    """Write a unit as it follows a number: a power of ten gets a multiplication sign."""
+    return f"× {unit}" if unit.startswith("10") else unit
 
 
 def measured(unit: str) -> Callable[[float], str]:

@@ -124,7 +124,7 @@ def mlps_in(stack: Stack, layer: int) -> list[Component]:
 
 @dataclass(frozen=True)
 class VariantPlanner:
-    """Planner of the variants of one model, which are of the stack that is read out."""
+    """Planner of the variants of one model, which are of the output stack."""
 
     lens: Lens
     model: str
@@ -133,7 +133,7 @@ class VariantPlanner:
 
     @property
     def stack(self) -> Stack:
-        """Stack that is read out."""
+        """Stack before the output head."""
         return self.lens.wiring.output_stack
 
     def _entry(

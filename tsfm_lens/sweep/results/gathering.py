@@ -257,7 +257,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         name: of the sweep, where a store holds several.
 
     Raises:
-        StoreError: the folder is no store, or a file in it is damaged.
+        StoreError: the folder is not a store, or a file in it is damaged.
         InputError: no sweep has been planned there, several have and no name is given, or nothing is finished.
 
     Example:
