@@ -53,7 +53,7 @@ class InputError(LensError, ValueError):
     Example:
         >>> tsfm_lens.data.as_series([])
         Traceback (most recent call last):
-        tsfm_lens.errors.InputError: there is not a series: expected at least one
+        tsfm_lens.errors.InputError: there is no series: expected at least one
     """
 
 

@@ -64,7 +64,7 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_
     command += ("--decimal", ",")
     assert "ids with --id-column …, that of dates with --time-column … and --time-format …" in words(run(*command))
     command += ("--id-column", "Läden", "--horizon", "2", "--time-column", "Tag")
-    assert "no date of ISO 8601; give --time-format …, as in '%d.%m.%Y'" in words(run(*command))
+    assert "not a date of ISO 8601; give --time-format …, as in '%d.%m.%Y'" in words(run(*command))
     command += ("--time-format", "%d.%m.%Y")
     found = run(*command, "--csv")
     assert found.exit_code == 0, found.output

@@ -59,7 +59,7 @@ LATE = [
     (("figure", "22", *["bolt-nano"] * 3, *CO2), "can show two models side by side, but 3 are named"),
     (("figure", "model_rank_dots", *["bolt-nano"] * 2, *CO2), "two models are called"),
     (("sweep", "report", "none.yaml"), "there is no file"),
-    (("sweep", "report", "."), "no store of a sweep"),
+    (("sweep", "report", "."), "not a store of a sweep"),
 ]
 
 

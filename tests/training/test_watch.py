@@ -228,7 +228,7 @@ def test_a_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
             read()
     with pytest.raises(CheckpointError, match=r"no watch\.jsonl"):
         read_watch(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="no folder to write to"):
+    with pytest.raises(CheckpointError, match="not a folder to write to"):
         case.watch(tmp_path / "watch.jsonl")
     # killed before the first line was whole
     (tmp_path / "new").mkdir()

@@ -132,7 +132,7 @@ def save_compressed(
     layers = {name: lens.adapter.model.get_submodule(matrix.path) for name, matrix in by_name.items()}
     if not native and not any(isinstance(layer, Compressed) for layer in layers.values()):
         raise InputError(
-            f"no layer of {lens.model_id} holds less than its matrix; cut off to lower ranks, or take parts out"
+            f"no layer of {lens.model_id} is smaller than its matrix; truncate to lower ranks, or remove parts"
         )
     ratio = {}
     if ranks is None:

@@ -112,7 +112,7 @@ def allocate(
     sizes = {name: [forms[name].stored(rank) for rank in of] for name, of in effects.items()}
     if (spent := sum(min(of) for of in sizes.values())) > budget:
         raise InputError(
-            f"no rank meets a budget of {budget:,} numbers: the smallest ranks that were tried take {spent:,}; give "
+            f"no rank meets a budget of {budget:,} parameters: the smallest ranks that were tried take {spent:,}; give "
             "that or more"
         )
     step = max(math.gcd(*(size for of in sizes.values() for size in of)), -(-budget // _AMOUNTS))

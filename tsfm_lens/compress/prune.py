@@ -36,7 +36,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
 
     Raises:
         UnknownNameError: a component matches nothing.
-        InputError: there is not a component, or a layer of one holds less than its matrix already.
+        InputError: there is no component, or a layer of one holds less than its matrix already.
 
     Example:
         >>> smaller = compress.prune(lens, ["decoder.0.cross_attn.0", "decoder.1.mlp"])
@@ -46,7 +46,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
     patterns = list(components)
     targets = lens.components(*patterns) if patterns else []
     if not targets:
-        raise InputError("there is not a component to take out; expected at least one head, MLP or layer")
+        raise InputError("there is no component to remove; expected at least one head, MLP or layer")
     by_path = {matrix.path: matrix for matrix in matrices(lens, mlps=True).values()}
     cuts, silent = _cuts(lens, targets)
     twin = copy.deepcopy(lens)
@@ -127,7 +127,7 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     model: Any = lens.adapter.model
     if lens.wiring.architecture not in UNIFORM_HEADS:
         raise InputError(
-            f"the configuration of {lens.wiring.architecture} has no place for this; prune() takes heads out"
+            f"the configuration of {lens.wiring.architecture} has no place for this; prune() removes heads"
         )
     targets = lens.components(*components)
     other = next((each for each in targets if each.head is None), None)
@@ -143,7 +143,7 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     if len(counts) != 1 or not max(counts):
         raise InputError(
             f"attentions would keep {', '.join(map(str, sorted(counts)))} heads; the configuration of "
-            f"{lens.wiring.architecture} has one number from 1 on for all of them. prune() takes any out"
+            f"{lens.wiring.architecture} has one number, 1 or more, for all of them. prune() removes any"
         )
     for stack in lens.wiring.stacks:
         if len({tuple(remaining[stack.name, layer, "self_attn"]) for layer in range(stack.n_layers)}) > 1:

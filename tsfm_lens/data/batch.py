@@ -72,7 +72,7 @@ class SeriesBatch:
 
     def __post_init__(self) -> None:
         if not len(self.values):
-            raise InputError("there is not a series: expected at least one")
+            raise InputError("there is no series: expected at least one")
         count = len(self.values)
         fill = partial(object.__setattr__, self)
         fill("ids", tuple(map(str, self.ids)) or tuple(f"series-{i}" for i in range(count)))

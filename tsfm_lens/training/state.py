@@ -61,7 +61,7 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
         raise _damage_error(path, f"it is of step {state['step']}, expected 0 or more")
     if state["identity"] != identity:
         other = f"other settings{_difference(path, state['identity'], identity)}"
-        raise CheckpointError(f"{path} was trained by {other}; go on with those, or give another folder")
+        raise CheckpointError(f"{path} was trained by {other}; continue with those, or give another folder")
     return dict(state)
 
 

@@ -150,9 +150,8 @@ class Finding:
         """Say in how many bootstrap samples of series a member is largest, and whether significantly so."""
         if self.lead_share is None or int(self.facts.get("units", 1)) < 2:
             return ""
-        sure = "" if self.leads is not None and self.leads.flat[flat] else "not "
-        share = f"{100 * self.lead_share.flat[flat]:.0f} %"
-        return f"largest in {share} of bootstrap samples of {self._noun}, {sure}significantly larger than the rest"
+        sure = "not " * (self.leads is None or not self.leads.flat[flat]) + "significantly larger than the rest"
+        return f"largest in {100 * self.lead_share.flat[flat]:.0f} % of bootstrap samples of {self._noun}, {sure}"
 
     def _acting(self, mask: np.ndarray, whole: int, noun: str) -> str:
         entries = int(self.facts.get("entries", 1))

@@ -226,7 +226,7 @@ class VariantPlanner:
         tags: dict[str, str | int] = {"part": "heads", "first": min(rankings), "last": max(rankings), "order": order}
         for count in counts:
             if not 0 <= count <= of:
-                raise InputError(f"{count} heads are to go, and a layer has {of}; expected 0 to that")
+                raise InputError(f"{count} heads cannot be ablated in a layer of {of}; expected 0 to {of}")
             heads = self._heads({layer: ranking[:count] for layer, ranking in rankings.items()})
             label = f"{count} of {of} heads in each of {len(rankings)} layers, {order_words(order)}"
             entries.append(self._entry("heads_per_layer", label, heads, **tags, ablated=count, of=of))

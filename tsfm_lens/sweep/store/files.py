@@ -115,7 +115,7 @@ def trouble(error: OSError, path: Path) -> StoreError:
         origin = Path(error.filename) if error.filename else path
         blocking = next((each for each in (origin, path, *path.parents) if each.is_file() or each.is_symlink()), path)
         return StoreError(
-            f"{path} should be or be in a folder, but a file stands in its way. Move it aside and run the same command "
+            f"{path} should be or be in a folder, but a file has its name. Move it aside and run the same command "
             f"again: mv {shlex.quote(str(blocking))} {shlex.quote(f'{blocking}.aside')}. Or choose another folder."
         )
     return StoreError(

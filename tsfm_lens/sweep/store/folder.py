@@ -130,7 +130,7 @@ class Store:
 
     def _advice(self, path: Path, why: object) -> StoreError:
         return StoreError(
-            f"{path} is damaged: {why}. Run the sweep again, which sets it aside and makes it anew: "
+            f"{path} is damaged: {why}. Run the sweep again, which sets it aside and makes it again: "
             f"tsfm-lens sweep CONFIG --store {shlex.quote(str(self.path))}"
         )
 

@@ -103,7 +103,7 @@ class Watch:
         self._losses = [] if loss is None else listed(loss)
         if series is not None:
             if patterns is not None:
-                raise InputError("got both series and patterns; attention is looked at in one way")
+                raise InputError("got both series and patterns; give one of the two")
             if not isinstance(model, Lens):
                 raise InputError(f"series are for a lens, not for a {type(model).__name__}; give patterns=… instead")
             patterns = partial(patterns_of, model, series)
@@ -219,8 +219,8 @@ class Watch:
                 for key in {**former, **self.settings}:
                     if former.get(key) != self.settings.get(key):
                         raise CheckpointError(
-                            f"{file} was written with {key}={former.get(key)!r}, not {self.settings.get(key)!r}; go on "
-                            "with that, or give another folder"
+                            f"{file} was written with {key}={former.get(key)!r}, not {self.settings.get(key)!r}; "
+                            "continue with that, or give another folder"
                         )
                 self.rows, self.seen = rows, patterns_in(folder)
         if not file.exists():
