@@ -146,7 +146,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     # forecast 3 + h, truth 10 + h
     (read_parroting, "parroting", (0,), (f"The truth is {7 / SPREAD:.3g} away, so the forecast is nearer to a copy",)),
     (read_parroting, "parroting", (2,), ("The context of c is too short or constant, so there is nothing to copy.",)),
-    (read_lag, "lag", (), ("Even attention would put 10 % at lag 12", "most of all layer 1, head 1 (90 %)")),
+    (read_lag, "lag", (), ("Uniform attention would put 10 % at lag 12", "most of all layer 1, head 1 (90 %)")),
     (read_seasons, "seasonality", (), ("a 50 % (period 4), b 50 %", "weaker than the truth's in 3 of 3 series")),
     (
         *(read_patching, "patching", (0,)),

@@ -34,7 +34,7 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["Masks", "forecasts"]
 
-# numbers in the masked series of one call; the lens parts it further where the memory asks for it
+# numbers in the masked series of one call; the lens parts it further if memory is short
 _NUMBERS = 2**21
 # rows of one forward of a model that draws
 _ROWS = 256

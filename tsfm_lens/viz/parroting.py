@@ -67,7 +67,7 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
 
 
 def read_lag(ds: xr.Dataset) -> list[str]:
-    """Name the heads that read at the lag more than an even spread would."""
+    """Name the heads that read at the lag more than uniform attention would."""
     mass, chance = array(ds, "mass", "layer", "head"), float(ds["chance"])
     if chance > 0.9:
         return [
@@ -75,7 +75,7 @@ def read_lag(ds: xr.Dataset) -> list[str]:
             "them, so the share says nothing about the lag."
         ]
     above = [flat for flat in np.argsort(-mass.ravel(), kind="stable") if mass.flat[flat] > 2 * chance]
-    even = f"Even attention would put {percent(chance)} at lag {ds.attrs.get('lag', '?')}"
+    even = f"Uniform attention would put {percent(chance)} at lag {ds.attrs.get('lag', '?')}"
     if not above:
         return [f"{even}; no head puts more than twice that there."]
     top = [f"{head_at(ds, flat)} ({percent(float(mass.flat[flat]))})" for flat in above[:3]]
@@ -131,7 +131,7 @@ def lag_attention_map(ds: xr.Dataset) -> go.Figure:
         f"Attention of {model_of(ds)} at lag {lag} of {single_series(ds)}",
         attention_kind(ds),
         f"share on tokens {lag} steps and multiples back" + (f" (± {width})" if width else ""),
-        f"even attention: {percent(float(ds['chance']))}",
+        f"uniform attention: {percent(float(ds['chance']))}",
         "every token lies there, so this says nothing" if bool(ds.get("vacuous", False)) else "",
     )
 
@@ -216,7 +216,7 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
         maps,
         f"Parroting by the heads of {model_of(ds)}",
         over_series(ds, at),
-        f"lag {words or 'unknown'}; even spread: {even}; heads ablated one by one, brown: further away without it",
+        f"lag {words or 'unknown'}; uniform attention: {even}; heads ablated one by one, brown: further away without it",
     )
 
 

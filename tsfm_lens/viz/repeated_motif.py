@@ -64,7 +64,7 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
         ],
         f"Attention of {model_of(ds)} to {_TARGETS.get(target, target)}",
         f"{kind}; {ds.sizes['series']} random motifs of {low} to {high} tokens, shown {ds.attrs.get('repeats', '?')} "
-        f"times or more; even spread: {number(float(ds['chance'].values[at]))}",
+        f"times or more; uniform attention: {number(float(ds['chance'].values[at]))}",
         "" if error is None else f"forecast error {number(error)} of the mean's",
     )
 
@@ -74,7 +74,7 @@ _OF_HEADS = (
     ("prefix_matching", "prefix matching\n(share of attention)", "of its attention on what followed the last match"),
     ("advantage", "attention to the\nnext patch (beyond control)", "of its attention beyond the control"),
     ("copy_score", "copy score\n(standard deviations)", "standard deviations: logit of the right token"),
-    ("entropy_share", "entropy of attention\n(1 = even)", "of the entropy of even attention"),
+    ("entropy_share", "entropy of attention\n(1 = uniform)", "of the entropy of uniform attention"),
 )
 TRAINING_HISTORY = measurement("training_history", needs=TRAINING_RECORD)
 
@@ -94,7 +94,7 @@ def read_history(ds: xr.Dataset) -> list[str]:
     heads = array(ds, f"{name}_significant", "training_step", "layer", "head") > 0
     heads &= array(ds, name, "training_step", "layer", "head") > 0
     counts = heads.reshape(len(steps), -1).sum(axis=1)
-    against = "than even attention would" if name == "prefix_matching" else "than in the control"
+    against = "than uniform attention would" if name == "prefix_matching" else "than in the control"
     since = len(counts) - int(np.argmin(np.append(counts[::-1] > 0, False)))
     some = f"; at least one has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
     out.append(
@@ -132,7 +132,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         _head_lines(panel, ds, name, x, words)
         panel.y(title)
         if name == "prefix_matching":
-            panel.line(x, array(ds, "prefix_floor", "training_step"), "even attention", colour=GREY, dash="dot")
+            panel.line(x, array(ds, "prefix_floor", "training_step"), "uniform attention", colour=GREY, dash="dot")
     powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(max(steps.max(), start)))) + 1)
     ticks = {10.0**power: f"{10.0**power:,.0f}" for power in powers if 10.0**power > 1.2 * start}
     if (steps == 0).any():

@@ -96,7 +96,7 @@ def read_flow(ds: xr.Dataset) -> list[str]:
     return [
         f"On average a token keeps {first} of itself after {words[0]} and {last} after {words[-1]}.",
         f"{capital(_token(keys, top))} reaches the others most: {percent(float(inflow[top]))} of a token on average "
-        f"(even flow: {percent(1 / len(inflow))}).",
+        f"(uniform: {percent(1 / len(inflow))}).",
         "This follows attention patterns alone; it sees neither values nor MLPs.",
     ]
 

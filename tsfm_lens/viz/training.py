@@ -143,7 +143,7 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np
 
 
 def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
-    """Draw even attention and the identity, where all layers have as many keys."""
+    """Draw uniform attention and the identity, where all layers have as many keys."""
     keys = {int(value) for value in ds["n_keys"].values} if "n_keys" in ds.coords else set()
     if len(keys) != 1 or name not in ("entropy", "nuclear_norm", "diagonal_mass"):
         return
