@@ -98,7 +98,7 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
-        ``chance``, that of uniform attention over the context's tokens that a query may see; ``vacuous``, whether all of
+        ``chance``, that of uniform attention over the context tokens that a query may see; ``vacuous``, whether all of
         them are such tokens, as where one token forecasts as many steps as the lag or more.
 
     Raises:

@@ -230,7 +230,7 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
 
 
 def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return attention to targets (target, layer, head, series), entropy shares, and those of uniform attention (target,)."""
+    """Return attention to targets (target, layer, head, series), entropy shares, and uniform attention (target,)."""
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
     target_mask, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])
@@ -271,7 +271,7 @@ def training_history(
     Returns:
         Dataset of kind "training_history" over (training_step, layer, head). Of token models ``prefix_matching``,
         ``copy_score`` and ``prefix_floor`` (training_step); of others ``advantage``; each with ``_low``, ``_high`` and
-        ``_significant``. ``entropy_share``, the entropy of the attention rows over that of uniform attention. ``copying``
+        ``_significant``. ``entropy_share``, the entropy of attention rows over that of uniform attention. ``copying``
         (training_step), of token models the share of right tokens, of others 1 less the relative copy error. ``loss``
         over (loss_step).
 

@@ -216,7 +216,7 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
         maps,
         f"Parroting by the heads of {model_of(ds)}",
         over_series(ds, at),
-        f"lag {words or 'unknown'}; uniform attention: {even}; heads ablated one by one, brown: further away without it",
+        f"lag {words or 'unknown'}; uniform attention: {even}; ablated one by one, brown: further away without it",
     )
 
 
