@@ -112,7 +112,7 @@ REFUSED = {
     "point or thousands": ("d;load\n1;1.500\n2;2.500\n", "may be a decimal sign or a thousands separator.*decimal="),
     "thousands": ('d;load\n1;"1.500,5"\n2;"2.500,5"\n', "thousands separators are not read"),
     "decimal or row names": ("load\n1,5\n2,6\n", r"row 2 has 2 cells .*needs delimiter=';' and decimal=','"),
-    "two delimiters": ("a;b,c\n1;2,3\n", "commas and semicolons, which may separate columns; give delimiter="),
+    "two delimiters": ("a;b,c\n1;2,3\n", "commas and semicolons in the first line; give delimiter="),
     "blanks": ("a b\n1 2\n3 4\n", "blanks may separate the columns; give delimiter='space'"),
     "a cell among numbers": ("a,b\n1,2\nx,3\n4,5\n", "column 'a' holds 'x' in row 3, which is not a number"),
     "a short row": ("a,b\n1,2\n3\n", "row 3 has 1 cells"),

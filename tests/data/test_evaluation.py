@@ -219,7 +219,10 @@ REFUSED = {
     "stride": (lambda: holdout_sets([[1.0, 2, 3]], 2, 1, 0), "stride is 0"),
     "gluonts twice": (lambda: gluonts_set([{"target": [1.0, 2], "item_id": "x"}] * 2, 1), "'x' more than once"),
     "gluonts target": (lambda: gluonts_set([{"start": "2020"}], 1), "has no 'target'; it has start"),
-    "gluonts freq": (lambda: gluonts_set([{"start": "2020", "target": [1.0, 2]}], 1, freq="moon"), "'moon' is no freq"),
+    "gluonts freq": (
+        lambda: gluonts_set([{"start": "2020", "target": [1.0, 2]}], 1, freq="moon"),
+        "'moon' is not a freq",
+    ),
 }
 
 

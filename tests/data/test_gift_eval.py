@@ -182,7 +182,7 @@ def test_other_data_than_the_configurations(tmp_path: Path) -> None:
     expect_error("has frequency '15T', expected 'H' for ett1/H/short", gift_eval, tmp_path, "ett1/H/short")
     write_folder(tmp_path / "ett2/H", walks([300], 6), "H")
     expect_error("has 6 variates, expected 7 for ett2/H/short", gift_eval, tmp_path, "ett2/H/short")
-    expect_error("'moon' is no frequency", gift_eval_folder, write_folder(tmp_path / "moon", walks([300]), "moon"))
+    expect_error("'moon' is not a frequency", gift_eval_folder, write_folder(tmp_path / "moon", walks([300]), "moon"))
     expect_error("no horizon for frequency 'B'", gift_eval_horizon, "own", "B")
     expect_error("Closest: short", gift_eval_horizon, "own", "H", "shrt")
 

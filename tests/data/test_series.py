@@ -54,9 +54,9 @@ def test_one_series_in_every_form(data: object) -> None:
 
 REFUSED = {
     "None": (None, "NoneType is not a series: expected arrays"),
-    "int": (7, "int is no series"),
-    "generator": ((value for value in [1.0]), "generator is no series"),
-    "bytes": (b"abc", "bytes is no series"),
+    "int": (7, "int is not a series"),
+    "generator": ((value for value in [1.0]), "generator is not a series"),
+    "bytes": (b"abc", "bytes is not a series"),
     "nothing": ({}, "there is no series: expected at least one"),
     "empty series": ([[1.0], []], "series 'series-1' is empty"),
     "nested": ({"a": {"b": 1.0}}, "series 'a' holds {'b': 1.0} at position 0, which is not a number"),

@@ -49,7 +49,7 @@ def one_run(model: str, *names: str, horizon: int = 4) -> Run:
         ("head_parroting", {"kind": "time_attn"}, "cross_attn"),
         ("lag_attention", {"lag": 0}, "lag 0"),
         ("logit_lens", {"logits": True}, "emits quantiles, not tokens"),
-        ("lines_of_thought", {}, "reads out quantiles, which have no modes"),
+        ("lines_of_thought", {}, "emits quantiles, which have no modes"),
         ("stream_shares", {"decomposition": "guess"}, "'guess'"),
         ("ablation_recipes", {"recipes": {}}, "no recipe"),
         ("ablation_recipes", {"recipes": {"original": ["decoder.0.mlp"]}}, "original"),
