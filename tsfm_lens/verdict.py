@@ -76,7 +76,7 @@ def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
     for proof in proofs:
         kind = proof.attrs.get("kind")
         if kind not in _JUDGES:
-            raise InputError(f"a result of kind {kind!r} is no proof; give one of {', '.join(_JUDGES)}")
+            raise InputError(f"a result of kind {kind!r} is not a proof; give one of {', '.join(_JUDGES)}")
         verdicts, reasons = _JUDGES[str(kind)][0](proof)
         words += verdicts
         # segments stand in the order of their effects

@@ -166,7 +166,7 @@ REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
     (route_faithfulness, {"named": {}}, "no segment has a named route to test"),
     (route_faithfulness, {"named": {"yesterday": ["decoder.0.mlp"]}}, "not a segment of these routes"),
     (lambda run: verdict(), {}, "no proof"),
-    (lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})), {}, "is no proof"),
+    (lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})), {}, "is not a proof"),
 ]
 
 

@@ -41,7 +41,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_forecast, "forecast", (0,), ("The median forecast of a starts at 11 m and ends at 15 m after 5 steps.",)),
     (read_forecast, "forecast", (0,), ("80 % band is 4 m wide at the first step and 1 m at the last",)),
     # the last context value is 9, the truth 10 to 14
-    (read_forecast, "forecast", (0,), ("at 3 of 5 steps", "the last observed value misses it by 3 m")),
+    (read_forecast, "forecast", (0,), ("at 3 of 5 steps", "a naive forecast (last value repeated) by 3 m")),
     # other heads may move it more: a report names the kind and the head as other sections do
     (
         *(read_explore, "explore", ()),

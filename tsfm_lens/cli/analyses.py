@@ -238,7 +238,7 @@ def explain(
         bool | None,
         typer.Option(
             "--holdout/--no-holdout",
-            help="Keep the last HORIZON steps as the truth; by default where known covariates end with the target.",
+            help="Hold out the last HORIZON steps as the truth; by default where known covariates end with the target.",
         ),
     ] = None,
     *,

@@ -26,7 +26,7 @@ _DATA: Any = typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA
 Data = Annotated[list[str], _DATA]
 DataIfAny = Annotated[list[str] | None, _DATA]
 Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
-Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
+Holdout = Annotated[bool, typer.Option(help="Hold out the last HORIZON steps of each series as the truth.")]
 Windows = Annotated[int, typer.Option(min=1, help="Forecast origins of each series, HORIZON steps apart.")]
 Twins = Annotated[
     int | None,
@@ -40,7 +40,12 @@ Reading = dict[str, Any]
 _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
     "id_column": (str, ("--id-column",), "NAME", "Column of series names."),
     "time_column": (str, ("--time-column",), "NAME", "Column of timestamps."),
-    "time_format": (str, ("--time-format",), "FORMAT", "Of timestamps, such as %d.%m.%Y, or s since 1970; else ISO."),
+    "time_format": (
+        str,
+        ("--time-format",),
+        "FORMAT",
+        "Format of timestamps, such as %d.%m.%Y, or s since 1970; else ISO.",
+    ),
     "targets": (list[str], ("--target", "-t"), "NAME", "Column that is a series; repeatable."),
     "variates": (list[str], ("--variate",), "NAME", "Column that is a variate of one item; repeatable."),
     "known": (

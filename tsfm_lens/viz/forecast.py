@@ -53,10 +53,10 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
         history, naive = context[np.isfinite(context)], ""
         if len(history):
             error = amount(float(np.abs(history[-1] - truth)[finite].mean()))
-            naive = f"; repeating the last observed value misses it by {error}"
+            naive = f", a naive forecast (last value repeated) by {error}"
         out.append(
             f"The band covers the truth at {int(inside[finite].sum())} of {int(finite.sum())} steps (calibrated: about "
-            f"{100 * share:.3g} % of many). The median misses the truth by "
+            f"{100 * share:.3g} %). The median misses the truth by "
             f"{amount(float(np.abs(median - truth)[finite].mean()))} on average{naive}."
         )
     return out

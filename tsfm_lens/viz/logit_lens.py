@@ -51,8 +51,8 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
     over = f", median over {n} series" if n > 1 else ""
     out = [
         f"The entropy of the next value goes from {num(middle[0])} nats at {words[0]} to {num(middle[-1])} nats at "
-        f"{words[-1]}{over}: an effective {num(np.exp(middle[0]))} bins at first, {num(np.exp(middle[-1]))} at the "
-        "end (exp of the entropy)."
+        f"{words[-1]}{over}. That is an effective {num(np.exp(middle[0]))} bins at first, {num(np.exp(middle[-1]))} at "
+        "the end (exp of the entropy)."
     ]
     if len(middle) < 2:
         return out
