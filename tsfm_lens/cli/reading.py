@@ -40,12 +40,7 @@ Reading = dict[str, Any]
 _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
     "id_column": (str, ("--id-column",), "NAME", "Column of series names."),
     "time_column": (str, ("--time-column",), "NAME", "Column of timestamps."),
-    "time_format": (
-        str,
-        ("--time-format",),
-        "FORMAT",
-        "Format of timestamps, such as %d.%m.%Y, or s since 1970; else ISO.",
-    ),
+    "time_format": (str, ("--time-format",), "FORMAT", "Of timestamps: %d.%m.%Y, …, or s since 1970; else ISO."),
     "targets": (list[str], ("--target", "-t"), "NAME", "Column that is a series; repeatable."),
     "variates": (list[str], ("--variate",), "NAME", "Column that is a variate of one item; repeatable."),
     "known": (
