@@ -1,4 +1,4 @@
-"""Direct attribution: how much each component's write moves the forecast."""
+"""Direct attribution (DLA for logits): how much each component's write moves the forecast."""
 
 from __future__ import annotations
 
@@ -137,7 +137,7 @@ def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tole
         path_error=("decomposition", errors),
     )
     facts: dict[str, Any] = {"tolerance": tolerance, "first_step": run.first_step}
-    data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, **facts)
+    data.attrs = run.describe("attribution", "Attribution of the forecast", _SOURCE, **facts)
     return data
 
 
