@@ -60,7 +60,7 @@ def examine() -> Facts:
 
 
 def plain_oracles(results: Sequence[OracleResult]) -> list[dict[str, Any]]:
-    """Convert oracle results for JSON: an error that is no finite number becomes None."""
+    """Convert oracle results for JSON: an error that is not a finite number becomes None."""
     return [
         {**asdict(result), "error": result.error if math.isfinite(result.error) else None, "passed": result.passed}
         for result in results
@@ -186,7 +186,7 @@ def _static() -> Facts:
     if not program:
         missing = _GET_BROWSER
     elif not Path(program).is_file():
-        missing = f"BROWSER_PATH names {program}, which is no file"
+        missing = f"BROWSER_PATH names {program}, which is not a file"
     else:
         browser = str(program)
     return {"kaleido": version, "browser": browser, "missing": missing}

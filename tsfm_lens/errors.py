@@ -87,7 +87,7 @@ class WiringError(LensError, ValueError):
 
     Cure:
         For a known model, put it into evaluation mode, uncompiled, with the version of its library that
-        ``tsfm-lens doctor`` shows. For your own, mend the row that the message names: ``check_wiring`` says which
+        ``tsfm-lens doctor`` shows. For your own, fix the row that the message names: ``check_wiring`` says which
         oracle fails, and ``CONTRIBUTING.md`` what to look at then.
 
     Example:
@@ -111,7 +111,7 @@ class CheckpointError(LensError, OSError):
     Example:
         >>> tsfm_lens.load(folder)
         Traceback (most recent call last):
-        tsfm_lens.errors.CheckpointError: ... is no checkpoint: it has no *.safetensors file (found: nothing)
+        tsfm_lens.errors.CheckpointError: ... is not a checkpoint: it has no *.safetensors file (found: nothing)
     """
 
 
@@ -161,15 +161,15 @@ class StoreError(LensError, OSError):
     """A sweep's store cannot be written or read.
 
     Why:
-        The folder is no store, is full or read-only, was written by another version, or a file in it is damaged.
+        The folder is not a store, is full or read-only, was written by another version, or a file in it is damaged.
 
     Cure:
-        Give the folder that ``tsfm-lens sweep`` printed, or make room; the same command then goes on.
+        Give the folder that ``tsfm-lens sweep`` printed, or make room; the same command then resumes.
 
     Example:
         >>> sweep.gather(folder)
         Traceback (most recent call last):
-        tsfm_lens.errors.StoreError: ... is no store of a sweep: it has no store.json. Start one with tsfm-lens sweep.
+        tsfm_lens.errors.StoreError: ... is not a store of a sweep: it has no store.json. Start one with tsfm-lens ...
     """
 
 
@@ -180,7 +180,7 @@ class SweepFailedError(LensError, RuntimeError):
         A model could not be opened or did not fit into memory for some variants, or the machines of a cluster are gone.
 
     Cure:
-        The message has the first failure. Mend it and run the same command: finished cells are not computed again.
+        The message has the first failure. Fix it and run the same command: finished cells are not computed again.
     """
 
 

@@ -69,9 +69,9 @@ def judge(
         ``NAME_size``, median of the unit-free effect over units, ``NAME_low`` and ``NAME_high``, its range;
         ``NAME_p``, exact sign test of a median beyond the floor and ``smallest``; ``NAME_significant``, after one
         correction for all tests of the result; ``NAME_leads``, larger than every other member of its group by sign
-        tests; ``NAME_lead_share``, how often it is the largest when units are drawn anew. ``NAME_floor`` (series, or as
+        tests; ``NAME_lead_share``, share of bootstrap samples in which it is largest. ``NAME_floor`` (series, or as
         labelled). Attributes of ``NAME_p``: ``target``, what the test speaks of, ``units``, ``entries`` (series and
-        windows), ``family``, the number of tests, and ``needed``, the fewest units that could decide.
+        windows), ``family``, the number of tests, and ``needed``, the fewest units for significance.
     """
     effect = data.variables[name] if values is None else values.variable
     dims = [dim for dim in effect.dims if dim != over]
@@ -118,7 +118,7 @@ def judge(
 
 
 def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
-    """Correct the p-values of several results together, and hold all members against all of the twins'.
+    """Correct the p-values of several results together, and compare all members with those of the twins.
 
     Returns:
         The results with ``NAME_significant`` and, where there are twins, ``NAME_learned``, all of them as one family.
@@ -174,7 +174,7 @@ def beside_twins(
         count: of twins; below 0 as many as a report has.
 
     Returns:
-        See :func:`with_twins`; the result as it is where it holds no effects, or a twin refuses.
+        See :func:`with_twins`; the result unchanged if it holds no effects, or a twin refuses.
     """
     count = twins_of_reports() if count < 0 else count
     if not (count and judged_names(result)):
@@ -188,10 +188,10 @@ def beside_twins(
 
 
 def twins_of_reports() -> int:
-    """Return how many twins a report has; of 24 others a model is the most extreme by chance once in 25 times.
+    """Return how many twins a report has; by chance a model is the most extreme beside 24 others once in 25 times.
 
     Raises:
-        InputError: ``TSFM_LENS_TWINS`` in the environment is no whole number.
+        InputError: ``TSFM_LENS_TWINS`` in the environment is not a whole number.
     """
     value = os.environ.get("TSFM_LENS_TWINS", "24")
     if not value.isdigit():
@@ -278,6 +278,6 @@ def _labels(data: xr.Dataset, groups: Any, sizes: dict[Hashable, int]) -> np.nda
 
 
 def refuse_no_share(value: object, what: str) -> None:
-    """Refuse a value that is no number from 0 to 1."""
+    """Refuse a value that is not a number from 0 to 1."""
     if not isinstance(value, int | float) or not 0 <= value <= 1:
         raise InputError(f"{what} is {value!r}, expected a share from 0 to 1")

@@ -145,7 +145,7 @@ def angles(columns: np.ndarray) -> np.ndarray:
         Flow of ranks, equation 2 with the arccos of appendix H (S0-ANG).
 
     Raises:
-        InputError: no matrix, or an entry that is no number.
+        InputError: no matrix, or an entry that is not a number.
 
     Example:
         >>> np.degrees(ranks.angles(np.array([[1.0, 0.0, -2.0], [0.0, 1.0, 0.0]])))[0].round(9).tolist()

@@ -350,7 +350,7 @@ def probe(
     """Register the function that computes the results of a kind; see :class:`Probe`.
 
     Raises:
-        InputError: a function of another module computes this kind, or ``takes`` is no word that a probe knows.
+        InputError: a function of another module computes this kind, or ``takes`` is not a word that a probe knows.
     """
     if isinstance(takes, str) and takes not in _INPUT_WORDS:
         raise unknown_name("takes", takes, _INPUT_WORDS)

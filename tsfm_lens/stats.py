@@ -105,7 +105,7 @@ def sign_test(values: np.ndarray, smallest: np.ndarray | float = 0.0, *, sides: 
 
 
 def units_needed(tests: int, sides: int = 2, level: float = LEVEL) -> int:
-    """Return the fewest units that can decide one of so many sign tests, all of them agreeing."""
+    """Return the fewest units with which one of so many sign tests can be significant, if all agree."""
     return int(np.ceil(np.log2(sides * max(tests, 1) / level)))
 
 
@@ -142,7 +142,7 @@ def over_windows(values: np.ndarray) -> np.ndarray:
 
 
 def lead_shares(sizes: np.ndarray, *, replicates: int = 200, most: int = 20) -> np.ndarray:
-    """Compute how often each member (member, unit[, window]) has the largest median when units are drawn anew.
+    """Compute the share of bootstrap samples of units in which each member (member, unit[, window]) is largest.
 
     Windows are drawn within their units and averaged. Of more than ``most`` members the largest are drawn.
     """

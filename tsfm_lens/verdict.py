@@ -13,25 +13,24 @@ from tsfm_lens.stats import CONFIDENCE
 __all__ = ["RULES", "verdict"]
 
 HALF = 0.5
-"""Of a segment's effect: routes must take away, or bring back, so much of it."""
+"""Least share of a segment's effect that routes must remove, or bring back."""
 EXPLAINED, SIGNED, SLOPES, MARGIN = 0.7, 0.8, (2 / 3, 1.5), 0.05
 """Least R² of predicted effects and share of effect with the right sign, bounds of the slope, and how much better an
 exchange of two segments' effects may predict. Chosen on drawn cases, see ``docs/howto/verdict.md``."""
 RULES = (
-    "Inputs: one and two segments at a time are masked, and shown with all others masked, in a copy of the series with "
-    "5 % of noise, so that none of these forecasts made the explanation; the mean of both changes counts. The inputs "
-    f"hold if the sums of their effects predict these changes with an R² of {EXPLAINED:g} or more, a slope between "
-    f"{SLOPES[0]:.2g} and {SLOPES[1]:.2g} and the right sign of {100 * SIGNED:.0f} % of the change or more, and if "
-    "every control predicts worse: this explanation with its signs flipped, with equal sizes and with two segments "
-    f"exchanged (which may be better by {MARGIN:g}), and those of the values in random order and of the untrained "
-    "twin. The inputs fail otherwise.",
+    "Inputs: one or two segments at a time are masked, and also revealed with all others masked, in a copy of the "
+    "series with 5 % noise that the explanation has not seen. The mean of both changes counts. The inputs hold if the "
+    f"sums of their effects predict these changes with R² ≥ {EXPLAINED:g}, a slope between {SLOPES[0]:.2g} and "
+    f"{SLOPES[1]:.2g} and the right sign for at least {100 * SIGNED:.0f} % of the change. Every control must predict "
+    "worse: this explanation with flipped signs, with equal sizes or with two segments exchanged (which may be better "
+    f"by {MARGIN:g}), and those of shuffled values and of the untrained twin. The inputs fail otherwise.",
     "Routes state a segment's effect and the components that carry it. They are necessary if cutting these together "
-    "takes half or more of that effect away, and more than with all but 5 % of random sets of the same kinds; they are "
-    "sufficient if restoring them brings half or more of it back, and more than with all but 5 % of such sets.",
-    "Routes hold if they are necessary and sufficient and predict the forecast without the segment: their effect "
-    "differs from what cutting them does by less than half of the latter. They hold in part if they are necessary or "
-    "sufficient, and fail otherwise.",
-    "An explanation fails if its inputs or the routes of the segment that matters most fail; it holds if all hold.",
+    "removes at least half of that effect, and more than 95 % of random sets of the same kinds. They are sufficient if "
+    "restoring them brings back at least half of it, and more than 95 % of such sets.",
+    "Routes hold if they are necessary and sufficient and predict the forecast without the segment: the effect they "
+    "state differs from that of cutting them by less than half of the latter. They hold in part if they are necessary "
+    "or sufficient, and fail otherwise.",
+    "An explanation fails if its inputs fail, or the routes of its most important segment. It holds if all hold.",
 )
 """The rules, as a report states them."""
 
@@ -42,8 +41,8 @@ Word = Literal["holds", "holds in part", "fails"]
 
 # what routes do with a share of the segment's effect, and with one below 0: then they work against it
 _SHARES = {
-    "necessity": ("necessary", "takes {} of its effect away", "takes nothing of its effect away but adds {} to it"),
-    "sufficiency": ("sufficient", "brings {} of it back", "brings nothing of it back but takes {} more away"),
+    "necessity": ("necessary", "removes {} of its effect", "removes none of its effect but adds {} to it"),
+    "sufficiency": ("sufficient", "brings {} of it back", "brings none of it back but removes {} more"),
 }
 
 
@@ -59,7 +58,7 @@ def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
         proofs: of kind "deletion_curves" or "route_faithfulness".
 
     Returns:
-        The verdict in a word, and a sentence for each thing that was tried, by :data:`RULES`.
+        The verdict in a word, and a sentence for each test, by :data:`RULES`.
 
     Raises:
         InputError: no proof, or a result of another kind.
@@ -77,7 +76,7 @@ def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
     for proof in proofs:
         kind = proof.attrs.get("kind")
         if kind not in _JUDGES:
-            raise InputError(f"a result of kind {kind!r} proves nothing; give one of {', '.join(_JUDGES)}")
+            raise InputError(f"a result of kind {kind!r} is not a proof; give one of {', '.join(_JUDGES)}")
         verdicts, reasons = _JUDGES[str(kind)][0](proof)
         words += verdicts
         # segments stand in the order of their effects
@@ -106,9 +105,9 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     best = max((name for name in tried if name != EXCHANGED), key=lambda name: tried[name])
     end = f"the inputs fail, since {_few(reasons, 4)}" if reasons else "the inputs hold"
     sentence = (
-        f"Effects by {first['explanation'].item()} predict what one and two segments change with R² {explained:.2f} "
-        f"({tried[best]:.2f} with {best}), slope {slope:.2f} and the right sign of {100 * signed:.0f} % of the change: "
-        f"{end}."
+        f"Effects by {first['explanation'].item()} predict masking of one and two segments with R² {explained:.2f} "
+        f"({tried[best]:.2f} with {best}), slope {slope:.2f} and the right sign for {100 * signed:.0f} % of the "
+        f"change: {end}."
     )
     return ["fails" if reasons else "holds"], [sentence]
 
@@ -129,8 +128,8 @@ def _of_routes(proof: xr.Dataset) -> tuple[list[Word], list[str]]:
         words.append("holds" if len(good) == 2 and error < HALF else "holds in part" if good else "fails")
         end = f"the routes are {' and '.join(good) or 'neither necessary nor sufficient'}"
         reasons.append(
-            f"Of {segment}, cutting {_few(names)} {parts[0]}, restoring {'them' if len(names) > 1 else 'it'} "
-            f"{parts[1]}: {end}."
+            f"For {segment}, cutting {_few(names)} {parts[0]}. Restoring {'them' if len(names) > 1 else 'it'} "
+            f"{parts[1]}. So {end}."
         )
         if not error < HALF:
             reasons[-1] += f" The forecast without the segment is predicted with an error of {100 * error:.0f} %."

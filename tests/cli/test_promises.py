@@ -79,7 +79,7 @@ def test_an_interrupt_while_files_are_written_leaves_none_and_names_whole_ones(
     small = tmp_path / "small"
     done = run("compress --rank 1", *NILE, "--method", "svd", out=small)
     assert done.exit_code == 130
-    assert done.output.splitlines()[-1] == f"interrupted; what stands is {small}"
+    assert done.output.splitlines()[-1] == f"interrupted; files written: {small}"
     tsfm_lens.load(str(small))
 
 
@@ -123,7 +123,7 @@ def test_json_holds_the_numbers(tmp_path: Path) -> None:
     np.testing.assert_allclose([each["mean_absolute"] for each in told["inputs"]], sizes, rtol=1e-5, atol=1e-6)
     means = [float(effect.sel(segment=name).mean()) for name in sizes.index]
     np.testing.assert_allclose([each["mean"] for each in told["inputs"]], means, rtol=1e-5, atol=1e-6)
-    assert told["headline"].startswith("On average over 8 steps the forecast of nile is ")
+    assert told["headline"].startswith("The forecast of nile averages ")
     assert list(told["results"]) == kinds
 
 

@@ -64,7 +64,7 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_
     command += ("--decimal", ",")
     assert "ids with --id-column …, that of dates with --time-column … and --time-format …" in words(run(*command))
     command += ("--id-column", "Läden", "--horizon", "2", "--time-column", "Tag")
-    assert "no date of ISO 8601; give --time-format …, as in '%d.%m.%Y'" in words(run(*command))
+    assert "not a date of ISO 8601; give --time-format …, as in '%d.%m.%Y'" in words(run(*command))
     command += ("--time-format", "%d.%m.%Y")
     found = run(*command, "--csv")
     assert found.exit_code == 0, found.output
@@ -77,7 +77,7 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_
     found = run(*command, "--unit", "kWh", "--json")
     assert json.loads(found.stdout)["coords"]["units"]["data"] == ["kWh", "kWh"]
     found = run(*command[:3], "bundled:co2", "--freq", "D")
-    assert "--freq D says how to read a file, and there is none" in words(found)
+    assert "--freq D applies to files, and none is given" in words(found)
 
 
 @pytest.mark.parametrize(

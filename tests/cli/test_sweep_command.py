@@ -78,8 +78,8 @@ def test_a_misspelt_field_and_an_unknown_engine_are_told_the_nearest(config: Pat
             {"source": "files", "path": "a.csv"},
             "data.0.source: there is no 'files'; the nearest is 'file' (there are 'gift",
         ),
-        ({"path": "a.csv"}, "data.0.source: it is needed, and not given"),
-        ({"source": "gluonts", "path": "a.jsonl"}, "data.0.gluonts.freq: it is needed, and not given"),
+        ({"path": "a.csv"}, "data.0.source: it is required"),
+        ({"source": "gluonts", "path": "a.jsonl"}, "data.0.gluonts.freq: it is required"),
     ],
 )
 def test_a_source_that_is_wrong_is_told_in_the_words_of_the_file(data: dict, words: str, tmp_path: Path) -> None:

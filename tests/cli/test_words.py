@@ -39,7 +39,7 @@ EARLY = [
     (("figure", "lens_logit_map", "amazon/chronos-bolt-base", *CO2), "is defined by logits over a vocabulary"),
     (("figure", "logit_map", "bolt-nano", "--data", "nofile.csv"), "is defined by"),
     (("explain", "bolt-nano", *CO2, "--method", "foo"), "no method 'foo'"),
-    (("explain", "bolt-nano", *CO2, "--known", "foo"), "says how to read a file"),
+    (("explain", "bolt-nano", *CO2, "--known", "foo"), "applies to files"),
     (("compress", "bolt-nano", *CO2, "--keep", "3", "--out", "x"), "should be less than or equal to 1"),
     *(((command, "nofile.yaml"), "there is no file 'nofile.yaml'") for command in ("train", "sweep")),
     (("reproduce", "S9-T1"), "`tsfm-lens reproduce --list` shows all"),
@@ -56,10 +56,10 @@ LATE = [
     (("figure", "stable_rank", "bolt-nano", *CO2), "stable_rank_map"),
     (("figure", "22", "bolt-nano", *CO2, "--format", "jpg"), "no format 'jpg'"),
     (("figure", "22", "bolt-nano", "--data", "bundled:nile", "--horizon", "200"), "hold out"),
-    (("figure", "22", *["bolt-nano"] * 3, *CO2), "can show two models side by side, and 3 are named"),
+    (("figure", "22", *["bolt-nano"] * 3, *CO2), "can show two models side by side, but 3 are named"),
     (("figure", "model_rank_dots", *["bolt-nano"] * 2, *CO2), "two models are called"),
     (("sweep", "report", "none.yaml"), "there is no file"),
-    (("sweep", "report", "."), "no store of a sweep"),
+    (("sweep", "report", "."), "not a store of a sweep"),
 ]
 
 

@@ -197,7 +197,7 @@ def test_what_cannot_be_compressed_is_refused(calibration: Callable, tmp_path: P
         (lambda: compress.factorised(lens, {first: 99}), "1 to 32"),
         (lambda: compress.factorised(lens, {first: 2.5}), "2.5"),
         (lambda: compress.factorised(lens, {first: 2}, moments={}), "no second moment"),
-        (lambda: compress.factorised(compress.factorised(lens, {first: 2}), {first: 2}), "cut off before"),
+        (lambda: compress.factorised(compress.factorised(lens, {first: 2}), {first: 2}), "truncated already"),
         (lambda: compress.save_compressed(lens, tmp_path / "whole"), r"no layer .* holds less"),
         (lambda: compress.compressed(calibration(lens), 0.5, method="weigthed"), "weighted"),
         (lambda: compress.factorised(spoilt, {first: 2}), "3 entries that are not finite"),
@@ -393,7 +393,7 @@ def test_what_the_configuration_cannot_say_is_refused() -> None:
         (["*.*.*_attn.0", "decoder.0.cross_attn.1"], "2, 3 heads"),
         (["*.*.*_attn.*"], "0 heads"),
         (["decoder.*.*_attn.0", "encoder.0.self_attn.0", "encoder.1.self_attn.1"], "the encoder would keep different"),
-        (["decoder.0.mlp"], "is no head"),
+        (["decoder.0.mlp"], "is not a head"),
     ):
         with pytest.raises(InputError, match=words):
             prune_native(lens, gone)

@@ -56,7 +56,7 @@ def test_budgets_without_a_common_divisor_are_kept_and_nearly_used() -> None:
 def test_a_budget_below_the_smallest_ranks_is_refused() -> None:
     effects = {"a": {2: 1.0, 4: 0.5}}
     assert compress.methods.allocate(effects, FORMS, 96) == ({"a": 2}, 1.0)
-    with pytest.raises(InputError, match="no rank meets a budget of 95 numbers"):
+    with pytest.raises(InputError, match="no rank meets a budget of 95 parameters"):
         compress.methods.allocate(effects, FORMS, 95)
 
 

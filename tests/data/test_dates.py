@@ -120,7 +120,7 @@ def test_starts_of_a_benchmark() -> None:
     assert start_of(pd.Period("2900", "Y"), "YE") is None
     assert start_of(np.datetime64("NaT"), "D") is None
     for start in ("hello", 2020, [1, 2], True):
-        with pytest.raises(InputError, match=r"start=.* is no timestamp"):
+        with pytest.raises(InputError, match=r"start=.* is not a timestamp"):
             gluonts_set([{"target": np.arange(48.0), "start": start, "freq": "D"}], horizon=12)
 
 

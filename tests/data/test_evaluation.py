@@ -219,7 +219,10 @@ REFUSED = {
     "stride": (lambda: holdout_sets([[1.0, 2, 3]], 2, 1, 0), "stride is 0"),
     "gluonts twice": (lambda: gluonts_set([{"target": [1.0, 2], "item_id": "x"}] * 2, 1), "'x' more than once"),
     "gluonts target": (lambda: gluonts_set([{"start": "2020"}], 1), "has no 'target'; it has start"),
-    "gluonts freq": (lambda: gluonts_set([{"start": "2020", "target": [1.0, 2]}], 1, freq="moon"), "'moon' is no freq"),
+    "gluonts freq": (
+        lambda: gluonts_set([{"start": "2020", "target": [1.0, 2]}], 1, freq="moon"),
+        "'moon' is not a freq",
+    ),
 }
 
 
@@ -255,4 +258,4 @@ def test_stamps_are_the_beginnings_of_the_periods(old: str, period: str) -> None
 
 @pytest.mark.parametrize("freq", ["fortnight", "", "0H", "W-DEC", "H-MON", "-1D", "Q-SUN"])
 def test_no_frequency(freq: str) -> None:
-    expect_error("is no frequency of a benchmark", parse_frequency, freq)
+    expect_error("is not a frequency of a benchmark", parse_frequency, freq)

@@ -182,7 +182,7 @@ def test_other_data_than_the_configurations(tmp_path: Path) -> None:
     expect_error("has frequency '15T', expected 'H' for ett1/H/short", gift_eval, tmp_path, "ett1/H/short")
     write_folder(tmp_path / "ett2/H", walks([300], 6), "H")
     expect_error("has 6 variates, expected 7 for ett2/H/short", gift_eval, tmp_path, "ett2/H/short")
-    expect_error("'moon' is no frequency", gift_eval_folder, write_folder(tmp_path / "moon", walks([300]), "moon"))
+    expect_error("'moon' is not a frequency", gift_eval_folder, write_folder(tmp_path / "moon", walks([300]), "moon"))
     expect_error("no horizon for frequency 'B'", gift_eval_horizon, "own", "B")
     expect_error("Closest: short", gift_eval_horizon, "own", "H", "shrt")
 
@@ -194,12 +194,12 @@ def test_damaged_folders(tmp_path: Path) -> None:
         return Path(shutil.copytree(whole, tmp_path / name))
 
     (no_state := broken("a") / "state.json").unlink()
-    expect_error("is no dataset of save_to_disk", gift_eval_folder, no_state.parent)
+    expect_error("is not a dataset of save_to_disk", gift_eval_folder, no_state.parent)
     (odd := broken("b") / "state.json").write_text("{}")
     expect_error("lists no data files", gift_eval_folder, odd.parent)
     (shard := broken("c") / "data-00001-of-00002.arrow").unlink()
-    expect_error(r"data-00001-of-00002\.arrow is no whole Arrow stream", gift_eval_folder, shard.parent)
-    expect_error("is no dataset of save_to_disk", gift_eval_folder, tmp_path / "none")
+    expect_error(r"data-00001-of-00002\.arrow is not a complete Arrow stream", gift_eval_folder, shard.parent)
+    expect_error("is not a dataset of save_to_disk", gift_eval_folder, tmp_path / "none")
 
 
 def test_a_file_cut_anywhere_is_refused(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def test_one_series_in_every_form(data: object) -> None:
 
 
 REFUSED = {
-    "None": (None, "NoneType is no series: expected arrays"),
-    "int": (7, "int is no series"),
-    "generator": ((value for value in [1.0]), "generator is no series"),
-    "bytes": (b"abc", "bytes is no series"),
+    "None": (None, "NoneType is not a series: expected arrays"),
+    "int": (7, "int is not a series"),
+    "generator": ((value for value in [1.0]), "generator is not a series"),
+    "bytes": (b"abc", "bytes is not a series"),
     "nothing": ({}, "there is no series: expected at least one"),
     "empty series": ([[1.0], []], "series 'series-1' is empty"),
     "nested": ({"a": {"b": 1.0}}, "series 'a' holds {'b': 1.0} at position 0, which is not a number"),
@@ -70,13 +70,13 @@ REFUSED = {
     "masked text": (np.ma.masked_array(["a", "b"], [True, False]), "holds 'b' at position 1, which is not a number"),
     "beyond doubles": ([10**400, 1], "holds a number beyond double precision at position 0"),
     "infinite": (np.array([1.0, np.nan, np.inf]), "is infinite at position 2; use NaN for missing values"),
-    "all NaN": (np.array([np.nan, np.nan]), "nothing but NaN (2 steps)"),
-    "variate all NaN": ([np.array([[1.0, 2.0], [np.nan, np.nan]])], "'series-0/1' is nothing but NaN"),
+    "all NaN": (np.array([np.nan, np.nan]), "only NaN values (2 steps)"),
+    "variate all NaN": ([np.array([[1.0, 2.0], [np.nan, np.nan]])], "'series-0/1' has only NaN values"),
     "complex": (np.array([1j]), "holds complex128, expected real numbers"),
     "dates": (np.array(["2020-01-01"], dtype="datetime64[D]"), "holds datetime64[D], expected real numbers"),
     "records": (np.zeros(2, dtype=[("a", float), ("b", int)]), "expected real numbers"),
     "sparse": (torch.eye(3).to_sparse(), "is not a dense tensor of numbers"),
-    "long path": ("a" * 5000, "aaa…' is no usable path: "),
+    "long path": ("a" * 5000, "aaa…' is not an usable path: "),
     "missing file": ("a\0b", "there is no file"),
     "frame in a list": ([frame([(1, 2)], ("a", "b"))], "'series-0' is a frame; give its values transposed"),
     "empty frame": (frame([]), "the frame has no rows"),
@@ -100,12 +100,12 @@ def test_refused_with_a_message_that_names_the_place(data: object, message: str)
     [
         (lambda: as_series([[1], [2]], ids=["a"]), "2 series came with 1 ids"),
         (lambda: as_series([[1], [2]], ids=["a", "a"]), "'a' occurs more than once"),
-        (lambda: as_series([1, 2], freq="fortnight"), "no pandas frequency"),
+        (lambda: as_series([1, 2], freq="fortnight"), "not a pandas frequency"),
         (lambda: as_series([1, 2], variates=["load"]), "names columns of a frame or file, but the data is list"),
         (lambda: as_series([1, 2], delimiter=";"), "delimiter=';' is about a file of text, but the data is list"),
-        (lambda: as_series([1, 2], future=frame([])), "the data is list; future=… goes on with a frame"),
+        (lambda: as_series([1, 2], future=frame([])), "the data is list; future=… needs both as frames"),
         (lambda: as_series(frame([("a", 1, 2)]), id_column="id", time_column="id"), "'id' cannot hold both"),
-        (lambda: as_series([1, 2], start="yesterdayish"), "no timestamp"),
+        (lambda: as_series([1, 2], start="yesterdayish"), "not a timestamp"),
         (lambda: as_series([1, 2]).split(2), "cannot hold out 2"),
         (lambda: as_series([[1], [2]]).select("serie-1"), "Closest: series-1"),
         (lambda: as_series(np.arange(500.0), freq="D", start="2262-01-01").timestamps(), "beyond 2262-04-11"),
@@ -230,5 +230,5 @@ def test_a_held_out_end_needs_a_value() -> None:
 
 def test_no_warning_of_pandas_stands_before_the_refusal(recwarn: pytest.WarningsRecorder) -> None:
     known_frequency.cache_clear()
-    expect_error("no pandas frequency", known_frequency, "bogus")
+    expect_error("not a pandas frequency", known_frequency, "bogus")
     assert not recwarn.list

@@ -102,4 +102,4 @@ def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -
     assert not np.isnan(found["moved"].sel(covariate="noise")).any()
     (told,) = [each for each in read_use(found) if each.startswith("cause")]
     assert "forecasts (2 of 2) by" in told
-    assert told.endswith("Nothing can be said of series-1/target, where it or the series never changes.")
+    assert told.endswith("No verdict on series-1/target, where it or the series is constant.")

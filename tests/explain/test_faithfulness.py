@@ -163,10 +163,10 @@ REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
     (deletion_curves, {"explanations": {}, "parts": 3}, "no explanation"),
     (deletion_curves, {"explanations": {"mine": [1, 2, 3]}, "parts": 3, "orders": 0}, "orders"),
     (deletion_curves, {"explanations": {"mine": [1]}, "parts": 1}, "no order"),
-    (route_faithfulness, {"named": {}}, "no segment has a named route"),
-    (route_faithfulness, {"named": {"yesterday": ["decoder.0.mlp"]}}, "no segment of these routes"),
+    (route_faithfulness, {"named": {}}, "no segment has a named route to test"),
+    (route_faithfulness, {"named": {"yesterday": ["decoder.0.mlp"]}}, "not a segment of these routes"),
     (lambda run: verdict(), {}, "no proof"),
-    (lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})), {}, "proves nothing"),
+    (lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})), {}, "is not a proof"),
 ]
 
 

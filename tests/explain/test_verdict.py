@@ -85,10 +85,10 @@ def test_rules(proofs: list[xr.Dataset], word: str) -> None:
 def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
     word, said = verdict(proof)
     first, *rest = read_proof(proof)
-    assert first == f"By the rules below and this proof the explanation {word}. {said[0]}"
+    assert first == f"Verdict by this proof: the explanation {word} (criteria below). {said[0]}"
     assert tuple(rest) == (*said[1:], *rules_of(proof))
     joint = read_proof(proof.assign_attrs(verdict="holds in part"))[0]
-    assert joint.startswith("By the rules below and all proofs of this page the explanation holds in part.")
+    assert joint.startswith("Verdict by all proofs of this page: the explanation holds in part (criteria below).")
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
     [
         (
             curves(r2=0.5, sign=0.7),
-            "with R² 0.50 (-1.00 with signs flipped), slope 1.00 and the right sign of 70 % of the change: the inputs "
+            "with R² 0.50 (-1.00 with signs flipped), slope 1.00 and the right sign for 70 % of the change: the inputs "
             f"fail, since R² is below {EXPLAINED:g} and less than 80 % of the change has the right sign.",
         ),
         (curves(equal_sizes=0.95), "(0.95 with equal sizes)"),
@@ -104,11 +104,11 @@ def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
         (curves(r2=np.nan), "Scores without signs and sizes predict no effect"),
         (
             routes({}),
-            "Of part 0, cutting 0.mlp and 1.mlp takes 90 % of its effect away (random components 0 %), restoring "
-            "them brings 90 % of it back (random components 0 %): the routes are necessary and sufficient.",
+            "For part 0, cutting 0.mlp and 1.mlp removes 90 % of its effect (random components 0 %). Restoring "
+            "them brings 90 % of it back (random components 0 %). So the routes are necessary and sufficient.",
         ),
         (routes({"necessity": 0.2}), "the routes are sufficient."),
-        (routes({**NONE, "sufficiency": -0.2}), "brings nothing of it back but takes 20 % more away"),
+        (routes({**NONE, "sufficiency": -0.2}), "brings none of it back but removes 20 % more"),
         (
             routes(NONE),
             "neither necessary nor sufficient. The forecast without the segment is predicted with an error of 200 %.",

@@ -38,10 +38,10 @@ def test_one_reference_stands_for_masked_steps_wherever_none_is_named(page: Any)
 @pytest.mark.parametrize(
     ("share", "words"),
     [
-        (-0.0564, "takes 5.64 % of the effect back: attention overshoots"),
+        (-0.0564, "reverses 5.64 % of the effect: attention overshoots"),
         (0.3, "30 % of the effect bypasses"),
-        (1.25, "attention takes the rest back"),
-        (-0.0004, "next to nothing"),
+        (1.25, "attention reverses the excess"),
+        (-0.0004, "almost none"),
         (float("nan"), ""),
     ],
 )

@@ -135,9 +135,9 @@ def test_what_a_library_computes_may_be_in_the_file_if_it_is_so(tmp_path: Path) 
 
 
 BEYOND: list[tuple[dict[str, int], str]] = [
-    ({"num_decoder_layers": 4}, r"13 missing \(decoder.block.3.* describes .* numbers, the files hold"),
-    *(({key: 2**31}, r"of another form .* numbers, the files hold") for key in ("d_ff", "vocab_size")),
-    ({"d_model": 2**30}, r"of another form .* numbers, the files hold"),
+    ({"num_decoder_layers": 4}, r"13 missing \(decoder.block.3.* describes .* parameters, the files hold"),
+    *(({key: 2**31}, r"of another form .* parameters, the files hold") for key in ("d_ff", "vocab_size")),
+    ({"d_model": 2**30}, r"of another form .* parameters, the files hold"),
     ({"num_layers": 100_000}, r"num_layers=100000, but the files hold 68 tensors"),
 ]
 

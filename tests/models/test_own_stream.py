@@ -108,7 +108,7 @@ def test_a_readout_that_is_not_the_models_is_refused(model: Forecaster, probe: C
         def final_norm(self, resid: Tensor, like: Tensor | None = None) -> Tensor:
             return 1.01 * super().final_norm(resid, like)
 
-    with pytest.raises(WiringError, match=r"is off the model's own forecast of series 'co2'.*final_norm or head"):
+    with pytest.raises(WiringError, match=r"differs from the model's own forecast of series 'co2'.*final_norm or head"):
         probe(Lens(Other(model), "another norm").run(bundled("co2").tail(40)))
 
 

@@ -97,7 +97,7 @@ def test_gain_known_answers() -> None:
     assert own.error.sel(metric="MAE", series="a").values.tolist() == [1.0, 1.0, 0.0]
     with pytest.raises(InputError, match="choose 'truth' or 'model'"):
         layer_gain(lens_result([[1.0]] * 3, [1.0]), reference="median")
-    with pytest.raises(InputError, match="knows no truth"):
+    with pytest.raises(InputError, match="has no truth"):
         layer_gain(lens_result([[1.0]] * 3, [1.0]).drop_vars("truth"))
 
 

@@ -41,18 +41,18 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_forecast, "forecast", (0,), ("The median forecast of a starts at 11 m and ends at 15 m after 5 steps.",)),
     (read_forecast, "forecast", (0,), ("80 % band is 4 m wide at the first step and 1 m at the last",)),
     # the last context value is 9, the truth 10 to 14
-    (read_forecast, "forecast", (0,), ("in 3 of 5 steps", "the last observed value would have missed it by 3 m")),
+    (read_forecast, "forecast", (0,), ("at 3 of 5 steps", "a naive forecast (last value repeated) by 3 m")),
     # other heads may move it more: a report names the kind and the head as other sections do
     (
         *(read_explore, "explore", ()),
         (
-            "decoder cross-attention the forecast moves most without decoder.1.cross_attn.2: by 12 ",
+            "decoder cross-attention, ablating decoder.1.cross_attn.2 moves the forecast most (12 ",
             "It also writes most",
         ),
     ),
     (read_entropy, "lens", (), ("6 nats at the embedding to 1 nats at layer 1", "Layer 1 lowers it most, by 4 nats")),
-    (read_logit_map, "lens", (0,), ("at 0 % of the steps; from layer 0 on it is at half of them and more",)),
-    (read_lens_forecast, "patches", (0,), ("is 8 m away from the final one", "layer 1 is closest (0 m).")),
+    (read_logit_map, "lens", (0,), ("at 0 % of steps; from layer 0 on, at half of the steps or more",)),
+    (read_lens_forecast, "patches", (0,), ("is 8 m away from the final one", "Layer 1 is closest to the truth (0 m).")),
     (
         read_gain,
         "gain",
@@ -63,8 +63,8 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         *(read_ablation, "ablation", ("spearman_distance",)),
         (
             "Largest Spearman distance without one head: decoder.1.cross_attn.1 (0.8), ",
-            "6 of 6 heads act above rounding on every one of 3 series; 6 of 6 by 1 % or more.",
-            "3 series cannot decide among 40 tests for other series like these; 10 could.",
+            "6 of 6 heads act above rounding on all 3 series; 6 of 6 by 1 % or more.",
+            "3 series are too few for 40 tests on other series like these; 10 are needed.",
         ),
     ),
     (
@@ -74,19 +74,19 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         ("Largest change of MASE without one head: decoder.1.cross_attn.1 (65 %",),
     ),
     # 4 * 0.8 above a forecast that runs through 4 m
-    (read_ablation_forecasts, "ablation", (0, ["decoder.1.cross_attn.1"]), ("moves by 3.2 m on average, 80 % of the",)),
+    (read_ablation_forecasts, "ablation", (0, ["decoder.1.cross_attn.1"]), ("moves by 3.2 m on average (80 % of its",)),
     (
         *(read_attribution, "attribution", ("expected_value", 0)),
         (
-            "decoder.0.mlp (3; signed mean +3, that sign at 100 %",
-            "decoder.1.cross_attn.0 (1; signed mean −1, that sign at 80 % of steps)",
-            "completeness error is 25 %: so much of the whole is unexp",
+            "decoder.0.mlp (3; signed mean +3, same sign at 100 %",
+            "decoder.1.cross_attn.0 (1; signed mean −1, same sign at 80 % of steps)",
+            "Contributions do not sum to the forecast (completeness error 25 %).",
         ),
     ),
-    (read_attribution, "attribution", ("logit", 0), ("up to rounding they add up",)),
+    (read_attribution, "attribution", ("logit", 0), ("Contributions sum to the forecast (completeness error ",)),
     (
         *(read_attribution_over_series, "attribution", ("expected_value",)),
-        ("as shares of the sum of all sizes: decoder.1.cross_attn.0 (25 %; one sign on",),
+        ("as shares of all sizes: decoder.1.cross_attn.0 (25 %; same sign on",),
     ),
     (
         *(read_attribution_steps, "attribution", ("expected_value", 0)),
@@ -96,14 +96,14 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         *(read_attention, "attention", ()),
         ("sharpest is layer 0, head 0 (entropy 0 nats)", f"is layer 0, head 1 ({MOST} of at most {MOST} nats)"),
     ),
-    (read_attention_map, "attention", (0, 0), ("most often 7 steps back (the largest weight of 5 of 5 queries)",)),
+    (read_attention_map, "attention", (0, 0), ("most often look 7 steps back (largest weight in 5 of 5 queries)",)),
     (read_attention_map, "attention", (1, 0), ("Its queries give ", "of their attention to special tokens")),
     (
         *(read_stable_rank, "spectra", ("QK",)),
         ("from 1 (layer 0, head 0) to 4 (layer 1, head 1); the largest possible is 4.", "highest in layer 1 (3.5)"),
     ),
     # of equal singular values nine tenths need all; the heads have 1, 2, 3 and 4 of them
-    (read_spectra, "spectra", ("QK",), ("lie in 2 of 4 directions for the median head, 1 to 4",)),
+    (read_spectra, "spectra", ("QK",), ("lie in 2 of 4 directions for the median head (1 to 4",)),
     (
         read_entropic_rank,
         "entropic_rank",
@@ -113,9 +113,9 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_layer_similarity, "layer_similarity", ("cka",), ("between layer 0 and layer 1 (CKA 0.25)",)),
     (read_layer_similarity, "layer_similarity", ("update_cosine",), ("(cosine −0.5)",)),
     # widths 1, 2, 4 in three heads and 0.5, 2, 4 in the other
-    (read_bandwidths, "kernel", (), ("layer 0, head 1, with a bandwidth of 0.5", "is 4 times as wide")),
-    (read_tilt, "kernel", (), ("layer 1, head 0 (2); it varies as much as the scores themselves, or more, in 1 of 4",)),
-    (read_bound, "kernel", (), ("hold for 7 of 8 heads and queries", "2 times what is measured", "exceeded nowhere")),
+    (read_bandwidths, "kernel", (), ("layer 0, head 1 (bandwidth 0.5", "is 4 times the narrowest")),
+    (read_tilt, "kernel", (), ("layer 1, head 0 (2). It varies at least as much as the scores in 1 of 4",)),
+    (read_bound, "kernel", (), ("hold for 7 of 8 heads and queries", "2 times the measured", "never exceeded")),
     (
         *(read_head_entropy, "head_entropy", ()),
         (
@@ -125,15 +125,15 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     (
         *(read_rollout, "autoregressive_attention", ("sharp",)),
-        ("1 of 4 heads has its largest weight at one and the same lag", "of the queries: layer 0, head 0."),
+        ("1 of 4 heads has its largest weight at the same lag", "of the queries: layer 0, head 0."),
     ),
-    (read_rollout, "autoregressive_attention", ("diffuse",), (f"layer 0, head 1 ({MOST} nats).", "4 % is on special")),
+    (read_rollout, "autoregressive_attention", ("diffuse",), (f"layer 0, head 1 ({MOST} nats).", "gives 4 % of")),
     # the first token has 1 of itself, the three others 0.3; 1 and three times 0.7
     (
         read_flow,
         "flow",
         (),
-        ("keeps 100 % of itself on average, after layer 1 47.5 %", "Step -4 reaches the others most: 77.5"),
+        ("keeps 100 % of itself after layer 0 and 47.5 % after layer 1", "Step -4 reaches the others most: 77.5"),
     ),
     # every weight of a one-hot head counts twice; 0.2 of layer 1 is on a real step, 0.045 on EOS
     (read_norm_weighted, "norm_weighted", (), ("longest in layer 0, head 0 (2 on average)", f"{4.5 / 0.245:.3g} %")),
@@ -141,12 +141,12 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         read_parroting,
         "parroting",
         (0,),
-        ("repeated at lag 7 the forecast of a is 0 standard dev", "9 steps back, is 0.5 away"),
+        ("forecast of a is 0 standard deviations", "repeated at lag 7", "(9 steps back), is 0.5 away"),
     ),
     # forecast 3 + h, truth 10 + h
-    (read_parroting, "parroting", (0,), (f"From the truth it is {7 / SPREAD:.3g} away: it is nearer to a copy",)),
+    (read_parroting, "parroting", (0,), (f"The truth is {7 / SPREAD:.3g} away, so the forecast is nearer to a copy",)),
     (read_parroting, "parroting", (2,), ("The context of c is too short or constant, so there is nothing to copy.",)),
-    (read_lag, "lag", (), ("10 % of the attention would be at lag 12", "most of all layer 1, head 1 (90 %)")),
+    (read_lag, "lag", (), ("Uniform attention would put 10 % at lag 12", "most of all layer 1, head 1 (90 %)")),
     (read_seasons, "seasonality", (), ("a 50 % (period 4), b 50 %", "weaker than the truth's in 3 of 3 series")),
     (
         *(read_patching, "patching", (0,)),
@@ -154,19 +154,19 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     ),
     (read_patched_forecasts, "patching", (0,), ("is 0 m from the clean one on average; unpatched it is 4 m away.",)),
     # 0.5 in one of nine cells
-    (read_attribution_patching, "attribution_patching", (), ("by 0.0556 on average and by up to 0.5", "is 0.9")),
+    (read_attribution_patching, "attribution_patching", (), ("by 0.0556 on average, at most by 0.5", "is 0.9")),
     (read_estimate, "attribution_patching", (0,), ("steps −12 to −1 (+1.25)",)),
     (read_paths, "paths", (), ("decoder.0.cross_attn.0 (+0.5)", "decoder.0.cross_attn.0 to decoder.1.mlp (−0.25)")),
     (
         *(read_circuit, "circuit", ()),
         ("3 of 8 components are kept: 2 of 6 cross-attention heads and 1 of 2 MLPs", "90 %", "80 %"),
     ),
-    (read_circuit_forecasts, "circuit", (0,), ("1 m from the whole model's", "that of the rest 8 m")),
+    (read_circuit_forecasts, "circuit", (0,), ("circuit alone 1 m", "all but the circuit 8 m")),
     (
         read_curve,
         "circuit",
         (),
-        ("3 components are the smallest number tried that is 0.9 faithful", "between 5 and 8 comp"),
+        ("tried with a faithfulness of at least 0.9 has 3 components", "between 5 and 8 comp"),
     ),
 ]
 
@@ -191,19 +191,19 @@ def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
     mae = read_gain(judge(steady, "gain", floor=0.0, signed=True, smallest=1.0, groups="metric"))[0]
     assert "(median and range over 3 series) is lowered most by layer 0 (−20 %, −21 % to −19 %); raised most" in mae
     none = read_gain(judge(steady, "gain", floor=50.0, signed=True, smallest=1.0, groups="metric"))
-    assert none[0].endswith("is changed by 1 % or more by no layer.")
+    assert none[0].endswith("is changed by less than 1 % by every layer.")
     drowned = judge(results["attribution"], "size_share", floor=9.0, groups="decomposition")
     assert not any("largest" in words for words in read_attribution_over_series(drowned, "logit"))
     parts = results["attribution"]
     single = parts.assign(attribution=parts["attribution"].where(parts["component"] == "decoder.0.mlp", -0.0))
     words = read_attribution(single, "expected_value", 0)[0]
-    assert [part in words for part in ("those of decoder.0.mlp (", "ones to 0.", "cross_attn")] == [True, True, False]
+    assert [part in words for part in (": decoder.0.mlp (", "ones to 0.", "cross_attn")] == [True, True, False]
     silent = read_attribution(parts.assign(attribution=-0.0 * parts["attribution"]), "expected_value", 0)
-    assert ("no component moves" in silent[0], signed(-0.0)) == (True, "+0")
+    assert ("No component moves" in silent[0], signed(-0.0)) == (True, "+0")
     drowned = judge(results["patching"], "recovered", floor=2.0, signed=True)
     assert read_patching(drowned, 0)[1].startswith("No single patch moves")
     assert read_patched_forecasts(drowned, 0)[0].startswith("No patch brings")
-    with pytest.raises(InputError, match="does not say how large"):
+    with pytest.raises(InputError, match="has no test of recovered"):
         read_patching(drowned.drop_vars("recovered_size"), 0)
 
 
@@ -220,9 +220,9 @@ def test_sizes_come_first_and_each_statement_has_its_own_sentence(results):
     head = "Largest Spearman distance without one head (median and range over 16 series)"
     assert words[0].startswith(f"{head}: {name} (")
     assert words[1].startswith(f"{name}: largest in ")
-    assert words[1].endswith(" % of redrawn series, more than every other.")
+    assert words[1].endswith(" % of bootstrap samples of series, significantly larger than the rest.")
     assert words[2] == "Without any single MLP the Spearman distance is below 1 %."
-    assert words[3] == "6 of 6 heads act above rounding on every one of 16 series; 1 of 6 by 1 % or more."
+    assert words[3] == "6 of 6 heads act above rounding on all 16 series; 1 of 6 by 1 % or more."
     assert words[4].startswith(f"Significant for other series like these: 1 of 6: {name} (sign tests over 16 series, ")
     assert words[5] == "Not compared with untrained twins (twins=24)."
 
@@ -241,11 +241,11 @@ def looking_at(*keys: int | None) -> xr.Dataset:
     ("keys", "told"),
     [
         # the lags 24 to 28 come once each: the key is what they share
-        ((0, 0, 0, 0, 0), "5 of its 5 queries look most at step -24 (2001-01-01 00:00), whatever the distance; "),
-        ((3, 4, 5, 0, 0), "Its queries look most often 21 steps back (the largest weight of 3 of 5 queries); "),
-        ((0, 0, 3, 9, 17, 11, 6), "no distance and no token has the largest weight of more than 2 of 7 queries; "),
-        ((5,), "Of all steps its one query looks most at step -19 (2001-01-06 00:00), 19 steps back, with a weight"),
-        ((None, None), "None of its queries gives one token more of its attention than every other."),
+        ((0, 0, 0, 0, 0), "5 of its 5 queries look most at step -24 (2001-01-01 00:00), at any distance; "),
+        ((3, 4, 5, 0, 0), "Its queries most often look 21 steps back (largest weight in 3 of 5 queries); "),
+        ((0, 0, 3, 9, 17, 11, 6), "no distance or token has the largest weight in more than 2 of 7 queries; "),
+        ((5,), "Its only query looks most at step -19 (2001-01-06 00:00), 19 steps back (weight"),
+        ((None, None), "None of its queries has a single largest weight."),
         # weights alike are no look at the first key
         ((None, None, None, 23, 23), "2 of its 5 queries look most at step -1 "),
     ],
@@ -272,7 +272,7 @@ def test_a_reading_admits_where_a_definition_does_not_hold(results):
     assert "exceeded 1 times" in " ".join(read_bound(ds))
     assert read_bound(ds.assign(applicable=ds["applicable"] & False))[0].startswith("The conditions")
     wide = results["lag"].assign(chance=((), 1.0))
-    assert "tells nothing about the lag" in read_lag(wide)[0]
+    assert "says nothing about the lag" in read_lag(wide)[0]
     patches = results["patching"]
     patches["forecast"][...] = patches["clean_forecast"] + 9.0
     assert "no nearer than before" in read_patched_forecasts(patches, 0)[1]
@@ -282,11 +282,11 @@ def test_effects_and_repair_are_told_by_their_sizes(results):
     ds = results["effects"].isel(series=[0])
     largest, later, acting = read_effects(ds)[:3]
     assert "decoder.1.mlp (70 %), decoder.1.cross_attn.2 (60 %) and decoder.1.cross_attn.1 (50 %)" in largest
-    assert later.startswith("With all that follows, these move it most: ")
+    assert later.startswith("Largest total effects, with all that follows: ")
     assert "components act above rounding" in acting
     silent = read_effects(judge(ds, "direct_share", floor=2.0))
-    assert silent[0].startswith("Set to zero, no component moves the forecast by 1 %")
-    assert read_self_repair(ds)[1].startswith("Later components undo most of decoder.1.mlp (100 %")
+    assert silent[0].startswith("The direct effect of any component is below 1 % of its series' range.")
+    assert read_self_repair(ds)[1].startswith("Self-repair is largest for decoder.1.mlp (100 %")
 
 
 def test_heads_that_cannot_be_told_apart_are_named_together():

@@ -51,11 +51,8 @@ def test_the_page_loads_nothing_and_says_what_is_missing_and_how_intervals_are_m
     assert all(address.startswith(("#", "data:")) for address in page.loads)
     words = " ".join(page.text.split())
     assert "3 of the 40 cells planned so far are missing" in words
-    assert (
-        words.count("sign test at 5 %, corrected by Holm's method for all tests of this page on one model and metric")
-        == 1
-    )
-    assert "Student's t of log ratios over 16 series" in words
+    assert words.count("its direction at 5 %, Holm-corrected over all tests of this page on one model and metric") == 1
+    assert "Student's t intervals of log ratios over 16 series" in words
     assert "alpha: layers 4" in words.replace('{"layers": 4, "revision": null}', "layers 4")
     assert "name x; windows 8" in words
 
@@ -146,8 +143,8 @@ def test_an_unfinished_sweep_is_reported_as_far_as_it_is(swept: dict[str, pd.Dat
     heads = swept["heads_at"].iloc[:0]
     page = build_sweep_report({"layers": layers, "heads_at": heads}, tmp_path, title="T", provenance={})
     words = Page(page.read_text()).text
-    assert "Nothing of heads_at can be drawn yet" in words
-    assert f"1 of {len(layers)} numbers of layers is missing; what is drawn leaves it out" in words
+    assert "heads_at has no figure yet" in words
+    assert f"1 of {len(layers)} numbers of layers is missing; the figures leave it out" in words
     assert {path.stem for path in (tmp_path / "figures").iterdir()} == {
         f"layer_distances-{part}" for part in ("both", "heads", "mlp")
     }
@@ -171,16 +168,16 @@ def test_readings_count_what_is_significant_and_name_no_other(swept: dict[str, p
     new = {"change": [0.3, 0.005, -0.004, 0.2], "spearman_distance": [0.9, 0.25, 0.125, 0.5]}
     table = changed(table, mine, **new, significant=[True, False, True, True], distance_lead_share=[0.75, 0, 0, 0.25])
     assert read_distances(table, "both")[:2] == [
-        "alpha: without the heads and MLPs of one layer, MASE changes by −0.4 % to +30.0 %, at the median by +10.2 %; "
+        "alpha: without the heads and MLPs of one layer, MASE changes by −0.4 % to +30.0 % (median +10.2 %); "
         "3 of 4 changes are significant (layers 0, 2 and 3); 2 of 4 layers cost less than 1 %.",
-        "The forecast moves by a Spearman distance of 0.125 to 0.9; in redraws it moves most without layer 0 (75 %) "
-        "and layer 3 (25 %).",
+        "The forecast moves by a Spearman distance of 0.125 to 0.9; in bootstrap samples it moves most without layer 0 "
+        "(75 %) and layer 3 (25 %).",
     ]
     none = changed(table, mine, significant=False)
     assert "; none of 4 changes is significant; 2 of" in read_distances(none, "both")[0]
     # the test says nothing where it could not decide
     few = read_distances(none.assign(units=3, unit="sources", tests=24), "both")[0]
-    assert "; 3 sources cannot decide among 24 tests; 10 could; 2 of" in few
+    assert "; 3 sources are too few for 24 tests; 10 are needed; 2 of" in few
     both = changed(table, mine, distance_leads=["highest", "", "lowest", ""], distance_lead_share=0.0)
     assert read_distances(both, "both")[1] == (
         "The forecast keeps its shape best without layer 2 (Spearman distance 0.125) and loses its shape most without "
@@ -190,12 +187,12 @@ def test_readings_count_what_is_significant_and_name_no_other(swept: dict[str, p
     new = {"change": 0.0612, "lower": 0.05, "upper": 0.07, "significant": True, "n_resilient": 3, "n_improved": 1}
     new |= {"median": 0.06, "least": -0.01, "most": 0.25}
     assert read_recipes(changed(swept["recipes"], first, **new))[0].startswith(
-        "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], significant; the median of 16 series is +6.0 % "
-        "(−1.0 % to +25.0 %); 3 of 4 datasets rise"
+        "alpha (25 % of heads + 2 MLPs): MASE +6.1 % [+5.0, +7.0 %], significant. The median over 16 series is +6.0 % "
+        "(−1.0 % to +25.0 %). 3 of 4 datasets rise"
     )
     new = {"diff": -0.25, "diff_lower": -0.3, "diff_upper": 0.1, "diff_significant": False, "n_worse": 3}
     assert read_selection(changed(swept["selection"], swept["selection"].index == 0, **new))[0] == (
-        "alpha, light: the informed choice's MASE against that of the geometric mean of 3 random ones: −25.0 % "
+        "alpha, light: MASE of the informed choice against the geometric mean of 3 random ones: −25.0 % "
         "[−30.0, +10.0 %] (not significant); 3 of 3 cost more."
     )
 
@@ -212,16 +209,20 @@ def test_the_reading_of_single_heads_names_those_that_are_significant_and_no_oth
     one = changed(table, first, significant=True, leads="highest", **new)
     said = read_heads(one)
     assert f"; 1 of {len(table)} changes is significant: {label} (+50.0 % [+25.0, +75.0 %])." in said[0]
-    assert said[1:] == [f"The loss of {label} costs more than that of every other head (90 % of redraws)."]
-    often = f"No head costs more than every other; most often first in redraws: {label} (90 %)."
-    assert read_heads(changed(table, first, **new))[1:] == [often]
+    assert said[1:] == [
+        f"Losing {label} costs significantly more than losing any other head (90 % of bootstrap samples)."
+    ]
+    none = "No single head costs significantly more than the rest"
+    assert read_heads(changed(table, first, **new))[1:] == [
+        f"{none}; most often first in bootstrap samples: {label} (90 %)."
+    ]
 
 
 def test_units_that_are_too_few_for_the_family_are_told_once(swept: dict[str, pd.DataFrame]) -> None:
     enough = swept["layers"].assign(units=11, tests=24)
     assert len(methods_of([enough, enough])) == 1
     few = enough.assign(units=9, unit="sources")
-    assert methods_of([few, enough, few])[1:] == ["9 sources cannot decide among 24 tests; 10 could."]
+    assert methods_of([few, enough, few])[1:] == ["9 sources are too few for 24 tests; 10 are needed."]
 
 
 @pytest.mark.parametrize(("counts", "harm"), [((0, 3), 0.0), ((2,), 2.0)])
@@ -239,5 +240,5 @@ def test_lines_with_few_counts_are_reported(tmp_path: Path, counts: tuple[int, .
     assert read_curves(made["curves"][made["curves"]["model"] == "beta"]) == []
     if harm:
         assert "in 0 of 4 layers all heads can go at once" in words
-        assert "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go;" in words
-        assert all("median largest number is 0" in line for line in read_datasets(made["datasets"]))
+        assert "lowest stable rank first in 0 and highest stable rank first in 0; in 4 no head can go." in words
+        assert all("the median dataset tolerates 0" in line for line in read_datasets(made["datasets"]))

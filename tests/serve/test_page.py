@@ -53,7 +53,7 @@ def test_the_page_opens_with_a_forecast(page: Page) -> None:
 
 def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(page: Page, loads: Path) -> None:
     drop(page, loads)
-    assert said(page).startswith("bolt-nano on load, 8 steps. 2 series are read, and the menu has them.")
+    assert said(page).startswith("bolt-nano on load, 8 steps. 2 series were read; choose one in the menu.")
     assert "Column 'hour' is read as the timestamps" in said(page)
     assert page.run is not None
     assert page.run.batch.ids == ("load",)
@@ -79,7 +79,7 @@ def test_a_dropped_file_is_forecast_at_once_and_its_columns_are_offered(page: Pa
     page.bundled.value = "nile"
     assert said(page) == "chronos2-nano on nile, 8 steps."
     page.model.value = "bolt-nano"
-    assert said(page) == "Press Forecast. What is shown is still chronos2-nano on nile, 8 steps."
+    assert said(page) == "Press Forecast. The page still shows chronos2-nano on nile, 8 steps."
     assert page.columns.layout.display == "none"
     page.go.click()
     assert said(page) == "bolt-nano on nile, 8 steps."
@@ -112,7 +112,7 @@ def test_an_error_is_said_and_leaves_the_page_as_it_was(page: Page, tmp_path: Pa
     page.model.value = "no-such-model"
     page.go.click()
     assert "no checkpoint 'no-such-model'" in said(page)
-    assert said(page).endswith("What is shown is still bolt-nano on nile, 8 steps.")
+    assert said(page).endswith("The page still shows bolt-nano on nile, 8 steps.")
     page.model.value = "bolt-nano"
     wrong = tmp_path / "wrong.csv"
     wrong.write_text("a,b\n1,x\n2,y,z\n")

@@ -116,7 +116,7 @@ def test_by_keyboard_offline_and_nothing_left_running(
         np.testing.assert_allclose(plot.trace("median forecast", "y"), run.forecast.median[0], rtol=1e-6)
         steps = driver.find_element("css selector", "input[type=number]")
         steps.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
-        until(lambda: "Press Forecast. What is shown is still bolt-nano on level, 8" in status(), "no word of waiting")
+        until(lambda: "Press Forecast. The page still shows bolt-nano on level, 8" in status(), "no word of waiting")
 
         driver.execute_script("document.querySelector('.tsfm-lens-drop input').focus()")
         # by the tab key from the file to the button, and the space bar on it

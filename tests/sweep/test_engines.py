@@ -156,7 +156,7 @@ def test_a_full_disk_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     tasks = toys.toy_tasks(4)
     # a file where the folder of the third group should be: what worker processes meet, too
     (store.path / "cells" / tasks[2].key[:2]).touch()
-    expect_error("a file stands in its way", run_groups, tasks, toys.make_toy, {}, store, engine=engine, workers=1)
+    expect_error("a file has its name", run_groups, tasks, toys.make_toy, {}, store, engine=engine, workers=1)
     assert len(store.done()) >= 8
 
 

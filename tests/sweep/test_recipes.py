@@ -144,7 +144,7 @@ def test_recipes_that_do_not_fit_the_model(tmp_path: Path) -> None:
         ({"heads": {3: [0]}}, "'3'"),
         ({"heads": {0: [4]}}, "'4'"),
         ({"mlps": [7]}, "'7'"),
-        ({"kept_heads": {0: 5}}, "keep 5 heads, and it has 4"),
+        ({"kept_heads": {0: 5}}, "keep 5 heads, it has 4"),
         ({"heads": {0: [1]}, "architecture": "toto-1"}, "is for toto-1"),
         ({"kept_heads": {0: 1}, "order": "output_norm:low"}, "measured on data"),
     ):

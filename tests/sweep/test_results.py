@@ -172,7 +172,7 @@ def test_an_unfinished_sweep_shows_the_datasets_that_are_whole(
     assert row["change"] == pytest.approx(geometric(own / rest["plain"]) - 1)
     assert row["mase"] == pytest.approx(geometric(own / rest["seasonal_naive"]))
     no_naive = without(folder, tmp_path / "part", cells[cells["variant"] == "seasonal_naive"]["key"])
-    expect_error(r"is not in .*: `tsfm-lens sweep` goes on with 'results", gather, no_naive)
+    expect_error(r"is not in .*: `tsfm-lens sweep` resumes 'results", gather, no_naive)
 
 
 def test_what_was_asked_for_is_known_from_the_first_cell_on(folder: Path, tmp_path: Path) -> None:

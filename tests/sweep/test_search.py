@@ -72,7 +72,7 @@ def test_searches_ask_answer_by_answer_and_refuse_what_does_not_fit() -> None:
     assert search.requests() == [(0, 0), (2, 0)]
     assert search.result is None
     expect_error(r"\(1, 0\) was not asked for", search.answer, {(1, 0): 0.2})
-    expect_error("2 heads kept is no number", search.answer, {(2, 0): float("nan")})
+    expect_error("2 heads kept is not a number", search.answer, {(2, 0): float("nan")})
     search.answer({(0, 0): 0.2, (2, 0): 0.0})
     assert search.requests() == []
     assert search.result is not None

@@ -73,7 +73,7 @@ def test_columns_of_a_file_are_the_variates_of_an_item(multivariate: tuple[Path,
         ({"id_column": "uniqueid"}, r"no column 'uniqueid'\. Closest: unique_id"),
         ({"windows": 20}, "'a' has 40 steps: 20 windows of horizon 4"),
         ({"seasonality": 0}, "data.0.file.seasonality: .*greater than or equal to 1"),
-        ({"variate": ["y"]}, r"data\.0\.file\.variate is no field .*nearest is 'variates'"),
+        ({"variate": ["y"]}, r"data\.0\.file\.variate is not a field .*nearest is 'variates'"),
     ],
 )
 def test_wrong_fields_of_a_file(multivariate: tuple[Path, np.ndarray], fields: dict[str, Any], message: str) -> None:
@@ -156,17 +156,17 @@ def test_wrong_gluonts_datasets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         "nowhere": "no file or folder 'nowhere'",
         "both": "holds test and train; give the folder of one",
         "data.csv": "gluonts reads no data.csv: expected .json",
-        "text.json": "text.json is no dataset of gluonts: line 1 is no JSON",
-        "cut.arrow": "cut.arrow is no dataset",
+        "text.json": "text.json is not a dataset of gluonts: line 1 is no JSON",
+        "cut.arrow": "cut.arrow is not a dataset",
         "bare.json": "bare.json holds entries with target, expected 'start' and 'target'",
-        "word.json": "word.json is no dataset of gluonts: .*'x'",
+        "word.json": "word.json is not a dataset of gluonts: .*'x'",
         "twice.json": "twice.json: .*'i0' more than once",
         "list.json": r"list.json holds \[1, 2\]",
         "none": "has no window",
-        "cut.json.gz": "cut.json.gz is no dataset",
+        "cut.json.gz": "cut.json.gz is not a dataset",
     }.items():
         expect_error(message, sets, gluonts(Path(name)))
-    expect_error(r"data\.0\.gluonts\.freqs is no field .*'freq'", parse_config, content(gluonts(good, freqs="D")))
+    expect_error(r"data\.0\.gluonts\.freqs is not a field .*'freq'", parse_config, content(gluonts(good, freqs="D")))
 
 
 def write_stored(folder: Path, values: np.ndarray, freq: str) -> Path:

@@ -163,7 +163,7 @@ def test_groups_and_ranges_cover_the_layers_that_they_say() -> None:
 def test_what_cannot_be_planned_is_named() -> None:
     planner = VariantPlanner(load("bolt-nano"), "m")
     expect_error("4 layers does not fit", planner.layers, sizes=(4,))
-    expect_error("5 heads are to go", planner.heads_per_layer, "x", {0: [0, 1, 2, 3]}, [5])
+    expect_error("5 heads cannot be ablated", planner.heads_per_layer, "x", {0: [0, 1, 2, 3]}, [5])
     expect_error("ablates nothing", planner.recipe, "r", {})
     expect_error("reference", VariantSpec(("decoder.0.mlp",), "mean").to_variant, planner.lens)
     expect_error("zero", VariantSpec, ("decoder.0.mlp",), "zeros")

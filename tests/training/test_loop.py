@@ -127,7 +127,7 @@ def changed(state: dict, part: str, value: object) -> dict:
 DAMAGES = [
     (lambda s: changed(s, "optimizer", None), "it holds no optimizer"),
     (lambda s: {}, "it holds no model and no optimizer and no step"),
-    (lambda s: [1], "it is no state of a training run, but a list"),
+    (lambda s: [1], "it is not a state of a training run, but a list"),
     (lambda s: changed(s, "model", {}), "model lacks 0.weight and 3 more"),
     (lambda s: changed(s, "model", {**s["model"], "x": torch.ones(1)}), "model holds, and the model has not, x"),
     (lambda s: changed(s, "model", s["model"] | {"0.bias": torch.ones(2)}), r"0.bias of model is \[2\], expected"),
@@ -136,7 +136,7 @@ DAMAGES = [
     (lambda s: changed(s, "identity", "no JSON"), 'its identity is "no JSON", expected JSON'),
     (lambda s: changed(s, "identity", 3), "identity is of type int, expected str"),
     (lambda s: changed(s, "step", -4), "it is of step -4"),
-    (lambda s: changed(s, "random", torch.ones(3)), "random is no state of random numbers"),
+    (lambda s: changed(s, "random", torch.ones(3)), "random is not a state of random numbers"),
 ]
 
 

@@ -210,7 +210,7 @@ def test_a_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
     case = Case()
     case.watch(tmp_path, snapshots=1)(0, loss=1.0)
     before = {file: file.read_bytes() for file in tmp_path.rglob("*.*")}
-    with pytest.raises(CheckpointError, match="another run was watched"):
+    with pytest.raises(CheckpointError, match="the record of another run"):
         case.watch(tmp_path)
     with pytest.raises(CheckpointError, match=r"written with epsilon=0\.01, not 0\.5"):
         case.watch(tmp_path, epsilon=0.5, resume=True)
@@ -228,7 +228,7 @@ def test_a_folder_of_another_run_is_left_as_it_is(tmp_path: Path) -> None:
             read()
     with pytest.raises(CheckpointError, match=r"no watch\.jsonl"):
         read_watch(tmp_path / "none")
-    with pytest.raises(CheckpointError, match="no folder to write to"):
+    with pytest.raises(CheckpointError, match="not a folder to write to"):
         case.watch(tmp_path / "watch.jsonl")
     # killed before the first line was whole
     (tmp_path / "new").mkdir()

@@ -62,12 +62,12 @@ def test_sheets_that_no_page_holds_are_refused() -> None:
 
 def test_what_cannot_stand_side_by_side_is_refused() -> None:
     fan, view = viz.forecast_fan(planted.forecast()), viz.explore_figure(planted.explore())
-    expect_error("legend in a panel", viz.compare, [view, view], ["a", "b"])
+    expect_error("legend inside a panel", viz.compare, [view, view], ["a", "b"])
     expect_error("two figures", viz.compare, [fan], ["a"])
     wide = go.Figure(fan).update_layout(meta={**fan.layout.meta, "min_width": 2000})
     expect_error("4000 pixels", viz.compare, [wide, wide], ["a", "b"])
     maps = [viz.attribution_heatmap(planted.attribution(), decomposition=name) for name in ("logit", "expected_value")]
-    expect_error("mean different things", viz.compare, maps, ["a", "b"])
+    expect_error("differ in meaning", viz.compare, maps, ["a", "b"])
 
 
 def test_a_figure_of_two_models_forecasts_the_same_series() -> None:
@@ -78,4 +78,4 @@ def test_a_figure_of_two_models_forecasts_the_same_series() -> None:
     np.testing.assert_array_equal(one["truth"], two["truth"])
     assert [each.attrs["model"] for each in panel.results] == ["bolt-nano", "chronos2-nano"]
     assert "chronos2-nano" in made.caption()
-    expect_error("two models side by side, and 3 are named", refuse_several, made.entry, 3)
+    expect_error("two models side by side, but 3 are named", refuse_several, made.entry, 3)

@@ -72,7 +72,10 @@ SAID: dict[str, tuple[Callable[[], go.Figure], str]] = {
         lambda: viz.head_curves(sweep()["curves"].assign(better=False, within=-1, judged_by="")),
         "not decided yet",
     ),
-    "wide bands": (lambda: viz.range_curves(sweep()["layers"].assign(upper=40.0)), "what leaves the axis is cut off"),
+    "wide bands": (
+        lambda: viz.range_curves(sweep()["layers"].assign(upper=40.0)),
+        "values beyond the axis are cut off",
+    ),
     "padded dates": (
         lambda: viz.forecast_fan(
             of("forecast", context_timestamp=lambda ds: ds["context_timestamp"].where(ds["time"] > -20))

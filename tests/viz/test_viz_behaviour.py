@@ -54,10 +54,10 @@ def test_induction_maps_frame_the_induction_heads() -> None:
     assert 0 < surely.sum() < ds["induction"].values.sum()
     assert framed == {(x, *place) for x in ("x", "x2", "x3") for place in map(tuple, np.argwhere(surely))}
     count = f"{int(surely.sum())} of 12"
-    assert f"{count} cross-attention heads beyond doubt" in fig.layout.meta["title"]
-    assert read_induction(ds)[0].startswith(f"{count} heads are induction heads beyond doubt")
+    assert f"{count} cross-attention heads" in fig.layout.meta["title"]
+    assert read_induction(ds)[0].startswith(f"{count} heads are significantly induction heads")
     assert "0.32" in fig.layout.meta["subtitle"]
-    assert "these sequences do not tell" in fig.layout.meta["subtitle"]
+    assert "more are undecided" in fig.layout.meta["subtitle"]
     assert fig.layout.coloraxis3.reversescale
     assert len(heatmaps(viz.induction_maps(ds.drop_vars("entropy")))) == 2
 
@@ -123,7 +123,7 @@ def test_parroting_maps_are_means_over_series_or_one_of_them() -> None:
     holed["parrot_error_change"][:] = np.nan
     fig = viz.head_parroting_map(holed)
     np.testing.assert_array_equal(fig.data[0].z, ds["mass"][..., 1])
-    assert [trace.name for trace in heatmaps(fig)] == ["attention at the lag", "off the copied lag", "off the truth"]
+    assert [trace.name for trace in heatmaps(fig)] == ["attention at the lag", "from the copied lag", "from the truth"]
 
 
 def test_every_line_is_drawn_in_the_panel_of_its_layer() -> None:

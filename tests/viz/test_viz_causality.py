@@ -95,7 +95,7 @@ def test_names_without_a_stack_are_read() -> None:
     fig = viz.path_map(ds)
     assert list(fig.layout.yaxis.ticktext) == nodes
     assert list(fig.layout.xaxis.ticktext) == [*nodes, "output"]
-    expect_error("'the end' is no component", viz.path_map, ds.assign_coords(receiver=[*nodes, "the end"]))
+    expect_error("'the end' is neither a component", viz.path_map, ds.assign_coords(receiver=[*nodes, "the end"]))
 
 
 def test_the_circuit_stands_filled_at_its_places() -> None:

@@ -73,7 +73,7 @@ def test_a_giant_bar_runs_off_the_axis(attribution):
     fig = viz.attribution_bars(attribution)
     assert fig.data[0].x[0] == 1e4
     assert fig.layout.xaxis.range[1] < 1e3
-    assert "what leaves the axis is cut off" in fig.layout.meta["subtitle"]
+    assert "values beyond the axis are cut off" in fig.layout.meta["subtitle"]
 
 
 def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):
@@ -180,9 +180,9 @@ def test_the_first_step_of_a_forecast_does_not_set_the_colours_of_all(attributio
     )
     fig = viz.attribution_heatmap(ds)
     assert fig.layout.coloraxis.cmax == 1.0
-    assert "the first step reaches 30, beyond the colours" in fig.layout.meta["subtitle"]
+    assert "colours clipped: the first step reaches 30" in fig.layout.meta["subtitle"]
     embed = ds.assign_coords(component=["embed", *ds["component"].values[1:]])
     of_embed = xr.DataArray([100.0, *[1.0] * (ds.sizes["component"] - 1)], dims="component")
     fig = viz.attribution_heatmap(embed.assign(attribution=embed["attribution"] * of_embed), top=99)
     assert fig.layout.coloraxis.cmax == 1.0
-    assert "embed reaches 3000, the first step reaches 30, beyond the colours" in fig.layout.meta["subtitle"]
+    assert "colours clipped: embed reaches 3000, the first step reaches 30" in fig.layout.meta["subtitle"]

@@ -76,7 +76,7 @@ def test_strips_cover_the_segments_of_each_series() -> None:
 
 @pytest.mark.parametrize("name", ["input_timeline", "input_waterfall", "input_map"])
 def test_an_item_without_one_of_its_series_is_refused(name: str) -> None:
-    with pytest.raises(InputError, match="tell of 2 series, of which 1 are left"):
+    with pytest.raises(InputError, match="covers 2 series, of which 1 are left"):
         getattr(viz, name)(results()["exact"].isel(series=[0]))
 
 
@@ -139,15 +139,17 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
     alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
     (hidden, *_) = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
-    assert "moved most by k in all by 59.5 (up at 4 of 8 steps, −0.5 on average; k, past by 59.5; " in hidden
-    assert "this explanation holds in part." in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
+    assert "Largest effects: k in total by 59.5 (up at 4 of 8 steps, −0.5 on average; k, past by 59.5; " in hidden
+    assert (
+        "the explanation holds in part (criteria below)." in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
+    )
     apart = results()["exact"].assign(remainder=results()["exact"]["remainder"] + 5)
-    assert "The parts do not add up: +5 belongs to several of them together." in read_inputs(apart)
-    assert not any("do not add up" in each for each in told)
-    assert any("sample more" in each for each in read_inputs(results()["sampled"]))
+    assert "Segments also act jointly: +5 belongs to no single one." in read_inputs(apart)
+    assert not any("act jointly" in each for each in told)
+    assert any("Sample more" in each for each in read_inputs(results()["sampled"]))
     same = results()["exact"].assign(attribution=0 * results()["exact"]["attribution"])
     assert "No part of the input moves it" in read_inputs(same)[0]
     far = results()["exact"].assign_attrs(reference_distance=50.0)
-    assert "50 standard deviations of the context from its mean" in " ".join(read_inputs(far))
+    assert "50 standard deviations from the mean of the context" in " ".join(read_inputs(far))
     kinds = read_effects(results()["effects"])
     assert [each.split(":")[0] for each in kinds[:2]] == ["Past", "Known covariate"]

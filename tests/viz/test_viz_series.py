@@ -142,7 +142,7 @@ def test_layer_gain_leaves_an_outlier_beyond_the_axis(gain):
     many["gain"][0, 1, 0] = 5000.0
     fig = viz.layer_gain(many)
     assert fig.layout.yaxis.range[1] < 100
-    assert "what leaves the axis is cut off" in fig.layout.meta["subtitle"]
+    assert "values beyond the axis are cut off" in fig.layout.meta["subtitle"]
 
 
 def test_fitted_range_holds_the_core_and_reports_a_cut():

@@ -116,7 +116,7 @@ def test_snapshots_stand_side_by_side() -> None:
     expect_error("across='rows'", viz.attention_snapshots, ds, across="rows")
     for words, options in (("snapshot", {"snapshots": [11]}), (r"0\.attn", {"layer": "attn"})):
         expect_error(words, viz.attention_snapshots, ds, **options)
-    expect_error("row=2; the patterns of inputs 0 to 1", viz.attention_snapshots, ds, row=2)
+    expect_error("row is 2, expected an input from 0 to 1", viz.attention_snapshots, ds, row=2)
 
 
 def test_histograms_hold_their_numbers() -> None:

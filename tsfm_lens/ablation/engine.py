@@ -60,7 +60,7 @@ def run_variants(
 ) -> Tensor:
     """Compute the single-forward output of every variant, (variant, …) with the axes of ``lens.forward`` behind.
 
-    The batch runs in parts where the memory asks for it; variants run one by one while the caller has hooks set.
+    The batch runs in parts if memory is short; variants run one by one while the caller has hooks set.
 
     Args:
         lens: the model.

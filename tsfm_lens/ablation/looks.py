@@ -63,7 +63,7 @@ def log_change(
 ) -> tuple[float, float, float]:
     """Estimate the log change of the mean error, its standard error and freedom (Cochran 1977, chapters 5 and 6)."""
     if not (np.isfinite(plain[visible]).all() and not np.isnan(ablated[visible]).any()):
-        raise InputError("an error is no number; leave out the series whose error is not defined")
+        raise InputError("an error is not a number; leave out the series whose error is not defined")
     strata = np.zeros(len(plain), dtype=int) if groups is None else groups
     values, variances, freedoms = [], [], []
     for stratum in np.unique(strata):

@@ -88,7 +88,7 @@ def forecast_variants(
         seed: of every variant's draws; all variants draw the same random numbers.
         memory: bytes for which the number of variants side by side is planned; half of what is free if None.
         economy: False runs one forecast a variant (the result is the same).
-        non_finite: "refuse" raises where a forecast is no number; "keep" leaves NaN and infinity in that variant's
+        non_finite: "refuse" raises where a forecast is not a number; "keep" leaves NaN and infinity in that variant's
             arrays, and nothing but NaN where its distribution cannot be drawn from.
         progress: called with the variants done and their number.
 

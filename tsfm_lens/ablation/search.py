@@ -77,7 +77,7 @@ class Search:
             if request not in self.requests():
                 raise InputError(f"{request} was not asked for; expected some of {self.requests()}")
             if not isinstance(value, PairedErrors) and np.isnan(value):
-                raise InputError(f"the change with {request[0]} heads kept is no number; its error is not defined")
+                raise InputError(f"the change with {request[0]} heads kept is not a number; its error is not defined")
             self._answers[request] = value
         if self.result or self.requests():
             return

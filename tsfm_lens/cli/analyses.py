@@ -110,12 +110,12 @@ def ablate(
     component: Annotated[
         list[str] | None, typer.Option("--component", "-c", metavar="GLOB", help="Name or glob; all by default.")
     ] = None,
-    how: Annotated[str, typer.Option(help="What takes the component's place: zero, mean, resample, noise, …")] = "zero",
+    how: Annotated[str, typer.Option(help="Replacement of the component: zero, mean, resample, noise, …")] = "zero",
     reference: Annotated[
         list[str] | None,
         typer.Option(
             metavar="FILE|bundled:NAME",
-            help="Other series, whose activations --how mean and resample take.",
+            help="Other series, whose activations --how mean and resample use.",
             autocompletion=completing.data,
         ),
     ] = None,
@@ -123,7 +123,7 @@ def ablate(
     *,
     request: Request,
 ) -> None:
-    """Knock components out one at a time and measure what that does to the forecast."""
+    """Ablate components one at a time and measure how the forecast changes."""
     from tsfm_lens.models.ablating import checked_how
     from tsfm_lens.probes import ablation_effects
     from tsfm_lens.viz.findings import judged
@@ -166,7 +166,7 @@ def attribute(
     *,
     request: Request,
 ) -> None:
-    """Split the forecast among the components that wrote it."""
+    """Split the forecast into contributions of components."""
     from tsfm_lens.probes import attribute as attribute_forecast
 
     with progress_display() as bar:
@@ -194,14 +194,14 @@ def serve(
         str, typer.Argument(metavar="[MODEL]", help=MODEL_HELP, autocompletion=completing.models)
     ] = "bolt-nano",
     data: DataIfAny = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The next free one from here on.")] = 8866,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="First port to try.")] = 8866,
     browser: Annotated[bool, typer.Option(help="Open the page in the browser.")] = True,
     *,
     request: Request,
 ) -> None:
     """Open a page on this machine: drop a file, choose a model, see forecast, heads, ablations and explanations.
 
-    Nothing leaves the machine, and nothing is left running: Ctrl-C ends it.
+    No data leave the machine. Ctrl-C ends it and leaves nothing running.
     """
     from tsfm_lens.serve import serve as open_page
 
@@ -226,25 +226,25 @@ _MOST_NAMES = 4  # series
 def explain(
     model: Model,
     out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("explanation"),
-    item: Annotated[str, typer.Option(metavar="NAME", help="Whose forecast; the first by default.")] = "",
+    item: Annotated[str, typer.Option(metavar="NAME", help="Item to explain; the first by default.")] = "",
     method: Annotated[
         str, typer.Option(metavar="NAME", help="shapley, occlusion, …; see explain.attribute_inputs.")
     ] = "",
     reference: Annotated[
-        str, typer.Option(metavar="NAME", help="What stands for a masked step: mean, missing, seasonal naive, …")
+        str, typer.Option(metavar="NAME", help="Values of masked steps: mean, missing, seasonal naive, …")
     ] = "mean",
     sections: Sections = None,
     holdout: Annotated[
         bool | None,
         typer.Option(
             "--holdout/--no-holdout",
-            help="Keep the last HORIZON steps as the truth; by default where known covariates end with the target.",
+            help="Hold out the last HORIZON steps as the truth; by default where known covariates end with the target.",
         ),
     ] = None,
     *,
     request: Request,
 ) -> None:
-    """Say which part of the past and which covariates moved a forecast, through which heads, and prove it."""
+    """Explain a forecast by its past and covariates and the heads they act through, and test the explanation."""
     from tsfm_lens.report import explanation, pipeline
     from tsfm_lens.viz.input_attribution import input_totals, read_inputs
 
@@ -268,12 +268,12 @@ def explain(
     items = list(dict.fromkeys(series.groups))
     if not item and len(items) > 1:
         others = ", ".join(items[1:_MOST_NAMES]) + (", …" if len(items) > _MOST_NAMES else "")
-        echo(f"note: explained is {items[0]}, the first of {len(items)}; --item explains another: {others}", err=True)
+        echo(f"note: explaining {items[0]}, the first of {len(items)}; choose another with --item: {others}", err=True)
     if ends and holdout is None:
         echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
     word, reasons = explanation.judged(results)
     inputs = results.get("input_attribution")
-    headline = read_inputs(inputs)[0] if inputs is not None else f"This explanation {word}." if word else ""
+    headline = read_inputs(inputs)[0] if inputs is not None else f"Verdict: the explanation {word}." if word else ""
     if word and not request.as_json:
         echo("\n".join([headline, *reasons[:2]]), err=True)
     facts: dict[str, Any] = {"headline": headline, "verdict": word, "reasons": reasons}

@@ -58,7 +58,7 @@ class _Commands(TyperGroup):
             return super().invoke(ctx)
         except KeyboardInterrupt:
             names = [*map(str, WRITTEN)][:_MOST_FILES] + ["…"] * (len(WRITTEN) > _MOST_FILES)
-            words = f"what stands is {', '.join(names)}" if names else "nothing was left behind"
+            words = f"files written: {', '.join(names)}" if names else "nothing was left behind"
             console(stderr=True).print(f"interrupted; {words}", soft_wrap=True)
             raise typer.Exit(130) from None
         except LensError as error:
@@ -86,7 +86,7 @@ def _version(value: bool) -> None:
 
 @app.callback()
 def common(
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it.")] = False,
 ) -> None:
     """Define the options of all commands."""
 

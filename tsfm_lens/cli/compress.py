@@ -28,35 +28,33 @@ KEEPS = (0.1, 0.25, 0.5, 0.75)
 @forecasts(holdout=None)
 def compress(
     model: Model,
-    keep: Annotated[float | None, typer.Option(min=0, max=1, help="Share that is kept, such as 0.25.")] = None,
+    keep: Annotated[float | None, typer.Option(min=0, max=1, help="Share to keep, such as 0.25.")] = None,
     epsilon: Annotated[
-        float | None, typer.Option(min=0, max=1, help="Keep the directions above this share of a matrix's largest.")
+        float | None, typer.Option(min=0, max=1, help="Keep singular values above this share of a matrix's largest.")
     ] = None,
-    rank: Annotated[int | None, typer.Option(min=1, help="Rank of every matrix, or with --by-head head.")] = None,
+    rank: Annotated[
+        int | None, typer.Option(min=1, help="Rank of every matrix, or of every head with --by-head.")
+    ] = None,
     without: Annotated[
         list[str] | None,
         typer.Option(
             metavar="GLOB|recipe:NAME",
-            help="Take heads, MLPs or layers out instead, such as decoder.0.cross_attn.1, or what a sweep's recipe "
-            "lists; repeatable.",
+            help="Remove heads, MLPs or layers instead, such as decoder.0.cross_attn.1, or those of a sweep's recipe; "
+            "repeatable.",
         ),
     ] = None,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Folder of the checkpoint, which must not exist.")
-    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="New folder of the checkpoint.")] = None,
     method: Annotated[
         Literal["svd", "weighted", "sensitive", "measured"],
         typer.Option(
-            help="svd: plain truncation; weighted: by what enters each matrix; sensitive: and by what the forecast "
-            "feels of what leaves it; measured: sensitive, with ranks by what each matrix does to other forecasts."
+            help="svd: plain truncation; weighted: by the inputs of each matrix; sensitive: also by gradients of the "
+            "forecast; measured: sensitive, with ranks by the measured effect of each matrix on other forecasts."
         ),
     ] = "measured",
     of: Annotated[Literal["rank", "parameters"], typer.Option(help="What --keep is a share of.")] = "rank",
-    mlps: Annotated[bool, typer.Option("--mlps", help="The matrices of MLPs, too.")] = False,
-    by_head: Annotated[bool, typer.Option("--by-head", help="Cut off every head by itself.")] = False,
-    heal: Annotated[
-        int, typer.Option(min=0, metavar="STEPS", help="Train what is left for so many steps on the series.")
-    ] = 0,
+    mlps: Annotated[bool, typer.Option("--mlps", help="Compress MLPs, too.")] = False,
+    by_head: Annotated[bool, typer.Option("--by-head", help="Truncate every head separately.")] = False,
+    heal: Annotated[int, typer.Option(min=0, metavar="STEPS", help="Fine-tune for so many steps on the series.")] = 0,
     figure: Annotated[
         Path | None, typer.Option(help="File of a figure of forecasts before and after, such as forecasts.html.")
     ] = None,
@@ -64,12 +62,12 @@ def compress(
         list[str] | None,
         typer.Option(
             metavar="FILE|bundled:NAME",
-            help="Series that measure the rise of the error; by default bundled ones of sources that --data has none "
-            "of, or, of all bundled ones, those of half of the sources, which then do not calibrate.",
+            help="Series on which the rise of the error is measured; by default bundled ones of sources other than "
+            "--data's. If --data has all sources, half of them, which then do not calibrate.",
         ),
     ] = None,
     calibration_windows: Annotated[
-        int, typer.Option(min=1, help="Forecast origins of each series that calibrate, HORIZON steps apart.")
+        int, typer.Option(min=1, help="Forecast origins for calibration in each series, HORIZON steps apart.")
     ] = 8,
     pareto: Annotated[
         bool, typer.Option("--pareto", help="Size against error for several shares and all methods; no checkpoint.")
@@ -77,10 +75,10 @@ def compress(
     *,
     request: Request,
 ) -> None:
-    """Write a smaller checkpoint that `tsfm-lens` opens like any other, and say what it did to forecasts.
+    """Write a compressed checkpoint that `tsfm-lens` opens like any other, and measure how forecasts change.
 
-    Series calibrate up to HORIZON steps before their end. The rise of the error is measured on the last HORIZON steps
-    of series of other sources, and on those of the series that calibrate.
+    Calibration uses each series up to HORIZON steps before its end. The rise of the error is measured on the last
+    HORIZON steps, both of series from other sources and of the calibration series.
     """
     from tsfm_lens.compress.measure import sources_apart
     from tsfm_lens.compress.methods import calibration_run
@@ -94,7 +92,7 @@ def compress(
     if out is not None and out.exists():
         from tsfm_lens.errors import CheckpointError
 
-        raise CheckpointError(f"{out} exists; give the name of a folder that does not, nothing is written over")
+        raise CheckpointError(f"{out} exists; name a new folder, since nothing is overwritten")
     for file in (out, figure):
         if file is not None:
             refuse_unwritable(file.parent)
@@ -155,7 +153,7 @@ def _compress(
             # contexts alone: the ends by which it is judged stay unseen
             smaller = package.healed(smaller, run, steps=heal, progress=progress)
     with stage(bar, "write and open again"):
-        method = "components taken out" if components else options["method"]
+        method = "components removed" if components else options["method"]
         package.save_compressed(smaller, out, ranks=ranks, by_head=by_head, method=method, native=native)
         compact = load(out)
     with stage(bar, "forecast with both"):
@@ -194,7 +192,7 @@ def _compress(
 
 def _show(facts: dict[str, Any]) -> None:
     before, after = facts["numbers"]["whole"], facts["numbers"]["compressed"]
-    names = {"all": "numbers", "attention": "of these in attentions", "mlp": "of these in MLPs"}
+    names = {"all": "parameters", "attention": "of these in attention", "mlp": "of these in MLPs"}
     rows = [
         [words, f"{before[key]:,}", f"{after[key]:,}", _share(after[key], before[key])] for key, words in names.items()
     ]
@@ -208,22 +206,22 @@ def _show(facts: dict[str, Any]) -> None:
         )
     echo(facts["sources"])
     others, own = facts["series"]
-    over_others, over_own = f"{others} other series", f"later steps of the {own} series that calibrated"
+    over_others, over_own = f"{others} other series", f"later steps of the {own} calibration series"
     for name, over in (("mase_rise", over_others), ("wql_rise", over_others), ("own_mase_rise", over_own)):
         words, (mean, low, high) = name.split("_")[-2].upper(), (100 * value for value in facts[name])
         echo(f"{words} changes by {mean:+.2f} % ({low:+.2f} to {high:+.2f}; geometric mean over {over}, 95 % interval)")
     if "overlap" in facts:
         whole, other = facts["log_perplexity"]
-        echo(f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {whole:.3f}, then {other:.3f}")
+        echo(f"top-10 tokens shared: {facts['overlap']:.3f}; log-perplexity {whole:.3f} before, {other:.3f} after")
     for row in facts["cost"]:
         peak = row["peak_bytes"]
         echo(
             f"forward of {row['shape']} steps: {row['time_ratio']:.2f} of the time ({row['time_ratio_low']:.2f} to "
-            f"{row['time_ratio_high']:.2f} over rounds in turn; operations allow {row['operation_ratio']:.2f}), "
+            f"{row['time_ratio_high']:.2f} over alternating rounds; by operation count {row['operation_ratio']:.2f}), "
             f"{peak[1] / peak[0]:.2f} of the memory"
         )
     echo(f"weights in files: {facts['file_bytes']:,} bytes")
-    echo("the model's own library opens it, too" if facts["native"] else "tsfm_lens.load opens it, no other library")
+    echo("the model's own library opens it, too" if facts["native"] else "only tsfm_lens.load opens it")
     for path in filter(None, (facts["figure"], facts["folder"])):
         echo(path)
 

@@ -40,9 +40,9 @@ def figure(
     ] = "html,svg,pdf,png",
     column: Annotated[
         Literal["single", "double"] | None,
-        typer.Option(help="single (89 mm) or double (183 mm) of svg, pdf and png; the narrowest that fits by default."),
+        typer.Option(help="Width in print: single (89 mm) or double (183 mm); by default the narrowest that fits."),
     ] = None,
-    list_all: Annotated[bool, typer.Option("--list", help="List all figures and end.")] = False,
+    list_all: Annotated[bool, typer.Option("--list", help="List all figures and exit.")] = False,
     *,
     request: Request,
 ) -> None:

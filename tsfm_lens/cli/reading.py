@@ -26,11 +26,11 @@ _DATA: Any = typer.Option("--data", "-d", metavar="FILE|bundled:NAME", help=DATA
 Data = Annotated[list[str], _DATA]
 DataIfAny = Annotated[list[str] | None, _DATA]
 Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
-Holdout = Annotated[bool, typer.Option(help="Keep the last HORIZON steps of each series as the truth.")]
+Holdout = Annotated[bool, typer.Option(help="Hold out the last HORIZON steps of each series as the truth.")]
 Windows = Annotated[int, typer.Option(min=1, help="Forecast origins of each series, HORIZON steps apart.")]
 Twins = Annotated[
     int | None,
-    typer.Option(min=0, help="Untrained copies that effects are compared with; 24 where each takes under a second."),
+    typer.Option(min=0, help="Untrained twins to compare effects with; 24 where each takes under a second."),
 ]
 Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
@@ -38,29 +38,29 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for script
 Reading = dict[str, Any]
 """Arguments of ``read_series`` that the command line gives."""
 _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
-    "id_column": (str, ("--id-column",), "NAME", "Column that tells series apart."),
+    "id_column": (str, ("--id-column",), "NAME", "Column of series names."),
     "time_column": (str, ("--time-column",), "NAME", "Column of timestamps."),
-    "time_format": (str, ("--time-format",), "FORMAT", "Such as %d.%m.%Y, or s since 1970; else ISO."),
+    "time_format": (str, ("--time-format",), "FORMAT", "Of timestamps: %d.%m.%Y, …, or s since 1970; else ISO."),
     "targets": (list[str], ("--target", "-t"), "NAME", "Column that is a series; repeatable."),
     "variates": (list[str], ("--variate",), "NAME", "Column that is a variate of one item; repeatable."),
     "known": (
         list[str],
         ("--known",),
         "NAME[,NAME…]",
-        "Column of a covariate whose future is known; repeatable. Commas part names, but for those in a name.",
+        "Column of a covariate whose future is known; repeatable. Separate names with commas.",
     ),
     "past": (
         list[str],
         ("--past",),
         "NAME[,NAME…]",
-        "Column of a covariate that is seen up to the forecast; repeatable, commas as in --known.",
+        "Column of a covariate that is known only in the past; repeatable, commas as in --known.",
     ),
-    "freq": (str, ("--freq",), "ALIAS", "h, D, W, MS, …; else from the timestamps."),
-    "units": (str, ("--unit",), "TEXT", "Of the series' values, such as kWh."),
-    "delimiter": (str, ("--delimiter",), "SIGN", "What parts columns; tab and space."),
+    "freq": (str, ("--freq",), "ALIAS", "Frequency: h, D, W, MS, …; else from the timestamps."),
+    "units": (str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),
+    "delimiter": (str, ("--delimiter",), "SIGN", "Column delimiter; also 'tab' or 'space'."),
     "decimal": (str, ("--decimal",), "SIGN", "Decimal sign: . or ,"),
-    "encoding": (str, ("--encoding",), "NAME", "Such as cp1252; else UTF-8."),
-    "header": (bool, ("--header/--no-header",), None, "Whether the first line has names."),
+    "encoding": (str, ("--encoding",), "NAME", "Encoding, such as cp1252; else UTF-8."),
+    "header": (bool, ("--header/--no-header",), None, "Whether the first line has column names."),
 }
 _FILES: dict[str, tuple[Any, Any]] = {
     name: (

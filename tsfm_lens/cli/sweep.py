@@ -53,7 +53,7 @@ def run(
     dry: Annotated[bool, typer.Option("--plan", help="Show what would run, and run nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run a sweep, or go on with one: finished cells are kept, and the same command resumes."""
+    """Run a sweep, or resume one: finished cells are kept."""
     from tsfm_lens.sweep.plan.config import read_config
     from tsfm_lens.sweep.run.sweeping import run_sweep
 
@@ -73,7 +73,7 @@ def run(
 
 @sweeps.command()
 def status(config: ConfigArgument, store: StoreOption = None, as_json: AsJson = False) -> None:
-    """Say which cells of a sweep are finished."""
+    """Show which cells of a sweep are finished."""
     from tsfm_lens.sweep.plan.config import read_config
     from tsfm_lens.sweep.run.sweeping import plan_sweep
 
@@ -136,6 +136,6 @@ def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:
     for failure in outcome.failed:
         err.print(Text("failed:", style="bold red"), failure, soft_wrap=True)
     if outcome.cancelled:
-        err.print("cancelled; the same command goes on from here")
+        err.print("cancelled; the same command resumes")
     elif not outcome.failed:
         echo(f"tsfm-lens sweep report {folder}")

@@ -127,12 +127,12 @@ def save_compressed(
     """
     target = Path(folder).expanduser()
     if os.path.lexists(target):
-        raise CheckpointError(f"{target} exists; give the name of a folder that does not, nothing is written over")
+        raise CheckpointError(f"{target} exists; name a new folder, since nothing is overwritten")
     by_name = matrices(lens, mlps=True)
     layers = {name: lens.adapter.model.get_submodule(matrix.path) for name, matrix in by_name.items()}
     if not native and not any(isinstance(layer, Compressed) for layer in layers.values()):
         raise InputError(
-            f"no layer of {lens.model_id} holds less than its matrix; cut off to lower ranks, or take parts out"
+            f"no layer of {lens.model_id} is smaller than its matrix; truncate to lower ranks, or remove parts"
         )
     ratio = {}
     if ranks is None:
@@ -327,7 +327,7 @@ def folded(files: Checkpoint) -> CompressedCheckpoint:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "the whole"
         raise CheckpointError(
-            f"{path} is no record of a compression that this version reads: {shortened(where, 80)}: {first['msg']}"
+            f"{path} is not a record of a compression that this version reads: {shortened(where, 80)}: {first['msg']}"
         ) from error
     shapes = {layer: _shape_of(files, layer, spec) for layer, spec in record.layers.items()}
     columns = (files.folder, files.files, files.config, files.generation, files.tensors)

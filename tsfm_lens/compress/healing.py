@@ -74,7 +74,7 @@ def healed(
         if name != "bias" and part.numel()
     ]
     if not weights:
-        raise InputError(f"no layer of {lens.model_id} holds less than its matrix; there is nothing to heal")
+        raise InputError(f"no layer of {lens.model_id} is smaller than its matrix; there is nothing to heal")
     weight_ids = {id(part) for part in weights}
     others = [part for part in model.parameters() if id(part) not in weight_ids and part.requires_grad]
     for part in others:

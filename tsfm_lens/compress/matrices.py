@@ -53,8 +53,8 @@ class WeightMatrix:
             return BlockShape(1, rows, columns)
         if self.heads == 1:
             raise InputError(
-                f"the heads of {self.name} ({self.path}) take turns in its {self.of}, so that none can be cut off by "
-                "itself; cut off whole matrices"
+                f"the heads of {self.name} ({self.path}) alternate in its {self.of}, so that none can be truncated by "
+                "itself; truncate whole matrices"
             )
         if self.of == "rows":
             return BlockShape(self.heads, rows // self.heads, columns)
@@ -70,9 +70,8 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
     """List every matrix of attentions that can be truncated, by name, in order of the forward, or of MLPs too.
 
     Raises:
-        WiringError: a matrix is no layer of its own, two places share one, or a layer computes something else than its
-            matrix times what enters.
-        InputError: there is none of what is asked for; a matrix is not finite.
+        WiringError: a matrix is not a layer of its own, two places share one, or a layer is not a plain matrix product.
+        InputError: no such matrix; a matrix is not finite.
 
     Example:
         >>> next(iter(compress.matrices(lens)))
@@ -96,7 +95,7 @@ def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
         _refuse_other_layer(layer_of, matrix)
         other = owners.setdefault(id(layer_of.weight), matrix.name)
         if other != matrix.name:
-            raise WiringError(f"{other} and {matrix.name} are one and the same matrix; it cannot be cut off twice")
+            raise WiringError(f"{other} and {matrix.name} are the same matrix; it cannot be truncated twice")
     return by_name
 
 
@@ -136,8 +135,8 @@ def _matrices_of(lens: Lens, stack: Stack, layer: int, row: Attention | Mlp) -> 
         if part.weight != "weight":
             holder = type(lens.adapter.model.get_submodule(path)).__name__
             raise WiringError(
-                f"{name} is {part.weight!r} of {path} ({holder}), which is no layer of its own; factors cannot stand "
-                "in its place"
+                f"{name} is {part.weight!r} of {path} ({holder}), which is not a layer of its own; factors cannot "
+                "replace it"
             )
         rows, columns = parameters(lens.adapter.model, path, part)[0].shape
         yield WeightMatrix(name, path, stack.name, layer, row.kind, (rows, columns), blocks, of, part.gain)
@@ -149,7 +148,7 @@ def _refuse_other_layer(layer: Any, matrix: WeightMatrix) -> None:
     weight, bias = layer.weight.detach(), getattr(layer, "bias", None)
     if not bool(torch.isfinite(weight).all()):
         bad = int((~torch.isfinite(weight)).sum())
-        raise InputError(f"{matrix.name} ({matrix.path}) has {bad} entries that are not finite; it cannot be cut off")
+        raise InputError(f"{matrix.name} ({matrix.path}) has {bad} entries that are not finite; it cannot be truncated")
     x = torch.linspace(-1.0, 1.0, 2 * matrix.shape[1], device=weight.device).reshape(2, -1).to(weight.dtype)
     with torch.no_grad():
         target = matrix.gain * linear(x, weight, bias)
@@ -221,7 +220,7 @@ def factors_of(
     """Compute the factors of a matrix; None if it keeps its full rank."""
     layer = lens.adapter.model.get_submodule(matrix.path)
     if isinstance(layer, Compressed):
-        raise InputError(f"{matrix.name} has been cut off before ({layer}); begin with the whole model")
+        raise InputError(f"{matrix.name} is truncated already ({layer}); begin with the whole model")
     form = matrix.form(by_head=by_head)
     if not (isinstance(rank, int) and 1 <= rank <= form.full):
         raise InputError(f"rank {rank!r} of {matrix.name}; expected a whole number from 1 to {form.full}")

@@ -109,7 +109,7 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
         (0.0, 1.0)
     """
     if run.truth is None or not np.isfinite(run.truth).any():
-        raise InputError("no truth is known of these series; make the run with holdout=True or with truth=…")
+        raise InputError("these series have no truth; make the run with holdout=True or with truth=…")
     beside = other.run(run.batch, run.horizon, truth=run.truth, num_samples=run.num_samples, seed=run.seed)
     if run.forecast.levels != beside.forecast.levels:
         raise InputError(

@@ -112,7 +112,7 @@ def allocate(
     sizes = {name: [forms[name].stored(rank) for rank in of] for name, of in effects.items()}
     if (spent := sum(min(of) for of in sizes.values())) > budget:
         raise InputError(
-            f"no rank meets a budget of {budget:,} numbers: the smallest ranks that were tried take {spent:,}; give "
+            f"no rank meets a budget of {budget:,} parameters: the smallest ranks that were tried take {spent:,}; give "
             "that or more"
         )
     step = max(math.gcd(*(size for of in sizes.values() for size in of)), -(-budget // _AMOUNTS))
@@ -162,7 +162,7 @@ def _candidates(form: BlockShape, rank: int) -> list[int]:
 
 
 METHODS = ("svd", "weighted", "sensitive", "measured")
-"""Plain truncation; weighted by what enters; by the sensitivity to what leaves, too; and with ranks by the deviation of
+"""Plain truncation; weighted by inputs; also by the sensitivity to outputs; and with ranks by the deviation of
 the forecast that each matrix causes on series that did not give its factors."""
 
 

@@ -46,7 +46,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
     patterns = list(components)
     targets = lens.components(*patterns) if patterns else []
     if not targets:
-        raise InputError("there is no component to take out; expected at least one head, MLP or layer")
+        raise InputError("there is no component to remove; expected at least one head, MLP or layer")
     by_path = {matrix.path: matrix for matrix in matrices(lens, mlps=True).values()}
     cuts, silent = _cuts(lens, targets)
     twin = copy.deepcopy(lens)
@@ -63,7 +63,7 @@ def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
         rest = weight[index] if of == "rows" else weight[:, index]
         partial = PartialLinear(rest, index, len(places), of, bias, by_path[path].gain)
         replace_layer(twin.adapter.model, path, partial)
-    return Lens(twin.adapter, f"{lens.model_id} ({len(targets)} components taken out)", lens.revision)
+    return Lens(twin.adapter, f"{lens.model_id} ({len(targets)} components removed)", lens.revision)
 
 
 def _cuts(lens: Lens, targets: Sequence[Component]) -> tuple[dict[str, tuple[Side, Tensor]], set[str]]:
@@ -127,12 +127,12 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     model: Any = lens.adapter.model
     if lens.wiring.architecture not in UNIFORM_HEADS:
         raise InputError(
-            f"the configuration of {lens.wiring.architecture} has no place for this; prune() takes heads out"
+            f"the configuration of {lens.wiring.architecture} has no place for this; prune() removes heads"
         )
     targets = lens.components(*components)
     other = next((each for each in targets if each.head is None), None)
     if other is not None:
-        raise InputError(f"{other} is no head; a native configuration can say fewer heads alone. See prune()")
+        raise InputError(f"{other} is not a head; a native configuration can say fewer heads alone. See prune()")
     remaining = {
         (stack.name, layer, row.kind): sorted(set(range(stack.n_heads)) - _gone(targets, stack, layer, row.kind)[0])
         for stack in lens.wiring.stacks
@@ -143,7 +143,7 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
     if len(counts) != 1 or not max(counts):
         raise InputError(
             f"attentions would keep {', '.join(map(str, sorted(counts)))} heads; the configuration of "
-            f"{lens.wiring.architecture} has one number from 1 on for all of them. prune() takes any out"
+            f"{lens.wiring.architecture} has one number, 1 or more, for all of them. prune() removes any"
         )
     for stack in lens.wiring.stacks:
         if len({tuple(remaining[stack.name, layer, "self_attn"]) for layer in range(stack.n_layers)}) > 1:

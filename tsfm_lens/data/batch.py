@@ -376,7 +376,7 @@ def known_frequency(freq: Any) -> str:
         warnings.simplefilter("ignore", FutureWarning)
         offset = pd.tseries.frequencies.to_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
     if offset is None:
-        raise InputError(f"freq={freq!r} is no pandas frequency; examples: 'h', 'D', 'W', 'MS', 'YS'")
+        raise InputError(f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS', 'YS'")
     try:
         forward = _EPOCH + offset > _EPOCH
     except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
@@ -435,13 +435,13 @@ def _context(values: object, name: str) -> np.ndarray:
     if not len(array):
         raise InputError(f"series {name!r} is empty")
     if np.isnan(array).all():
-        raise InputError(f"series {name!r} is nothing but NaN ({len(array)} steps)")
+        raise InputError(f"series {name!r} has only NaN values ({len(array)} steps)")
     where = int(np.nanargmax(np.abs(array)))
     if np.isinf(array[where]):
         raise InputError(f"series {name!r} is infinite at position {where}; use NaN for missing values")
     if abs(array[where]) > LARGEST:
         raise InputError(
-            f"series {name!r} holds {array[where]:.3g} at position {where}; models compute in single precision, whose "
+            f"series {name!r} has {array[where]:.3g} at position {where}; models compute in single precision, whose "
             f"squares overflow beyond {LARGEST:.0e}. Rescale the series."
         )
     return array
@@ -457,7 +457,7 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
     """Return the batch with a note where targets end with missing values."""
     ends = {name: missing_at_end(batch.values[row]) for row, name in enumerate(batch.ids) if batch.is_target[row]}
     words = [f"{name!r} with {steps}" for name, steps in ends.items() if steps]
-    cure = "drop these rows, or name covariates that go on with known=[…]"
+    cure = "drop these rows, or name known covariates with known=[…]"
     note = f"missing values at the end, after which forecasts begin: {_listing(words)}; {cure}"
     return batch.noted([note] if words else [])
 
@@ -472,7 +472,7 @@ def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]
     steps = missing_at_end(batch.values[first])
     raise InputError(
         f"series {batch.ids[first]!r} ends with {steps} missing value{'s' if steps > 1 else ''}: the truth of all "
-        f"{horizon} steps is missing; drop these rows, name covariates that go on with known=[…], or hold nothing out "
+        f"{horizon} steps is missing; drop these rows, name known covariates with known=[…], or hold nothing out "
         "(holdout=False)"
     )
 

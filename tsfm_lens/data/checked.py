@@ -63,14 +63,14 @@ def _complaint(error: Any, what: str, fields_at: Callable[[tuple[Any, ...]], Seq
         initials = [field for field in fields if name == "".join(word[:1] for word in field.split("_"))]
         near = [*initials, *get_close_matches(name, fields, n=1)]
         hint = f"; the nearest is {near[0]!r}" if near else ""
-        return f"{place} is no field of {what}{hint} (there are {', '.join(fields)})"
+        return f"{place} is not a field of {what}{hint} (there are {', '.join(fields)})"
     if error["type"] == "union_tag_invalid":
         name, tag, tags = (error["ctx"][key] for key in ("discriminator", "tag", "expected_tags"))
         near = get_close_matches(str(tag), tags.replace("'", "").split(", "), n=1)
         hint = f"; the nearest is {near[0]!r}" if near else ""
         return f"{place}.{name.strip(chr(39))}: there is no {tag!r}{hint} (there are {tags})"
     if error["type"] == "union_tag_not_found":
-        return f"{place}.{error['ctx']['discriminator'].strip(chr(39))}: it is needed, and not given"
+        return f"{place}.{error['ctx']['discriminator'].strip(chr(39))}: it is required"
     message = error["msg"].removeprefix("Value error, ")
     for theirs, ours in _WORDS.items():
         message = message.replace(theirs, ours)
@@ -86,5 +86,5 @@ _WORDS = {
     "Input should be a valid dictionary": "expected fields and values",
     "Tuple should have at least 1 item after validation, not 0": "expected at least one",
     "Input should be": "it must be",
-    "Field required": "it is needed, and not given",
+    "Field required": "it is required",
 }

@@ -84,7 +84,7 @@ def as_series(
         parts = {"the data": data, "future": to_pandas(future)}
         for name, frame in parts.items():
             if not isinstance(frame, pd.DataFrame):
-                raise InputError(f"{name} is {type(frame).__name__}; future=… goes on with a frame, in a frame")
+                raise InputError(f"{name} is {type(frame).__name__}; future=… needs both as frames")
         data, options = continued(parts["the data"], parts["future"], options)
     batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
@@ -94,7 +94,7 @@ def as_series(
         changes["starts"] = (start_time(start),) * len(batch)
     if seasonality is not None:
         if isinstance(seasonality, bool) or not isinstance(seasonality, int | np.integer) or seasonality < 1:
-            raise InputError(f"seasonality is {seasonality!r}, expected a whole number of steps from 1 on")
+            raise InputError(f"seasonality is {seasonality!r}, expected a whole number of steps, 1 or more")
         changes |= {"seasonality": int(seasonality), "seasonalities": ()}
     return in_units(replace(batch, **changes) if changes else batch, units)
 
@@ -144,7 +144,7 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
     is_run = hasattr(type(data), "encoded")
     hint = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""
     raise InputError(
-        f"{type(data).__name__} is no series: expected arrays, tensors, a Series or table, entries, or the path "
+        f"{type(data).__name__} is not a series: expected arrays, tensors, a Series or table, entries, or the path "
         f"of a CSV or Parquet file{hint}"
     )
 
@@ -303,5 +303,5 @@ def start_time(value: Any, owner: str = "") -> pd.Timestamp:
         if times.clock.dtype.kind != "M":
             raise InputError("it counts steps")
     except (ValueError, OverflowError) as error:
-        raise InputError(f"start={value!r}{owner} is no timestamp such as '2020-01-31 12:00': {error}") from error
+        raise InputError(f"start={value!r}{owner} is not a timestamp such as '2020-01-31 12:00': {error}") from error
     return pd.Timestamp(times.clock[0])

@@ -135,7 +135,7 @@ def local_path(path: str | Path) -> Path:
         text = str(path) if len(str(path)) <= 100 else f"{str(path)[:100]}…"
         # the system's own message repeats the whole path
         why = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{text!r} is no usable path: {why}") from error
+        raise InputError(f"{text!r} is not an usable path: {why}") from error
     return place
 
 

@@ -176,7 +176,7 @@ def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarr
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
     if examples:
         raise InputError(
-            f"rows differ in {', '.join(examples)}: if that is not read, different series run together. Name the "
+            f"rows differ in {', '.join(examples)}: without it, different series would be merged. Name the "
             "column of ids with id_column=…, that of dates with time_column=… and time_format=…, rename them (id, "
             "timestamp), or leave them out"
         )
@@ -190,7 +190,7 @@ def _values(frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashab
     free: dict[Hashable, Any] = {column: kind for column, kind in kinds if column not in others}
     numeric = [column for column, kind in free.items() if pd.api.types.is_numeric_dtype(kind)]
     if numeric or len(free) == 1:
-        return numeric or list(free)  # of a single one the first value that is no number will be named
+        return numeric or list(free)  # of a single one the first value that is not a number will be named
     raise InputError(
         f"no column holds the values: expected one of {', '.join(TARGET_COLUMNS)}, or numeric columns; "
         f"found {', '.join(map(str, frame.columns))}"

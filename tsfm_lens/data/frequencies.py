@@ -37,7 +37,7 @@ def parse_frequency(freq: str) -> tuple[int, str, str]:
     parts = re.fullmatch(r"(\d*)([A-Za-z]+)(?:-([A-Z]{3}))?", str(freq))
     letter = _LETTERS.get(parts[2]) if parts else None
     if parts is None or letter is None or parts[1] == "0" or (parts[3] and parts[3] not in _ANCHORS.get(letter, ())):
-        raise InputError(f"{freq!r} is no frequency of a benchmark; examples: '10S', '15T', 'H', 'W-SUN', 'M', 'Q-DEC'")
+        raise InputError(f"{freq!r} is not a frequency of a benchmark; examples: '15T', 'H', 'W-SUN', 'M', 'Q-DEC'")
     anchor = parts[3] or ""
     if letter in "AQ":
         # spelled by their beginnings, these name the month after the last
@@ -57,7 +57,7 @@ def start_of(start: Any, freq: str) -> pd.Timestamp | None:
     if start is None or start is pd.NaT:
         return None
     if not isinstance(start, str | date | np.datetime64 | pd.Period):
-        raise InputError(f"start={start!r} is no timestamp; expected a date such as '2020-01-31', timestamp or period")
+        raise InputError(f"start={start!r} is not a timestamp; expected '2020-01-31', or a timestamp or period")
     return _start_of(start, freq)
 
 
@@ -74,7 +74,7 @@ def _start_of(start: Any, freq: str) -> pd.Timestamp | None:
     except (pd.errors.OutOfBoundsDatetime, OverflowError):
         return None
     except ValueError as error:
-        raise InputError(f"start={start!r} is no timestamp; expected a date such as '2020-01-31'") from error
+        raise InputError(f"start={start!r} is not a timestamp; expected a date such as '2020-01-31'") from error
 
 
 def _shift(names: tuple[str, ...], name: str, by: int) -> str:

@@ -58,7 +58,7 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
         raise
     except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
         # a line of JSON may be long
-        raise InputError(f"{file} is no dataset of gluonts: {str(error)[:200]}") from error
+        raise InputError(f"{file} is not a dataset of gluonts: {str(error)[:200]}") from error
 
 
 def gluonts_module(name: str) -> Any:
@@ -85,7 +85,7 @@ def _shards(folder: Path) -> list[Path]:
     """List the data files in the order of state.json."""
     state = folder / "state.json"
     if not state.is_file():
-        raise InputError(f"{str(folder)!r} is no dataset of save_to_disk, a folder with state.json and data-*.arrow")
+        raise InputError(f"{str(folder)!r} is not a dataset of save_to_disk, a folder with state.json and data-*.arrow")
     try:
         names = [entry["filename"] for entry in json.loads(state.read_text(encoding="utf-8"))["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
@@ -100,7 +100,7 @@ def _batches(file: Path) -> list[pa.RecordBatch]:
             source.seek(max(0, source.size() - len(_END_OF_STREAM)))
             end = source.read()
     except (pa.ArrowInvalid, OSError, EOFError) as error:
-        raise InputError(f"{file} is no whole Arrow stream: {error}. Copy it again.") from error
+        raise InputError(f"{file} is not a complete Arrow stream: {error}. Copy it again.") from error
     # a stream that was cut between two batches reads without any error
     if end != _END_OF_STREAM:
         raise InputError(f"{file} ends early, after {sum(map(len, batches))} rows. Copy it again.")

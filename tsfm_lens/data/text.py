@@ -121,7 +121,7 @@ def read_table(
 ) -> TextTable:
     """Read the cells of a delimited file; refuse one that is damaged or where an option must decide."""
     if decimal not in (None, ".", ","):
-        raise InputError(f"decimal={decimal!r} is no decimal sign; expected '.' or ','")
+        raise InputError(f"decimal={decimal!r} is not a decimal sign; expected '.' or ','")
     content = file.read_bytes()
     if file.name.lower().endswith(".gz"):
         try:
@@ -167,7 +167,7 @@ def _decode(content: bytes, encoding: str | None) -> str:
     except (LookupError, ValueError) as error:
         raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
     if "\0" in text:
-        raise InputError(f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is no text file")
+        raise InputError(f"row {text[: text.index(chr(0))].count(chr(10)) + 1} holds a NUL: this is not a text file")
     text = text.removeprefix("\ufeff").lstrip("\r\n")
     if not text.strip():
         raise InputError("the file is empty")
@@ -177,7 +177,7 @@ def _decode(content: bytes, encoding: str | None) -> str:
 def _sign_of(delimiter: str) -> str:
     sign = {"tab": "\t", "\\t": "\t", "space": " ", "semicolon": ";", "comma": ","}.get(delimiter, delimiter)
     if len(sign) != 1 or sign in "\"\r\n'.+-\0" or sign.isalnum() or not sign.isascii():
-        raise InputError(f"delimiter={delimiter!r} is no single sign; expected ',', ';', '|', 'tab' or 'space'")
+        raise InputError(f"delimiter={delimiter!r} is not a single sign; expected ',', ';', '|', 'tab' or 'space'")
     return sign
 
 
@@ -187,11 +187,13 @@ def _only_sign(text: str, file: Path, decimal: str | None) -> str:
     inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
     if len(inside) > 1:
         listing = " and ".join(_DELIMITERS[sign] for sign in inside)
-        raise InputError(f"the first line has {listing}, which may part columns; give delimiter=',', ';', '|' or 'tab'")
+        raise InputError(
+            f"the delimiter may be any of {listing} in the first line; give delimiter=',', ';', '|' or 'tab'"
+        )
     if inside:
         return inside[0]
     if re.match(r"[^\s\"]+ +[^\s\"]", below) and " " in first.strip():
-        raise InputError("blanks may part the columns; give delimiter='space', or delimiter=',' for one column")
+        raise InputError("blanks may separate the columns; give delimiter='space', or delimiter=',' for one column")
     return "\t" if decimal == "," or ".tsv" in file.name.lower() else ","
 
 
@@ -220,7 +222,7 @@ def _uneven(text: str, number: int, cells: int, width: int, sign: str) -> str:
     if sign == "," and cells > width:
         more = "delimiter=';' and decimal=','" if width == 1 else "decimal=',' and another delimiter, or quotes"
         return f"{message}. If the comma is the decimal sign, the file needs {more}"
-    return message if sign in text else f"{message}. If {_DELIMITERS.get(sign, sign)} part nothing, give delimiter=…"
+    return message if sign in text else f"{message}. If not split at {_DELIMITERS.get(sign, sign)}, give delimiter=…"
 
 
 def _has_header(first: Sequence[str]) -> bool:

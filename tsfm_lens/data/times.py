@@ -55,7 +55,7 @@ def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Ti
     """Read a column of time."""
     if time_format is not None and time_format not in _UNITS and "%" not in time_format:
         raise InputError(
-            f"time_format={time_format!r} is no format such as '%d.%m.%Y', and none of {', '.join(_UNITS)}"
+            f"time_format={time_format!r} is not a format such as '%d.%m.%Y', and none of {', '.join(_UNITS)}"
         )
     missing = column.isna().to_numpy()
     column = _plain(column) if not missing.any() else column
@@ -144,7 +144,7 @@ def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: s
         whole = all(float(cell).is_integer() for cell in cells)
         numbers = np.array([int(cell) if whole else float(cell) for cell in cells])
     except (OverflowError, ValueError) as error:
-        raise InputError(f"column {name!r} holds a number that is no time: {error}") from error
+        raise InputError(f"column {name!r} holds a number that is not a time: {error}") from error
     if numbers.dtype.kind != "i" and (time_format is not None or whole):
         raise InputError(f"column {name!r} holds {cells[0]!r}…, no whole numbers or too large ones for times")
     if time_format in _UNITS:
@@ -193,14 +193,14 @@ def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str 
     try:
         stamps = pd.to_datetime(bare, format=form, errors="coerce")
     except (ValueError, TypeError) as error:
-        raise InputError(f"time_format={time_format!r} is no format: {error}") from error
+        raise InputError(f"time_format={time_format!r} is not a format: {error}") from error
     iso = time_format is not None or bare.str.fullmatch(_ISO_DATE)
     wrong = np.flatnonzero(stamps.isna() | ~np.broadcast_to(iso, len(bare)))
     if len(wrong):
         expected = f"time_format={time_format!r}" if time_format else "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
         raise InputError(
-            f"column {name!r}: {texts[wrong[0]]!r} in row {column.index[wrong[0]]} is no date of {expected}; or it is "
-            f"{_BEYOND}"
+            f"column {name!r}: {texts[wrong[0]]!r} in row {column.index[wrong[0]]} is not a date of {expected}; or "
+            f"it is {_BEYOND}"
         )
     clock = stamps.to_numpy(dtype="datetime64[ns]")
     offsets = {text: _offset(zone[2]) for text, zone in zones.items() if zone}
@@ -379,7 +379,7 @@ def _check_length(places: np.ndarray, times: np.ndarray, rows: pd.Index, name: s
     sparse = times.dtype.kind != "M" and length - values > _SPARSE * length
     if values < 2 or (length <= _FREE + _SLACK * values and not sparse):
         return
-    cure = "Mend the time that is mistyped, give the true freq=…, or cut the series in two"
+    cure = "Fix the mistyped time, give the true freq=…, or cut the series in two"
     if sparse:
         cure = (
             "The numbers of the time column may be years with weeks, months or quarters: write them as dates such as "

@@ -77,7 +77,7 @@ def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tu
 
 
 def is_missing(item: object) -> bool:
-    """Return True for a missing value of a container of objects, False for a value that is no number."""
+    """Return True for a missing value of a container of objects, False for a value that is not a number."""
     return item is None or item is pd.NA or item is np.ma.masked or (isinstance(item, float) and item != item)
 
 
@@ -119,7 +119,7 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
     if isinstance(values, str):
         return (values,)
     if not isinstance(values, Iterable):
-        raise InputError(f"{what}={values!r} is no text and no list of texts")
+        raise InputError(f"{what}={values!r} is neither a text nor a list of texts")
     return tuple(map(str, values))
 
 

@@ -64,7 +64,7 @@ def _single(masks: Masks, shown: bool) -> MethodResult:
 
 def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
     if not is_count(steps):
-        raise InputError(f"steps={steps!r} places on the way from the reference; expected an integer of 1 or more")
+        raise InputError(f"steps is {steps!r}, expected a number of points between reference and input, 1 or more")
     # Gauss and Legendre, from -1 to 1
     nodes, weights = np.polynomial.legendre.leggauss(steps)
     return MethodResult(slopes(masks, (nodes + 1) / 2, weights / 2), attrs={"places": steps})
@@ -111,12 +111,12 @@ def attribute_inputs(
 
     The value of a mask is the forecast from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
-    - "shapley": exact of up to ``exact`` segments; of more, sampled orders, which end by ``orders`` and ``tolerance``.
-    - "occlusion": the forecast less that without the segment.
-    - "inclusion": the forecast of the segment alone less the reference forecast.
+    - "shapley": exact up to ``exact`` segments; beyond, sampled orders, which stop by ``orders`` and ``tolerance``.
+    - "occlusion": the forecast minus the forecast without the segment.
+    - "inclusion": the forecast of the segment alone minus the reference forecast.
     - "integrated gradients", "gradient × input": the slope towards the segment, integrated from a reference of numbers,
       or at the input alone; the same from a constant reference in models that normalise each series.
-    - "attention rollout", "attention flow": the share of attention on a segment, times the forecast less the reference
+    - "attention rollout", "attention flow": the share of attention on a segment, times the forecast minus the reference
       forecast, for comparison: it measures no effect.
 
     Args:
@@ -155,7 +155,7 @@ def attribute_inputs(
     if method not in METHODS:
         raise unknown_name("method", method, METHODS)
     if not is_count(repeats):
-        raise InputError(f"repeats is {repeats!r}, expected how many seeds sample paths are drawn under, 1 or more")
+        raise InputError(f"repeats is {repeats!r}, expected a number of seeds for sample paths, 1 or more")
     masks = Masks(run, parts, reference, item, target, seed, progress, repeats)
     function, source = METHODS[method]
     result = _over_seeds([function(each, **how) for each in masks.per_seed])

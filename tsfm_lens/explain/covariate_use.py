@@ -30,13 +30,13 @@ _SOURCE = "tsfm-lens: forecasts with a covariate, without it, with its mean and 
 def covariate_use(
     run: Run, *, shuffles: int = 8, seed: int | None = None, progress: Progress | None = None
 ) -> xr.Dataset:
-    """Forecast every item again without each of its covariates, and see what moves and what is lost.
+    """Forecast every item again without each covariate, and measure the change of the forecast and of its error.
 
-    A covariate is "removed" with its row, "constant" at the mean of its context, or "shuffled", past and known future
-    together, several times over.
+    A covariate is "removed" with its row, "constant" at the mean of its context, or "shuffled" several times, past and
+    known future together.
 
     Args:
-        run: with covariates; with a truth their worth is measured, too.
+        run: with covariates; with a truth their worth is also measured.
         shuffles: orders that are drawn.
         seed: of the orders; the run's own if None.
         progress: called with (done, of) forecasts.
@@ -54,7 +54,7 @@ def covariate_use(
 
     Raises:
         InputError: the run has no covariates; in every series one never changes or is the target; no context changes,
-            so that there is no unit; or shuffles is no count.
+            so that there is no unit; or shuffles is not a count.
 
     Example:
         >>> explain.covariate_use(driven)["moved"].dims
@@ -63,15 +63,14 @@ def covariate_use(
     batch = run.batch
     informative = _informative_rows(batch)
     if not is_count(shuffles):
-        raise InputError(f"shuffles is {shuffles!r}, expected how often values are put in random order, 1 or more")
+        raise InputError(f"shuffles is {shuffles!r}, expected a number of shuffles, 1 or more")
     roles = {name: role for name, role in zip(batch.variates, batch.roles, strict=True) if role != "target"}
     names = list(roles)
     rows = np.flatnonzero(batch.is_target)
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
     if np.isnan(unit).all():
         raise InputError(
-            f"the context of {batch.ids[rows[0]]!r} never changes, so that changes of its forecast cannot be told in "
-            "MASE; give series that change"
+            f"the context of {batch.ids[rows[0]]!r} is constant, so MASE is undefined; give series that vary"
         )
     rng = np.random.default_rng(run.seed if seed is None else seed)
     plain = run.forecast.median[rows]
@@ -138,12 +137,12 @@ def _fault(batch: SeriesBatch, row: int) -> str:
     if (finite == finite[0]).all():
         categories = batch.categories[row]
         level = f"{finite[0]:g}" if categories is None else repr(categories[int(finite[0])])
-        return f"covariate {name!r} is {level} throughout, so that it cannot tell anything"
+        return f"covariate {name!r} is {level} throughout, so its use cannot be measured"
     for other, target in enumerate(batch.values):
         alike = batch.roles[other] == "target" and batch.groups[other] == batch.groups[row]
         if alike and np.array_equal(target, batch.values[row], equal_nan=True):
             return (
-                f"covariate {name!r} equals the target {batch.ids[other]!r} at every step, so that their effects "
+                f"covariate {name!r} equals the target {batch.ids[other]!r} at every step, so their effects "
                 "cannot be told apart"
             )
     return ""

@@ -91,11 +91,11 @@ def route_faithfulness(
 
     Args:
         run: the forecast that is explained.
-        routes: of kind "input_routes", of the same run, item and target; what they state is on trial.
+        routes: the routes to test, of kind "input_routes", of the same run, item and target.
         item, target, reference: as for the routes.
         named: components by segment; those of :func:`named_routes` if None.
         controls: sets of components at random, as many of each stack and kind as are named.
-        most: segments that are proved, those of the largest total effect.
+        most: segments that are tested, those of the largest total effect.
         seed: of the controls, and of a shuffled reference.
         progress: called with (segments done, of).
 
@@ -133,11 +133,11 @@ def route_faithfulness(
     }
     unknown = sorted(set(by_segment) - set(names))
     if unknown:
-        raise InputError(f"{unknown[0]!r} is no segment of these routes")
+        raise InputError(f"{unknown[0]!r} is not a segment of these routes")
     order = np.argsort(-np.abs(routes["total"].values).mean(-1), kind="stable")
     numbers = [int(number) for number in order if by_segment.get(names[number])][:most]
     if not numbers:
-        raise InputError("no segment has a named route to prove: none stands out of the noise")
+        raise InputError("no segment has a named route to test: no effect is above the noise")
     cuts, steps = 1 + max(len(by_segment[names[number]]) for number in numbers), pair.run.horizon
     cut_names = np.full((len(numbers), cuts), "", dtype=object)
     predicted, measured = (np.full((len(numbers), cuts, steps), np.nan) for _ in range(2))
@@ -257,21 +257,21 @@ def deletion_curves(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Predict what masking does by each explanation, and mask segments in its order and in random ones.
+    """Test explanations by masking: in their order, in random orders, and against the effects that they predict.
 
-    Without the first segments of a true explanation the forecast is far away (deletion), and with them alone it is near
+    Without the first segments of a true explanation the forecast is far away (deletion). With them alone it is near
     (insertion). The area between the two curves is 0 on average for random orders.
 
-    The sum of its effects must also be what one and two segments change, masked and shown alone; see :data:`RULES`.
+    Its effects must also sum to the change by one and two segments, masked and revealed alone; see :data:`RULES`.
 
     Args:
         run: the forecast that is explained.
-        explanations: results of kind "input_attribution" by name, or scores (segment,), the first on trial; one result
-            by itself stands for its method.
+        explanations: results of kind "input_attribution" by name, or scores (segment,), the first under test; a single
+            result is named by its method.
         item, target, parts, reference: as they were explained; segments of the first result if ``parts`` is None.
-        orders: that are drawn.
-        twin: also try the explanation of the untrained twin; by default of models with up to 20 million weights.
-        seed: of all that is drawn.
+        orders: number of random orders.
+        twin: also try the explanation of the untrained twin; by default for models of up to 20 million weights.
+        seed: of all random draws.
         progress: called with the masks done and their number.
 
     Returns:
@@ -298,17 +298,17 @@ def deletion_curves(
         4
     """
     if not is_count(orders):
-        raise InputError(f"orders is {orders!r}, expected how many random orders are drawn, 1 or more")
+        raise InputError(f"orders is {orders!r}, expected a number of random orders, 1 or more")
     if isinstance(explanations, xr.Dataset):
         explanations = {str(explanations.attrs.get("method", "explanation")): explanations}
     if not explanations:
-        raise InputError("there is no explanation to try: give results or scores by name")
+        raise InputError("there is no explanation to test: give results or scores by name")
     if parts is None:
         parts = next((segments_in(each) for each in explanations.values() if isinstance(each, xr.Dataset)), None)
     masks = Masks(run, parts, reference, item, target, seed, progress)
     players = len(masks.segments)
     if players < 2:
-        raise InputError("there is one segment, which has no order; cut the input into more parts")
+        raise InputError("one segment has no order; cut the input into more parts")
     scores = {name: scores_of(each, players) for name, each in explanations.items()}
     rankings = np.stack([np.argsort(-each, kind="stable") for each in scores.values()])
     rng = np.random.default_rng(seed)
@@ -318,7 +318,7 @@ def deletion_curves(
     if everything <= noise_floor(masks.run, lambda other, plain: np.abs(other - plain).mean(-1))[masks.row]:
         raise InputError(
             f"the forecast of {masks.name!r} changes by no more than its noise when all segments are "
-            "masked, so that no order is better than another; choose another reference"
+            "masked, so no order is better than another; choose another reference"
         )
     area = (deletion - insertion).mean(-1) / everything
     count, axes, tail = len(scores), ("explanation", "masked"), (1 - CONFIDENCE) / 2

@@ -68,7 +68,7 @@ def reference_values(
     references = []
     for row, role in enumerate(batch.roles):
         if role not in by_role:
-            raise InputError(f"the reference says nothing of {role} series, such as {batch.ids[row]!r}; give one")
+            raise InputError(f"the reference has no value for {role} series, such as {batch.ids[row]!r}; give one")
         values = _whole(batch, row, horizon)
         if by_role[role] == "zero" and batch.categories[row]:
             raise InputError(
@@ -85,7 +85,7 @@ def reference_rows(batch: SeriesBatch, reference: Reference, horizon: int, seed:
         return reference_values(batch, reference, horizon, seed)
     if not isinstance(reference, Sequence | np.ndarray):
         raise InputError(
-            f"reference={reference!r} is of no kind that there is; expected one of {', '.join(map(repr, REFERENCES))}, "
+            f"reference={reference!r} is not known; expected one of {', '.join(map(repr, REFERENCES))}, "
             "one of them for each role, or values for each series"
         )
     return tuple(np.asarray(values, dtype=float) for values in reference)

@@ -174,9 +174,9 @@ def input_routes(
     """Measure the part of each segment's effect on the forecast that goes through each component.
 
     That is the change of the forecast when the component alone writes its activation of the run without the segment,
-    and all later ones respond freely; effects along one chain overlap. The total effect is the sum of the direct
-    effects of branches on the readout, the effect without any component, and a ``rest``, the readout's interaction of
-    them. Of many components only the largest by gradient are tried, and a few at random.
+    and all later ones respond freely. Components in series carry the same effect. The total effect is the sum of the
+    direct effects of branches on the output head, the effect through no component, and ``rest``, their interaction in
+    the output head. Of many components only the largest by gradient, and a few random ones, are tested.
 
     Args:
         run: the forecast to explain.
@@ -184,8 +184,8 @@ def input_routes(
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
-        top: components that are tried for each segment; if None all of up to 96, and 32 of more.
-        seed: of a shuffled reference, and of the components tried at random.
+        top: components to test for each segment; if None all of up to 96, and 32 of more.
+        seed: of a shuffled reference, and of the random components.
         progress: called with (segments done, of).
 
     Returns:
@@ -202,7 +202,7 @@ def input_routes(
         Wang et al. 2022; Goldowsky-Dill et al. 2023. Attribution patching: Nanda 2023.
 
     Raises:
-        InputError: masking changes what tokens there are; top is no count; as in
+        InputError: masking changes what tokens there are; top is not a count; as in
             :func:`tsfm_lens.explain.attribute_inputs`.
         UnknownNameError: no such component, item or target.
 
@@ -212,7 +212,7 @@ def input_routes(
         ('segment', 'component', 'step')
     """
     if top is not None and not is_count(top):
-        raise InputError(f"top is {top!r}, expected how many components are tried, 1 or more")
+        raise InputError(f"top is {top!r}, expected a number of components, 1 or more")
     pair = PairedRuns(run, parts, reference, item, target, seed)
     places = _candidates(pair.run.lens, components)
     count = len(places) if top is None and len(places) <= _ALL else min(top or _TOP, len(places))
@@ -285,7 +285,7 @@ def by_size(effects: np.ndarray) -> np.ndarray:
 def _candidates(lens: Lens, components: Any) -> list[Place]:
     places = places_of(lens, all_writers(lens) if components is None else listed(components, "components"))
     if any(isinstance(place.target, str) for place in places):
-        raise InputError("routes go through heads and branches; name components, and no residual stream")
+        raise InputError("routes go through heads and branches; name components, not the residual stream")
     return places
 
 

@@ -161,7 +161,7 @@ def segments(
 def _refuse_no_count(**values: Any) -> None:
     for name, value in values.items():
         if not is_count(value):
-            raise InputError(f"{name}={value!r} is no number; expected an integer of 1 or more")
+            raise InputError(f"{name}={value!r} is not a number; expected an integer of 1 or more")
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:

@@ -29,7 +29,7 @@ def all_masks(players: int) -> NDArray[np.bool_]:
     """Return every mask of 1 to 20 players, (2 ** players, player): the first shows none, the last all."""
     if not 1 <= players <= _MOST:
         raise InputError(
-            f"{players} segments have {2**players} masks; all are run of 1 to {_MOST}. Sample orders, or cut coarser"
+            f"{players} segments have {2**players} masks; exact values need 1 to {_MOST}. Sample orders, or cut coarser"
         )
     return (np.arange(2**players)[:, None] >> np.arange(players)) & 1 == 1
 
@@ -66,7 +66,7 @@ def sampled_shapley(
     if players < 2 or orders < 1 or not tolerance >= 0:
         raise InputError(
             f"{players} segments, orders={orders!r}, tolerance={tolerance!r}; expected 2 segments or more, at least "
-            "one order and a share from 0 on"
+            "one order and a share of 0 or more"
         )
     rng = np.random.default_rng(seed)
     most = max(-(-orders // (2 * _QUARTERS)), _FEWEST)

@@ -34,7 +34,7 @@ from tsfm_lens.models.run import Run
 
 __all__ = ["Masks", "forecasts"]
 
-# numbers in the masked series of one call; the lens parts it further where the memory asks for it
+# numbers in the masked series of one call; the lens parts it further if memory is short
 _NUMBERS = 2**21
 # rows of one forward of a model that draws
 _ROWS = 256
@@ -225,7 +225,7 @@ class Masks(MaskedItem):
         if not finite.all():
             hidden = [self.segments[index].name for index in np.flatnonzero(~visible[finite.argmin()])]
             raise InputError(
-                f"{run.lens.wiring.architecture} forecasts no number with {', '.join(hidden[:3])} masked; choose "
+                f"{run.lens.wiring.architecture} forecasts no value with {', '.join(hidden[:3])} masked; choose "
                 "another reference, such as 'mean' or 'seasonal naive'"
             )
         return values

@@ -22,7 +22,7 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
 
     Args:
         run: of exactly one series, over at most one pass; every forecast takes its seed and number of sample paths.
-        kind: kind of attention of the stack that is read out; its last kind over time if None.
+        kind: kind of attention of the last stack; its last kind over time if None.
 
     Returns:
         A widget, shown when it is the last line of a cell.

@@ -214,7 +214,7 @@ class Explorer(widgets.VBox):
         return f"without {heads} {change_words(plain, without, truth, unit_of(self.states, 0), ranks)}"
 
 
-WITHOUT = "median without what is brushed"
+WITHOUT = "median without the brushed stretch"
 # a drag that begins within the outline of the last one would be taken by that
 _THROUGH = "<style>.selectionlayer path { pointer-events: none !important; }</style>"
 

@@ -191,7 +191,7 @@ def _beside(entry: NamedFigure, run: Run, other: Lens) -> Iterator[FigureFile]:
     second = replace(other.run(series, run.horizon, seed=run.seed, **how), explicit_horizon=run.explicit_horizon)
     files = [entry.draw(each if run.explicit_horizon else within_pass(each)) for each in (run, second)]
     if [file.suffix for file in files[0]] != [file.suffix for file in files[1]]:
-        raise InputError(f"figure {entry.name} has other parts for {run.lens.model_id} than for {other.model_id}")
+        raise InputError(f"figure {entry.name} has different parts for {run.lens.model_id} and {other.model_id}")
     ids = [run.lens.model_id, other.model_id]
     names = ids if ids[0] != ids[1] else [f"{name} ({place})" for place, name in enumerate(ids, start=1)]
     for one, two in zip(*files, strict=True):
@@ -204,7 +204,7 @@ def refuse_several(entry: NamedFigure, count: int) -> None:
     if count > 2 and entry.compare is None:
         names = ", ".join(name for name, each in figures().items() if each.compare is not None)
         raise InputError(
-            f"figure {entry.name} can show two models side by side, and {count} are named; {names} shows more"
+            f"figure {entry.name} can show two models side by side, but {count} are named; {names} shows more"
         )
 
 

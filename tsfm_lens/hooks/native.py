@@ -165,9 +165,9 @@ def rms_scale(norm: Any, x: Tensor) -> Tensor:
             # forward itself, not the module: hooks must not see this
             if not torch.allclose(probe * _rms_scale(norm, probe), norm.forward(probe), rtol=1e-3, atol=1e-5):
                 raise WiringError(
-                    f"{type(norm).__name__} is no root-mean-square norm with a plain gain; its scale cannot be frozen. "
-                    "Of the last norm, give the adapter a final_norm(resid, like) of its own, which divides by the "
-                    "scale of like"
+                    f"{type(norm).__name__} is not a root-mean-square norm with a plain gain; its scale cannot be "
+                    "frozen. For the last norm, give the adapter its own final_norm(resid, like), which divides by "
+                    "the scale of like"
                 )
         _RMS_NORMS.add(norm)
     return _rms_scale(norm, x)

@@ -84,7 +84,7 @@ class Weights:
         Args:
             layer: index from 0.
             kind: "attn", "self_attn", "cross_attn", …; the layer's first attention if None.
-            stack: its stack; the one that is read out if None.
+            stack: its stack; the output stack if None.
             fold_norm: multiply the gain of the norm before the branch (of keys from another stack, that stack's last
                 norm) into W_Q, W_K and W_V, and its bias into their biases: they act on the normalised stream.
 

@@ -278,7 +278,7 @@ class Wiring:
     true_gradients: bool = True
 
     def stack(self, name: str | None) -> Stack:
-        """Return one stack by name, the one that is read out if None; UnknownNameError if there is none."""
+        """Return one stack by name, the output stack if None; UnknownNameError if there is none."""
         for stack in self.stacks if name is not None else self.stacks[-1:]:
             if name in (None, stack.name):
                 return stack

@@ -1,4 +1,4 @@
-"""Interventions that knock components out, by the replacement of their values."""
+"""Interventions that ablate components by replacing their values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _WITH_REFERENCE = ("mean", "resample")
 
 
 def checked_how(how: str) -> bool:
-    """Return whether a knock-out takes its values from other activations."""
+    """Return whether an ablation takes its values from other activations."""
     if how not in KINDS:
         raise InputError(f"how={how!r} is not known, choose one of {', '.join(KINDS)}")
     return how in _WITH_REFERENCE
@@ -52,7 +52,7 @@ def ablated_variants(
     horizon: int | None = None,
     seed: int = 0,
 ) -> list[tuple[Intervention, ...]]:
-    """Make the interventions that knock out each component by itself, with one reference for all."""
+    """Make the interventions that ablate each component by itself, with one reference for all."""
     activations = reference_activations(lens, how, reference, horizon) if how in _WITH_REFERENCE else None
     options = {"seed": seed} if how in ("resample", "noise") else {}
     return [tuple(knock_outs(lens, [component], how, activations, **options)) for component in components]

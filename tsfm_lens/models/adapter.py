@@ -235,7 +235,7 @@ def refuse_tails(levels: Sequence[float], requested: Sequence[float]) -> None:
     for level in requested:
         if not low - 1e-9 <= level <= high + 1e-9:
             raise InputError(
-                f"quantile {level} was asked for, the model emits {low} to {high} and tails are not extrapolated; "
+                f"quantile {level} is outside {low} to {high}, which the model emits, and tails are not extrapolated; "
                 f"the nearest is {low if level < low else high}"
             )
 

@@ -42,12 +42,12 @@ Lasting = list[tuple[str, str, LensHandle]]
 
 
 class Config(SimpleNamespace):
-    """Sizes and kinds of a model; of the stack that is read out, where it has several.
+    """Sizes and kinds of a model; of the output stack, where it has several.
 
     Attributes:
         model_name: of the loaded model.
         architecture: name of the wiring.
-        n_layers, n_heads, d_model, d_head, d_mlp: sizes of the stack that is read out.
+        n_layers, n_heads, d_model, d_head, d_mlp: sizes of the output stack.
         n_key_value_heads: heads of keys and values; as many as heads but for grouped queries.
         n_ctx: the most steps of context that the model reads (tokens may cover several steps each).
         d_vocab: size of the head's vocabulary; None for models that emit numbers.
@@ -133,7 +133,7 @@ class LensBase(HookedRootModule):
 
     @property
     def d_model(self) -> int:
-        """Width of the residual stream that is read out."""
+        """Width of the residual stream of the output stack."""
         return self.wiring.output_stack.d_model
 
     def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
@@ -165,7 +165,7 @@ class LensBase(HookedRootModule):
         """Apply the native head to any residual stream: the logit lens.
 
         Args:
-            resid: (…, series, pos, d_model) of the stack that is read out; InputError for another width.
+            resid: (…, series, pos, d_model) of the output stack; InputError for another width.
             encoded: the batch it belongs to.
             like: freeze the final norm's scale to that of this stream (same shape up to broadcasting).
             unread: first positions that ``resid`` leaves out, since the head does not read them.
@@ -240,7 +240,7 @@ class LensBase(HookedRootModule):
         if horizon is not None and not (is_count(horizon) and horizon <= self.adapter.longest_pass):
             raise InputError(
                 f"horizon {horizon!r} of a single forward; one pass of {self.wiring.architecture} yields 1 to "
-                f"{self.adapter.longest_pass} steps, lens.forecast goes on beyond"
+                f"{self.adapter.longest_pass} steps, lens.forecast forecasts further"
             )
         options = {"future": values, "tokens": ids} if self.adapter.readout == "token" else {}
         encoded = self.adapter.encode(batch, horizon=None if horizon is None else int(horizon), **options)
@@ -261,7 +261,7 @@ class LensBase(HookedRootModule):
         Args:
             series: see :meth:`encode`; an :class:`Encoded` batch is taken as it is.
             future, tokens, horizon: see :meth:`encode`.
-            stop_at_layer: do not run this layer and later ones: an index in the stack that is read out, from
+            stop_at_layer: do not run this layer and later ones: an index in the output stack, from
                 its end if below 0, or a layer by name ("encoder.1").
 
         Returns:

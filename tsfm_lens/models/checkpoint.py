@@ -190,7 +190,7 @@ def _no_weights(folder: Path) -> CheckpointError:
     if any(name.endswith(COMPRESSED) for name in inside):
         return CheckpointError(f"{folder} holds compressed weights, and {COMPRESSION} is missing; copy it there, too")
     contents = ", ".join(inside[:8]) or "nothing"
-    return CheckpointError(f"{folder} is no checkpoint: it has no *.safetensors file (found: {contents})")
+    return CheckpointError(f"{folder} is not a checkpoint: it has no *.safetensors file (found: {contents})")
 
 
 def _headers(folder: Path, shards: Mapping[str, Path], places: Mapping[str, str] | None) -> dict[str, Stored]:
@@ -207,8 +207,8 @@ def _headers(folder: Path, shards: Mapping[str, Path], places: Mapping[str, str]
             raise
         except Exception as error:
             raise CheckpointError(
-                f"{folder / name} is no safetensors file ({shortened(str(error))}); is the download complete, and was "
-                "it cloned with git-lfs?"
+                f"{folder / name} is not a safetensors file ({shortened(str(error))}); is the download complete, and "
+                "was it cloned with git-lfs?"
             ) from error
     if places is not None and places != {key: tensor.file for key, tensor in tensors.items()}:
         wrong = sorted(set(places.items()) ^ {(key, tensor.file) for key, tensor in tensors.items()})
@@ -299,14 +299,14 @@ def refuse_misfit(
         raise CheckpointError(
             f"{checkpoint.folder} is not a complete checkpoint of the {type(blank).__name__} that its configuration "
             f"describes: {complaint}. The configuration describes {sum(numbers.values()):,} "
-            f"numbers, the files hold {checkpoint.numbers:,}. Is the download complete, and are the files of one model?"
+            f"parameters, the files hold {checkpoint.numbers:,}. Is the download complete, and from one model?"
         )
     tensors: list[Tensor] = [*blank.parameters(), *blank.buffers()]
     bytes_of = {id(tensor): tensor.numel() * tensor.element_size() for tensor in tensors}
     if sum(bytes_of.values()) > 8 * checkpoint.numbers + SPARE:
         raise CheckpointError(
             f"{checkpoint.folder}: the model that {CONFIG} describes takes {sum(bytes_of.values()):,} bytes, for "
-            f"{checkpoint.numbers:,} numbers in the files; a length in {CONFIG} is far too large"
+            f"{checkpoint.numbers:,} parameters in the files; a length in {CONFIG} is far too large"
         )
 
 

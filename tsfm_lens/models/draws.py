@@ -91,7 +91,7 @@ class BlockDraws(TorchDispatchMode):
         axis, shape = 0 if of_indices else self._axis, _shape(args)
         units = self._outer * self._stops[-1]
         if not self._alone and (axis >= len(shape) or shape[axis] % units):
-            raise Unsplittable(f"{name} draws {tuple(shape)}: axis {axis} is no multiple of {units} units")
+            raise Unsplittable(f"{name} draws {tuple(shape)}: axis {axis} is not a multiple of {units} units")
         if of_indices and self._guarded:
             args = (self._drawable(args[0]), *args[1:])
         if self._alone:

@@ -107,7 +107,7 @@ def require(name: str, module: str | None = None) -> ModuleType:
     """Import an optional library by the name of its extra, and return its top-level module, or another.
 
     Raises:
-        MissingExtraError: it is not installed, or not wholly; the message gives the commands that install it.
+        MissingExtraError: it is not installed, or not completely; the message gives the commands that install it.
         UnknownNameError: no extra has this name.
     """
     if name not in EXTRAS:
@@ -125,7 +125,7 @@ def require(name: str, module: str | None = None) -> ModuleType:
     except ImportError as error:
         commands = " && ".join(extra.install)
         raise MissingExtraError(
-            f"{extra.title} needs a library that is not installed here, or not wholly ({error}). "
+            f"{extra.title} needs a library that is not installed here, or not completely ({error}). "
             f"Install it: {commands}. `tsfm-lens doctor` shows what is there."
         ) from error
 

@@ -111,7 +111,7 @@ class Lens(LensBase):
         pos_slice: Any = None,
         **run: Any,
     ) -> tuple[Any, Activations]:
-        """Run once and keep activations; in parts of the batch where the memory asks for it.
+        """Run once and keep activations; in parts of the batch if memory is short.
 
         Args:
             series: see :meth:`encode`.
@@ -183,7 +183,7 @@ class Lens(LensBase):
         horizon: int | None = None,
         **options: Any,
     ) -> Block[Lens]:
-        """Knock components out of everything that runs inside the block.
+        """Ablate components in everything that runs inside the block.
 
         Args:
             components: names or globs.
@@ -192,7 +192,7 @@ class Lens(LensBase):
             rows: series to change; all if None.
             positions: token positions to change; all if None.
             horizon: of the forecasts along which reference series are recorded; the model's own if None. Give that of
-                the forecast to come: a model that reads places of the future has other tokens at another horizon.
+                the forecasts: some models have other tokens at another horizon.
             options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
         """
         options |= {"rows": rows, "positions": positions}

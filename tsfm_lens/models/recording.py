@@ -1,4 +1,4 @@
-"""Running a lens once and keeping activations, in parts of the batch where the memory asks for it."""
+"""Running a lens once and keeping activations, in parts of the batch if memory is short."""
 
 from __future__ import annotations
 

@@ -50,13 +50,12 @@ class Run:
         truth: (series, step) values after the context, NaN where unknown; None if nothing is known.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every draw.
-        rollout: whether the model is looked at in the library's own rollout, all of its passes; otherwise in a single
-            forward over the whole horizon.
-        forced_path: (series, step) values that a token model's decoder is forced along; the median path if None.
+        rollout: whether probes see all passes of the library's own rollout, or a single forward over the whole horizon.
+        forced_path: (series, step) values that teacher-force a token model's decoder; the median path if None.
         full_batch: the series before their ends were held out as the truth; None if they were not.
         explicit_horizon: whether the caller chose the horizon.
-        n_twins: untrained twins of the model that every probe's effects are compared with, see :meth:`twin`; None if
-            nobody asked, ``QUICK`` for those that take less than a second.
+        n_twins: number of untrained twins that effects are compared with, see :meth:`twin`; None if not requested,
+            ``QUICK`` for those that take less than a second.
         cache: results of probes that they share with one another.
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """
@@ -276,10 +275,10 @@ class Run:
     # --- other runs --------------------------------------------------------------------------------------
 
     def following(self, forced_path: Any) -> Run:
-        """Return the same run, its decoder forced along (series, step) values; the forecast is shared."""
+        """Return the same run with its decoder teacher-forced by (series, step) values; the forecast is shared."""
         values = checked_values(forced_path, (len(self.batch), self.horizon), "forced_path")
         if not np.isfinite(values).all():
-            raise InputError("forced_path holds values that are no numbers; a decoder is forced along finite values")
+            raise InputError("forced_path holds values that are no numbers; teacher forcing needs finite values")
         return replace(self, forced_path=values, _of=(self, list(range(len(self.batch)))))
 
     def rolled_out(self) -> Run:
@@ -339,7 +338,7 @@ class Run:
         """Return a run of the same series over another horizon, made once; the truth is held out anew, or cut.
 
         Raises:
-            InputError: a series is too short, or the horizon is no number of steps.
+            InputError: a series is too short, or the horizon is not a number of steps.
         """
         if horizon == self.horizon:
             return self
@@ -427,7 +426,7 @@ def run(
     twins: int | None = None,
     **columns: Any,
 ) -> Run:
-    """Forecast a batch once, on first use, for every later question about that forecast.
+    """Make a run: a forecast that is computed once, on first use, and shared by all probes.
 
     Args:
         lens: the model.
@@ -435,17 +434,16 @@ def run(
         horizon: forecast steps; the model's own if None, fewer where the end of a short series is held out.
         future: a frame of the covariates that are known beforehand; see :func:`tsfm_lens.data.as_series`.
         truth: (series, step) values after the context, NaN where unknown.
-        holdout: take the last ``horizon`` steps of every series as the truth.
+        holdout: hold out the last ``horizon`` steps of every series as the truth.
         windows: forecast origins of each series, ``horizon`` steps apart, the latest first. What follows an earlier
             origin is its truth. Tests count series, and windows where there is one series.
         forced_path: (series, step) values for teacher forcing of a token model's decoder; the median path if None.
-        rollout: True looks at the library's own rollout, all of its passes. False looks at one forward over the whole
-            horizon, in which a token model is read out as the expected value. None: one forward if that covers it.
+        rollout: True for all passes of the library's own rollout. False for one forward over the whole horizon, in
+            which a token model gives the expected value. None: one forward if that covers it.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every draw.
-        twins: number of untrained twins of the model with which every probe compares its effects; each takes as long
-            as the probe itself. 24 are enough for a claim that an effect is learned. If None, reports take them where
-            a twin takes less than a second.
+        twins: number of untrained twins to compare effects with; each takes as long as the probe itself. 24 are enough
+            to claim that an effect is learned. If None, reports take 24 where a twin takes less than a second.
         columns: further arguments of :func:`tsfm_lens.data.as_series`, such as ``targets``, ``known``, ``past``.
 
     Raises:

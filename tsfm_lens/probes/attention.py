@@ -26,7 +26,7 @@ _SOURCE = "tsfm-lens paper, section 4 and appendix D.2 (S3-ROLL, S3-HENT)"
 
 
 def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
-    """Select the attention that a report shows, by name of the result: all over time of the stack that is read out."""
+    """Select the attention that a report shows, by name of the result: all over time of the output stack."""
     stack = lens.wiring.output_stack
     kinds = dict.fromkeys(stack.attention_kinds())
     # one decoder token attends to itself alone, which shows nothing
@@ -45,7 +45,7 @@ def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None =
     Args:
         run: the forecast to explain, of exactly one series.
         kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
-        stack: "encoder", "decoder"; the one that is read out if None.
+        stack: "encoder", "decoder"; the output stack if None.
 
     Returns:
         Dataset of kind "attention": ``pattern`` (layer, head, query, key); ``entropy`` (layer, head) in nats, mean over
@@ -161,8 +161,8 @@ def refuse_variates(batch: SeriesBatch) -> None:
     """Refuse a multivariate batch: a variate by itself is another input than the item that it belongs to."""
     if batch.multivariate:
         raise InputError(
-            "these probes read the attention of univariate series, and the variates of an item seen one by one attend "
-            "otherwise than together; read them together with "
+            "these probes read the attention of univariate series, and variates attend differently one by one than "
+            "together; read them together with "
             "lens.run_with_cache(series, names_filter='**.hook_pattern')"
         )
 

@@ -1,4 +1,4 @@
-"""Direct attribution: how much each component's write moves the forecast."""
+"""Direct attribution (DLA for logits): how much each component's write moves the forecast."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ def decompositions_of(lens: Lens) -> tuple[str, ...]:
 def attribute(
     run: Run, *, decompositions: str | Sequence[str] | None = None, tolerance: float = TOLERANCE
 ) -> xr.Dataset:
-    """Split the forecast among the embedding, heads, MLPs and output biases of the stack that is read out.
+    """Split the forecast among the embedding, heads, MLPs and output biases of the output stack.
 
-    Parts go from the readout of an empty residual stream to the model's own forecast. The default sums to it and ranks
-    the true parts of planted models first: ``logit`` of token models, ``integrated`` of others (mean AUROC 0.98 and
-    0.99; ``lens_difference`` 0.98, ``expected_value``, which sharp logits saturate, 0.65).
+    Parts lead from the output head's value at an empty stream to the model's own forecast. The default sums to it and
+    ranks the true parts of planted models first: ``logit`` of token models, ``integrated`` of others (mean AUROC 0.98
+    and 0.99; ``lens_difference`` 0.98, ``expected_value``, which sharp logits saturate, 0.65).
 
-    - ``logit``: of the token on the run's path, less the mean over the vocabulary, with the final norm's scale frozen;
-      linear, so the parts sum exactly to the whole. A head that lifts all logits alike is mistaken for a part.
-    - ``probability``, ``expected_value`` (in data units), and of patch models ``lens_difference``: the readout after a
-      component has written less the readout before, in order of writing; telescopes exactly.
+    - ``logit``: direct logit attribution to the token on the run's path, minus the mean over the vocabulary, final norm
+      frozen; linear, so the parts sum exactly. A head that raises all logits alike looks like a part.
+    - ``probability``, ``expected_value`` (in data units), and of patch models ``lens_difference``: the output head's
+      value after a component has written minus that before, in order of writing; telescopes exactly.
     - ``linearised``: the head's derivative at the full stream, norm scale frozen, times each write; not complete.
     - ``integrated``: that derivative averaged along the straight path from the empty to the full stream (integrated
       gradients). Heads with one hidden layer have it exactly, others to ``tolerance``.
@@ -85,10 +85,9 @@ def attribute(
         leaves of error.
 
     Raises:
-        InputError: a horizon longer than one pass, no positive tolerance, or hooks that edit the stream or what is
-            behind it.
+        InputError: a horizon longer than one pass, no positive tolerance, or hooks that edit the stream or follow it.
         UnknownNameError: the model does not allow this decomposition.
-        WiringError: the writes do not sum to the model's last stream, or its readout is not its forecast.
+        WiringError: the writes do not sum to the model's last stream, or the output head does not give its forecast.
 
     Example:
         >>> parts = probes.attribute(run)
@@ -137,7 +136,7 @@ def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tole
         path_error=("decomposition", errors),
     )
     facts: dict[str, Any] = {"tolerance": tolerance, "first_step": run.first_step}
-    data.attrs = run.describe("attribution", "Direct attribution", _SOURCE, **facts)
+    data.attrs = run.describe("attribution", "Attribution of the forecast", _SOURCE, **facts)
     return data
 
 
@@ -205,7 +204,7 @@ class _Split:
         return torch.cat([function(part) for part in streams.split(self._at_once)])
 
     def _telescope(self, readout: Callable[[Tensor], Tensor]) -> Tensor:
-        """Compute the readout after each write less the readout before, in order of writing."""
+        """Compute the output head's value after each write minus that before, in order of writing."""
         return self._each(readout, torch.cat([self.empty[None], self.writes.cumsum(0)])).diff(dim=0)
 
     def logit(self) -> Parts:
@@ -290,7 +289,7 @@ def count_read(run: Run) -> int:
 
 @probe("stream_shares")
 def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
-    """List the writers of the stream that is read out, in order of writing, with the size of their attribution.
+    """List the writers of the output stream, in order of writing, with the size of their attribution.
 
     Args:
         run: the forecast to explain.
@@ -343,7 +342,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
     facts: dict[str, Any] = {name: str(result[name].item()) for name in ("decomposition", "unit")}
     facts |= {"stack": stack.name, "d_model": stack.d_model, "steps": parts.shape[-1]}
     source = "tsfm-lens paper, section 2 and figure 1B (S3-RES, S3-DLA)"
-    data.attrs = run.describe("stream_shares", "Writers of the residual stream", source, **facts)
+    data.attrs = run.describe("stream_shares", "Contributions to the residual stream", source, **facts)
     whole = np.abs(of_median(result["total"]).transpose("series", "step").values).mean(-1)
     floor = relative_rounding(lens) * np.divide(whole, total, out=np.ones_like(total), where=total > 0)
     return judge(data, "share", floor=floor)
@@ -412,16 +411,16 @@ def own_readout(run: Run, output: Tensor) -> Tensor:
         return output
     row, hooked = int(wrong.argmax()), edited_points(run.lens)
     message = (
-        f"the last residual stream, read out by {run.lens.wiring.architecture!r}, is off the model's own forecast "
-        f"of series {run.batch.ids[row]!r} by up to {apart[row].max():.3g}, and rounding allows {bound[row]:.1g}"
+        f"the output head of {run.lens.wiring.architecture!r} on the last stream differs from the model's own forecast "
+        f"of series {run.batch.ids[row]!r} by up to {apart[row].max():.3g}, but rounding allows {bound[row]:.1g}"
     )
     if hooked:
         raise InputError(
-            f"{message}. Hooks are set at {', '.join(hooked)}, and what they change behind the last block is in no "
-            "readout of a stream; decompose a run without them"
+            f"{message}. Hooks are set at {', '.join(hooked)}, and the output head on a stream misses what they change "
+            "after the last block; decompose a run without them"
         )
     raise WiringError(
-        f"{message}. ln_final, or final_norm or head of the adapter, is not what the model does behind its last "
+        f"{message}. ln_final, or final_norm or head of the adapter, is not what the model does after its last "
         "block, which testing.check_wiring tells"
     )
 

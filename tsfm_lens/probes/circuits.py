@@ -54,13 +54,13 @@ def minimal_circuit(
     ablated and d the root mean square difference of the behaviour.
 
     Args:
-        clean: the run in which the behaviour shows.
-        corrupted: run, made alike, without what the circuit is for; gives what nodes outside take, if not None.
+        clean: the run that shows the behaviour.
+        corrupted: a run without it, made in the same way; its activations replace nodes outside, if not None.
         ranking: "greedy" removes, round by round, the component that lowers faithfulness least; "effects" and "edges"
             take the shortest faithful list, ranked by ablating each alone, or by the size of outgoing edges.
         tolerance: allowed loss of faithfulness, averaged over the series that have a verdict.
         behaviour: what must be kept of a forecast; the forecast itself if None.
-        nodes: heads and branches to choose from; all heads and MLPs of the stack that is read out if None.
+        nodes: heads and branches to choose from; all heads and MLPs of the output stack if None.
         how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take the run's seed.
         per_round: components that greedy removes at once, as long as that is faithful enough.
         smallest: a series has no verdict if ablating every node changes its forecast by up to this share of its range.
@@ -89,7 +89,7 @@ def minimal_circuit(
     """
     _refuse(ranking, tolerance, per_round, behaviour, smallest)
     if corrupted is not None and (how != "zero" or reference is not None):
-        raise InputError("give either corrupted=… or how=… with its reference, not both: each says what nodes get")
+        raise InputError("give either corrupted=… or how=… with its reference, not both: each ablates nodes outside")
     if ranking == "edges" and corrupted is None:
         raise InputError("ranking='edges' compares a clean with a corrupted series; give corrupted=…")
     places = _nodes(clean, nodes)

@@ -35,15 +35,15 @@ def causal_effects(
     smallest: float = SMALLEST_SHARE,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Ablate each component twice: with all later branches free to respond, and with them held at what they wrote.
+    """Ablate each component twice: with all later branches free to respond, and with them frozen.
 
     The total effect is the change of the forecast with everything free, the direct effect that with every later branch
-    of the stack held, the indirect effect their difference. Sharp logits saturate and hide direct effects.
+    of the stack frozen, the indirect effect their difference. Sharp logits saturate and hide direct effects.
 
     Args:
         run: the forecast to explain; in rollouts, a held branch writes what it wrote in the same plain pass.
-        components: heads, branches or layers, by name or glob; heads and MLPs of the stack that is read out if None.
-        how, reference: what takes a component's place; see :meth:`Lens.ablate`. Draws take the run's seed.
+        components: heads, branches or layers, by name or glob; heads and MLPs of the output stack if None.
+        how, reference: the replacement; see :meth:`Lens.ablate`. Draws take the run's seed.
         smallest: self-repair is undefined for direct effects whose mean size is up to this share of the series' range.
         progress: called with (done, of).
 
@@ -58,7 +58,7 @@ def causal_effects(
         Pearl 2001; McGrath et al. 2023 (self-repair of ablated layers); Rushing and Nanda 2024.
 
     Raises:
-        InputError: ``smallest`` is no share.
+        InputError: ``smallest`` is not a share.
         UnknownNameError: no such component.
 
     Example:

@@ -46,11 +46,11 @@ def _some_series(results: Any) -> tuple[Run]:
     each=lambda lens: {"explore": {}} if shown_attention(lens) else {},
 )
 def head_states(run: Run, *, kind: str | None = None, progress: Progress | None = None) -> xr.Dataset:
-    """Collect what each head of one kind looks at, writes and is like, and the forecast without it.
+    """Collect the attention, writes and scores of each head of one kind, and the forecast without it.
 
     Args:
         run: the forecast to explain. With and without a head it takes the same draws.
-        kind: kind of attention of the stack that is read out; its last kind over time if None.
+        kind: kind of attention of the output stack; its last kind over time if None.
         progress: called with the heads ablated so far and their number.
 
     Returns:

@@ -54,7 +54,7 @@ def induction_scores(
     copy_from: float = COPY_FROM,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Show a random motif several times and see which cross-attention heads find and copy its continuation.
+    """Repeat a random motif and score the cross-attention heads that find and copy its continuation.
 
     The encoder sees motif × repeats and the end token; the decoder begins with the motif's first token.
 
@@ -149,7 +149,7 @@ def _refuse(lens: Lens, motif: int, repeats: int, offset: int, decoding: str, po
     tokens, kinds = lens.tokens, lens.wiring.output_stack.attention_kinds()
     if tokens is None or "cross_attn" not in kinds:
         raise InputError(
-            f"{lens.model_id} is no encoder-decoder model over value tokens; the repeated-tokens test needs one. "
+            f"{lens.model_id} is not an encoder-decoder model over value tokens; the repeated-tokens test needs one. "
             "repeated_motif asks the same of every model, in values"
         )
     if motif < 3 or repeats < 2 or motif * repeats > lens.context_length:
@@ -207,7 +207,7 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
     keys = torch.where(same, places, -1).amax(-1)
     valid = keys >= 0
     if not bool(valid.any()):
-        raise InputError("the rollout gives no token of its context, so nothing can match; use decoding='forced'")
+        raise InputError("the rollout gives no token of its context, so there is no match; use decoding='forced'")
     keys = keys.clamp(min=0)
     return _Targets(keys, context.gather(1, keys + 1), valid)
 

@@ -1,4 +1,4 @@
-"""Spurious lines of thought: forecasts that a layer considers, that do not go on from the context, and that die out."""
+"""Lines of thought: alternatives that a layer considers; spurious ones do not continue the context and die out."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
     lens = run.lens
     if lens.emits != "token":
         raise InputError(
-            f"{lens.model_id} reads out {lens.emits}s, which have no modes to follow; lines of thought need "
+            f"{lens.model_id} emits {lens.emits}s, which have no modes to follow; lines of thought need "
             "a token model such as Chronos. logit_lens and layer_gain show how the layers of any model differ"
         )
     if lens.takes_ids:

@@ -34,7 +34,7 @@ _SOURCE += "nostalgebraist, interpreting GPT: the logit lens"
 
 @probe("logit_lens")
 def logit_lens(run: Run, *, levels: Sequence[float] = DECILES, logits: bool = False) -> xr.Dataset:
-    """Read every layer's residual stream out through the model's own final norm and head.
+    """Apply the model's own final norm and output head to every layer's residual stream.
 
     Args:
         run: the forecast to explain.
@@ -50,9 +50,9 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES, logits: bool = Fa
         ``rounding`` (series) bounds its rounding error.
 
     Raises:
-        InputError: a horizon longer than one pass, hooks that change the model behind the last block, or logits of a
+        InputError: a horizon longer than one pass, hooks that change the model after the last block, or logits of a
             model without a vocabulary.
-        WiringError: the readout of the last layer is not the model's own forecast, by more than rounding.
+        WiringError: the lens of the last layer differs from the model's own forecast by more than rounding.
 
     Example:
         >>> probes.logit_lens(run)["layer"].values.tolist()
@@ -183,7 +183,7 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     if reference == "truth":
         if "truth" not in lens_result or not np.isfinite(lens_result["truth"].values).any():
             raise InputError(
-                "this logit lens knows no truth; make its run with truth=… or holdout=True, or use reference='model'"
+                "this logit lens has no truth; make its run with truth=… or holdout=True, or use reference='model'"
             )
         target = lens_result["truth"]
     elif reference == "model":

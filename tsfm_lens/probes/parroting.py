@@ -98,7 +98,7 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
-        ``chance``, that of an even spread over the context's tokens that a query may see; ``vacuous``, whether all of
+        ``chance``, that of uniform attention over the context tokens that a query may see; ``vacuous``, whether all of
         them are such tokens, as where one token forecasts as many steps as the lag or more.
 
     Raises:
@@ -238,23 +238,23 @@ def head_parroting(
     reference: Any = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Measure each head's part in parroting twice: by its attention, and by the forecast without it.
+    """Measure each head's part in parroting by its attention, and by the forecast without it.
 
-    The lag is that at which the plain forecast differs least from its context repeated.
+    The lag is the one at which the plain forecast differs least from its repeated context.
 
     Args:
         run: the forecast to explain.
         lag: steps, for every series; each series' own best lag if None.
         motif: length of the last stretch that the naive parrot looks for in the context.
         width: steps on either side of the lag that attention still counts at.
-        kind: kind of attention; the last one over time of the stack that is read out if None.
+        kind: kind of attention; the last one over time of the output stack if None.
         how, reference: see :func:`tsfm_lens.probes.ablation_effects`.
         progress: called with (done, of) after each head.
 
     Returns:
         Dataset of kind "head_parroting" over (layer, head, series): ``mass``, share of attention at the lag and its
         multiples; ``copy_error_change``, ``parrot_error_change`` and, with a truth, ``truth_error_change``: by how much
-        the ablated forecast lies further from each, in standard deviations of the context (above 0 the head served the
+        the ablated forecast lies further from each, in standard deviations of the context (above 0 it supports the
         copy); for each what :func:`tsfm_lens.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the
         mass's floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The
         attribute ``statistic`` tells what the forecast is. NaN where a context is constant, too short, or incomplete.

@@ -80,8 +80,8 @@ def activation_patching(
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
 
     Raises:
-        InputError: the runs are not made alike or differ in length, the corruption does nothing, or places lie in
-            several stacks while positions are told apart.
+        InputError: the runs are not made in the same way or differ in length, the corruption does nothing, or places of
+            several stacks are patched by position.
         UnknownNameError: no such place.
 
     Example:

@@ -46,12 +46,12 @@ def path_patching(
     """Patch the path from each sender to each receiver.
 
     The sender is patched from the source run while every later branch is held at the base run's write, and each
-    receiver's activation is recorded. Then only the receiver is set to that activation, and all behind it is free.
+    receiver's activation is recorded. Then only the receiver is set to that activation, and all later ones are free.
     (Wang et al. hold attention only.)
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`.
-        senders: heads and branches; the heads and MLPs of the stack that is read out if None.
+        senders: heads and branches; the heads and MLPs of the output stack if None.
         receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
         progress: called with (done, of), in senders.
 
@@ -157,7 +157,7 @@ def edge_attribution(
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`; in single forwards.
-        nodes: heads and branches; the heads and MLPs of the stack that is read out if None.
+        nodes: heads and branches; the heads and MLPs of the output stack if None.
 
     Returns:
         Dataset of kind "edges" over (sender, receiver, series): ``score``, the estimated share of the way to the

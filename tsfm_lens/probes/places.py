@@ -44,7 +44,7 @@ class Place:
 
 
 def nodes_of(lens: Lens, names: Any, what: str) -> list[Place]:
-    """Return heads and branches by name; the heads and MLPs of the stack that is read out for None."""
+    """Return heads and branches by name; the heads and MLPs of the output stack for None."""
     return places_of(lens, writers(lens.wiring) if names is None else listed(names, what))
 
 
@@ -104,7 +104,7 @@ def _branches(wiring: Wiring, stack: str, layer: int) -> list[Component]:
 def _stream(lens: Lens, name: str) -> Place:
     point = lens.registry.points[name]
     if "hook_resid" not in name and not name.endswith("hook_embed"):
-        raise InputError(f"{name} is no residual stream; name a component instead, e.g. a head or an MLP")
+        raise InputError(f"{name} is not a residual stream; name a component instead, e.g. a head or an MLP")
     return Place(name, name, point.stack, max(point.layer, 0), "stream")
 
 

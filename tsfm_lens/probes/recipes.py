@@ -37,7 +37,7 @@ def heads_by_stable_rank(
     """Return the heads to ablate, in model order, by the stable rank of W_Q W_Kᵀ, so that each layer keeps so many.
 
     Args:
-        lens: the model; layers are those of the stack that is read out.
+        lens: the model; layers are those of the output stack.
         keep: layer -> number of heads kept.
         order: heads of a layer to ablate first, those of "low" or of "high" stable rank.
         kind: kind of attention that is ranked; the last one over time if None.
@@ -130,7 +130,7 @@ def _check_layers(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tupl
         if layer not in layers:
             raise unknown_name(f"layer with {attention}", layer, map(str, layers))
         if not 0 <= count <= stack.n_heads:
-            raise InputError(f"layer {layer} is to keep {count} heads, and it has {stack.n_heads}")
+            raise InputError(f"layer {layer} cannot keep {count} heads, it has {stack.n_heads}")
     return attention, stack.n_heads
 
 
@@ -154,7 +154,7 @@ def _by_entropy(entropy: xr.Dataset, count: int, sign: float) -> list[Component]
         )
     values = entropy["entropy"].transpose("layer", "head")
     if not 1 <= count <= values.size:
-        raise InputError(f"{count} heads are asked for, expected 1 to {values.size}")
+        raise InputError(f"count is {count}, expected 1 to {values.size} heads")
     order = np.argsort(sign * values.values.ravel(), kind="stable")[:count]
     stack, kind = str(entropy.attrs.get("stack", "")), str(entropy.attrs["attention"])
     layers, heads = values["layer"].values, values["head"].values
@@ -186,12 +186,12 @@ def ablation_recipes(
     quantiles: Sequence[float] | None = None,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Forecast with all components of a recipe ablated together, along the rollout, each recipe under the same draws.
+    """Forecast with all components of each recipe ablated together, along the rollout and under the same draws.
 
     Args:
         run: the forecast to explain, also beyond one pass, by the library's own forecasts; with a truth for the errors.
         recipes: name -> components or globs. The plain forecast is "original" and always there.
-        how, reference: what takes the components' place; see :meth:`Lens.ablate`.
+        how, reference: the replacement; see :meth:`Lens.ablate`.
         quantiles: levels of the forecasts; those of the run's own forecast if None.
         progress: called with (done, of) after each forecast.
 

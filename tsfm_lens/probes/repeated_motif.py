@@ -57,7 +57,7 @@ def repeated_motif(
     num_samples: int | None = None,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Repeat random values, and measure which heads look at what followed the last match.
+    """Repeat random values, and measure which heads attend to what followed the last match.
 
     Motifs are independent standard normal values, a whole number of tokens long. Every head is tested a second time, at
     the same places, on series that repeat nothing. A context token looks for the patch after its last match, a token
@@ -69,7 +69,7 @@ def repeated_motif(
         repeats: times that the longest motif occurs; shorter ones fill the same context more often.
         n_series: random motifs.
         horizon: forecast steps; the model's own, at most the longest motif, if None.
-        kind: kind of attention; the last one over time of the stack that is read out if None.
+        kind: kind of attention; the last one over time of the output stack if None.
         queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last repeat;
             None takes the former where the stack has such tokens, else the latter.
         num_samples: of the forecasts.
@@ -79,8 +79,8 @@ def repeated_motif(
         Dataset of kind "repeated_motif". ``prefix_matching`` (target, layer, head): mean attention to the tokens that
         followed the last match ("after_last"), to the match itself ("last"), and to what followed any match
         ("after_any"); ``control``, the same in series that repeat nothing; ``advantage``, the difference, with what
-        :func:`tsfm_lens.findings.judge` adds for each target; ``chance`` (target) of an even spread over the
-        keys that a query may see; ``entropy_share`` (layer, head), the entropy over that of an even spread;
+        :func:`tsfm_lens.findings.judge` adds for each target; ``chance`` (target) of uniform attention over the
+        keys that a query may see; ``entropy_share`` (layer, head), the entropy over that of uniform attention;
         ``copy_error``, ``naive_error`` and ``relative_copy_error`` (series), mean absolute errors of the forecast and
         of the context's mean against the motif's continuation, and their ratio (not for models of token ids);
         ``motif_length`` (series) in steps; ``context``, ``truth``, ``forecast``.
@@ -230,7 +230,7 @@ def _mark(out: np.ndarray, place: dict[int, int], starts: range, length: int, pa
 
 
 def _masses(run: Run, points: list[str], places: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return attention to targets (target, layer, head, series), entropy shares, and an even spread's (target,)."""
+    """Return attention to targets (target, layer, head, series), entropy shares, and uniform attention (target,)."""
     acts = run.record(points)
     series, query = np.nonzero(places[0].any(axis=-1))
     target_mask, counts = places[:, series, query].astype(float), np.bincount(series, minlength=places.shape[1])
@@ -271,7 +271,7 @@ def training_history(
     Returns:
         Dataset of kind "training_history" over (training_step, layer, head). Of token models ``prefix_matching``,
         ``copy_score`` and ``prefix_floor`` (training_step); of others ``advantage``; each with ``_low``, ``_high`` and
-        ``_significant``. ``entropy_share``, the entropy of the attention rows over that of an even spread. ``copying``
+        ``_significant``. ``entropy_share``, the entropy of attention rows over that of uniform attention. ``copying``
         (training_step), of token models the share of right tokens, of others 1 less the relative copy error. ``loss``
         over (loss_step).
 

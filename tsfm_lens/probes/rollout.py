@@ -47,7 +47,7 @@ def autoregressive_attention(
     Args:
         run: the forecast to explain, of exactly one series.
         kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
-        stack: "encoder", "decoder"; the one that is read out if None.
+        stack: "encoder", "decoder"; the output stack if None.
         keys: "time" has a key for every step that any pass read, forecast steps included; "window" one for every place
             in the window that a pass reads, as in the paper. Within one pass both are the same.
 
@@ -244,7 +244,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
 
     Args:
         run: the forecast to explain, of exactly one series.
-        kind: kind of attention of the stack that is read out; its last one over time if None.
+        kind: kind of attention of the output stack; its last one over time if None.
 
     Returns:
         Dataset of kind "norm_weighted": ``norm`` (layer, head, query, key), the length of ``pattern * (v W_O)`` in
@@ -294,7 +294,7 @@ def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
 
     Args:
         run: the forecast to explain, of exactly one series.
-        kind: kind of attention of the stack that is read out; its last one over time if None.
+        kind: kind of attention of the output stack; its last one over time if None.
 
     Returns:
         Dataset of kind "patch_attention": ``attention`` (layer, head, query, key), rows summing to 1; ``stable_rank``

@@ -23,7 +23,7 @@ __all__ = ["entropic_rank", "layer_similarity"]
 
 @probe("layer_similarity")
 def layer_similarity(run: Run) -> xr.Dataset:
-    """Compare the layers of the stack that is read out.
+    """Compare the layers of the output stack.
 
     Returns:
         Dataset of kind "layer_similarity": ``update_cosine`` (layer, other_layer) between what two layers add to the
@@ -71,7 +71,7 @@ EPSILON = 1e-8
 
 @probe("entropic_rank")
 def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> xr.Dataset:
-    """Compute the entropic rank of the head outputs of every layer of the stack that is read out.
+    """Compute the entropic rank of the head outputs of every layer of the output stack.
 
     The writes of a layer's heads at one token, after the output projection and before a norm behind it, are scaled to
     length 1 and stacked. The entropy of their normalised singular values is averaged over tokens and exponentiated: 1

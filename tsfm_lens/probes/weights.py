@@ -39,7 +39,7 @@ def head_spectra(
     Args:
         lens: the model.
         kind: kind of attention; the stack's last kind if None.
-        stack: the stack of the attention; the one that is read out if None.
+        stack: the stack of the attention; the output stack if None.
         products: "QK", "OV" or both.
         fold_norm: with the gain of the norm before the branch in the matrices.
 
@@ -256,7 +256,7 @@ def _measure(matrix: Matrix, precision: torch.dtype) -> tuple[np.ndarray, float]
     """Compute singular values, and how far the rounding of the entries moves them, over the largest."""
     weight = matrix.weight.cpu().double()
     if not torch.isfinite(weight).all():
-        raise InputError(f"{matrix} holds values that are not finite, so it has no singular values; mend the weights")
+        raise InputError(f"{matrix} holds values that are not finite, so it has no singular values; fix the weights")
     values = torch.linalg.svdvals(weight).numpy()
     longest = float(weight.norm(dim=0).max() + weight.norm(dim=1).max())
     # an entry is off by at most half a unit in the last place, evenly spread
@@ -415,7 +415,7 @@ class _Rows:
         # the stream is the side that all heads share
         lines = weight.T if matrix.part == "W_O" else weight
         if not np.isfinite(lines).all():
-            raise InputError(f"{matrix} holds values that are not finite, so its rows have no angles; mend the weights")
+            raise InputError(f"{matrix} holds values that are not finite, so its rows have no angles; fix the weights")
         angle = np.degrees(angles(lines))
         count = lines.shape[1]
         heads = np.repeat(np.arange(n_heads), count // n_heads)

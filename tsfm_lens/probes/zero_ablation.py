@@ -38,12 +38,12 @@ def ablation_effects(
     """Ablate components one at a time and compare the forecasts.
 
     In single forwards a token model's decoder follows the run's path whatever is ablated; in rollouts every ablated
-    model goes its own way, under the same draws. A part with a backup ranks low; see ``self_repair`` of
+    model follows its own path, under the same draws. Redundant components rank low; see ``self_repair`` of
     :func:`tsfm_lens.probes.causal_effects`.
 
     Args:
         run: the forecast to explain; with a truth for the errors.
-        components: names or globs; if None every head, MLP and whole layer of the stack that is read out.
+        components: names or globs; if None every head, MLP and whole layer of the output stack.
         how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
         reference: for mean and resample; draws take the run's seed.
         progress: called with (done, of) after each component.

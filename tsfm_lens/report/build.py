@@ -158,7 +158,7 @@ def _first_screen(results: Mapping[str, Any], anchors: Mapping[str, str]) -> dic
 
 
 def _omitted(series: list[str]) -> list[str]:
-    return [f"Of {shown(series)} it is not precomputed; their cards are below."] if series else []
+    return [f"The linked view is not precomputed for {shown(series)}; their cards are below."] if series else []
 
 
 def _said_once(sections: list[Section]) -> list[str]:

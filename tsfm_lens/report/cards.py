@@ -13,7 +13,7 @@ from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.head_states import head_name
 from tsfm_lens.viz.select import array, forecast_series, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.theme import number, percent
-from tsfm_lens.viz.words import num
+from tsfm_lens.viz.words import measured
 
 MAX_SERIES = 24  # tabs
 _MAX_BARS = 4
@@ -46,7 +46,7 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values, unit = array(ds, "quantile_forecast", "quantile", "step", series=series), unit_of(ds, series)
     low, high = values[levels.argmin()], values[levels.argmax()]
-    share, width = f"{100 * (levels.max() - levels.min()):.3g} %", f"{num(float((high - low).mean()))} {unit}"
+    share, width = f"{100 * (levels.max() - levels.min()):.3g} %", measured(unit)(float((high - low).mean()))
     truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(len(low), np.nan)
     finite = np.isfinite(truth)
     if not finite.any():
@@ -61,11 +61,11 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
         repeated = np.resize(context[-season:], len(truth))
         label = f"last season repeated ({season} steps)" if season > 1 else "last value repeated"
         bars.append((label, float(np.abs(repeated - truth)[finite].mean())))
-    return {"big": f"{num(error)} {unit}", "note": f"mean absolute error; {note}", "bars": _bars(bars)}
+    return {"big": measured(unit)(error), "note": f"mean absolute error; {note}", "bars": _bars(bars)}
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
-    """Follow the entropy of the readout over layers, or its distance from the last one where it has none."""
+    """Follow the entropy of the lens forecast over layers, or its distance from the final one where it has none."""
     layers = [layer_name(label) for label in names(ds, "layer")]
     if "entropy" in ds:
         values, what = array(ds, "entropy", "layer", "step", series=series).mean(axis=-1), "entropy"
@@ -73,22 +73,22 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
     else:
         middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
         medians = array(ds, "quantile_forecast", "layer", "step", series=series, quantile=middle)
-        values, what = np.abs(medians - medians[-1]).mean(axis=-1), "distance from the last layer's forecast"
+        values, what = np.abs(medians - medians[-1]).mean(axis=-1), "distance from the final forecast"
         unit = unit_of(ds, series) or "data units"
     if len(values) < 2:
         return {}
     falls = int(np.argmin(np.diff(values))) + 1
-    note = f"{what}, of the forecast read out after each layer; mean over steps"
+    note = f"{what} of the lens forecast after each layer, mean over steps"
     points = [
-        (label, f"{num(float(value))} {unit}", value / (values.max() or 1.0))
+        (label, measured(unit)(value), value / (values.max() or 1.0))
         for label, value in zip(layers, values.tolist(), strict=True)
     ]
-    big = f"{layers[falls]} settles most" if np.diff(values).min() < 0 else "no layer lowers it"
+    big = f"{layers[falls]} lowers it most" if np.diff(values).min() < 0 else "no layer lowers it"
     return {"big": big, "note": note, "line": points}
 
 
 def _needs(ds: xr.Dataset, series: int) -> Card:
-    """Rank heads and MLPs by how far the forecast moves without them; marks say what is tested over series."""
+    """Rank heads and MLPs by how far the forecast moves without them, marked where significant over series."""
     parts = [place for place, kind in enumerate(ds["kind"].values) if kind != "layer"]
     labels, effect = names(ds, "component"), finding(ds, "mean_shift", "component")
     values, unit = array(ds, "mean_shift", "component", series=series), unit_of(ds, series) or "data units"
@@ -106,12 +106,12 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     marks = {" ★": "★ significant over series", " ◆": "◆ larger than in untrained twins"}
     legend = [words for sign, words in marks.items() if any(sign in label for label, *_ in bars)]
     tested = "; ".join(legend) or "none is significant over series"
-    note = f"mean move of the forecast without it ({unit}); {tested}"
+    note = f"mean change of the forecast without it ({unit}); {tested}"
     return {"big": labels[order[0]], "note": note, "bars": bars}
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
-    """Name, of the heads that matter most, the lag at which they look, or where there is one query the place."""
+    """Name the main lag of the heads with the largest effects, or of a single query the place."""
     effect = effects(ds, series)
     rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=series)
     width, n_bins = int(ds["attention_row"].attrs["bin_steps"]), rows.shape[-1]
@@ -128,7 +128,7 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         where, share = (f"{lag} steps back", float(lags[lag])) if rest < 0.5 else ("other tokens", rest)
         bars.append((f"{head_name(ds, layer, head)}: {where}", share))
     since = "from the step that is forecast" if len(set(steps)) > 1 else "from the forecast start"
-    note = f"main lag {since} of the heads that move the forecast most, and the share of their attention at it"
+    note = f"main lag {since} of the heads with the largest effects, and their attention there"
     return {"big": bars[0][0].split(": ")[1], "note": note, "bars": _bars(bars, percent)}
 
 

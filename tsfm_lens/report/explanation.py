@@ -45,7 +45,7 @@ def explain(
     progress: Callable[[str, int, int], None] | None = None,
     left_out: dict[str, str] | None = None,
 ) -> Explanation:
-    """Explain a forecast: the inputs that moved it, their routes, the proofs, and the use of covariates.
+    """Explain a forecast: effects of the inputs, their routes, the proofs, and the use of covariates.
 
     Sections that the model or the series do not allow are left out.
 
@@ -87,7 +87,7 @@ def explain(
         # one verdict on all of the page
         results[kind].attrs["verdict"] = word
     if out is not None:
-        heading = title or f"What moved the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
+        heading = title or f"Explanation of the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         pipeline.write_page(run, results, out, heading, sources, progress, missing)
     return results
 

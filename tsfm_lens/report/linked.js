@@ -217,7 +217,7 @@ function linkedView(root, state) {
     if (head.median && own.truth) words[0] += ` (mean absolute error ${number(error(own.median))} → ${number(error(head.median))})`;
     words[0] += ".";
     const when = view.step < 0 ? "Over all steps" : head.rows ? `For step ${view.step + 1}, ${own.ahead[view.step]},`
-      : alone ? "For all steps, which one query reads out," : "Over all steps (single steps of this head are not in this file)";
+      : alone ? "Over all steps, which share one query," : "Over all steps (single steps of this head are not in this file)";
     const from = edge(best, weights.length), to = edge(best + 1, weights.length) - 1;
     const rest = 1 - weights.reduce((sum, weight) => sum + weight, 0);
     if (weights[best] < UNREAD) words.push(`${when} it reads nothing of the series: its attention is on special tokens, padding or the forecast.`);

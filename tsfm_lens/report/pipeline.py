@@ -236,7 +236,7 @@ def read_sources(sources: Sequence[str], **reading: Any) -> SeriesBatch:
     batches = []
     if reading and all(source.startswith(_BUNDLED) for source in sources):
         name, value = next(iter(reading.items()))
-        raise InputError(f"{name}={value!r} says how to read a file, and there is none")
+        raise InputError(f"{name}={value!r} applies to files, and none is given")
     for source in sources:
         if not source.startswith(_BUNDLED):
             batches.append(read_series(source, **reading))

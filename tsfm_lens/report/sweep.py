@@ -67,16 +67,14 @@ def _missing(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[Repo
     for name, table in results.items():
         n_missing = int(table["change"].isna().sum())
         if not panels[name] and n_missing == len(table):
-            notes.append(f"Nothing of {name} can be drawn yet: none of its entries is finished.")
+            notes.append(f"{name} has no figure yet: none of its entries is finished.")
             continue
         if not panels[name]:
             kinds = listed([f"{each!r}" for each in dict.fromkeys(table.get("family", [name]))])
             notes.append(f"There is no figure of {kinds}; the numbers are in tables/{name}.csv.")
         if n_missing:
             verb, what = ("is", "it") if n_missing == 1 else ("are", "them")
-            notes.append(
-                f"{n_missing} of {len(table)} numbers of {name} {verb} missing; what is drawn leaves {what} out."
-            )
+            notes.append(f"{n_missing} of {len(table)} numbers of {name} {verb} missing; the figures leave {what} out.")
     return notes
 
 
@@ -268,7 +266,7 @@ _SHEETS = {
         rows=lambda table: table[table["better"]],
     ),
     "sweep_selection": _Sheet(
-        "Informed and random choices of as many heads; {intervals}; bold: the change is significant.",
+        "Informed and random choices of the same number of heads; {intervals}; bold: the change is significant.",
         _MODEL
         | {"recipe": lambda row: row["recipe"], "heads": lambda row: selection_words(row["selection"], row["seed"])},
         {"% change of MASE": _CHANGE["% change"], "interval": _span()}

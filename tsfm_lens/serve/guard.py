@@ -57,12 +57,12 @@ class Unwelcome(Matcher):
         headers = request.headers
         host = headers.get("Host", "").lower()
         if host not in self._hosts:
-            return f"This page is at {', '.join(sorted(self._hosts))} alone, not at the address that you opened."
+            return f"This page is only at {', '.join(sorted(self._hosts))}, not at the address that you opened."
         if any(headers.get(name, f"http://{host}") != f"http://{host}" for name in ("Origin", "Sec-Websocket-Origin")):
-            return "Another page asked for this one, which it may not."
+            return "Another page requested this one, which is not allowed."
         if request.path.startswith(_OPEN) or hmac.compare_digest(_token(request), self._token):
             return None
-        return "This page opens with its whole address alone, token included, as tsfm-lens serve printed it."
+        return "This page needs its full address with the token, as tsfm-lens serve printed it."
 
 
 def _token(request: HTTPServerRequest) -> bytes:

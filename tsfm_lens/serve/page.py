@@ -121,7 +121,7 @@ class Columns(widgets.Accordion):
             self._on_change()
 
 
-_TABS = ("Forecast", "Heads", "What moved it")
+_TABS = ("Forecast", "Heads", "Explanation")
 _BUNDLED = "bundled:"
 
 
@@ -167,7 +167,7 @@ class Page(widgets.VBox):
         self.horizon = widgets.BoundedIntText(value=steps, min=1, max=1024, description="steps", **WIDE)
         self.horizon.layout.width = "120px"
         self.holdout = widgets.Checkbox(
-            value=bool(self._options.get("holdout", True)), description="keep the last ones as the truth", indent=False
+            value=bool(self._options.get("holdout", True)), description="hold out the last as the truth", indent=False
         )
         self.holdout.layout.width = "240px"
         self.go = widgets.Button(description="Forecast", button_style="primary")
@@ -206,7 +206,7 @@ class Page(widgets.VBox):
             items = [(first[group], group) for group in dict.fromkeys(self.batch.groups)]
             self.series.options = items
             self.series.value = items[0][1]
-            count = [f"{len(items)} series are read, and the menu has them"]
+            count = [f"{len(items)} series were read; choose one in the menu"]
             self._notes = "".join(f" {capital(note)}." for note in (*count[len(items) < 2 :], *self.batch.notes))
             self._clear()
             self._forecast()
@@ -262,8 +262,8 @@ class Page(widgets.VBox):
     def _heads(self, run: Run) -> Iterator[widgets.Widget]:
         if len(run.batch) > 1:
             yield widgets.HTML(
-                f"<p>Heads are looked at one series at a time: this is {escape(run.batch.ids[0])} alone, "
-                "without the series beside it.</p>"
+                f"<p>Heads are analysed one series at a time: this is {escape(run.batch.ids[0])} alone, "
+                "without the other series.</p>"
             )
             run = run.lens.run(
                 run.batch.select([0]), run.horizon, truth=None if run.truth is None else run.truth[:1],
@@ -302,7 +302,7 @@ class Page(widgets.VBox):
 
     @property
     def _still(self) -> str:
-        return "" if self.run is None else f" What is shown is still {self._what}"
+        return "" if self.run is None else f" The page still shows {self._what}"
 
     def _say(self, words: str, *, error: bool = False) -> None:
         colour = "color:#a1260d;font-weight:600" if error else "color:inherit"

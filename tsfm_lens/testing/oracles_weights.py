@@ -102,7 +102,7 @@ class _Rebuilt:
     def _call(self, part: Projection) -> NativeCall:
         path = f"{self.branch.stack.block(self.branch.layer)}.{part.module}"
         if not self.calls[path]:
-            raise WiringError(f"{path} was never called, so it is no input layer of {self.branch.at}")
+            raise WiringError(f"{path} was never called, so it is not an input layer of {self.branch.at}")
         return self.calls[path][-1]
 
     def _vocabulary(self, native: Tensor, layout: str) -> Tensor:

@@ -50,7 +50,7 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
             raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
         raise _damage_error(path, "it is cut short, or no state of a training run") from error
     if not isinstance(state, dict):
-        raise _damage_error(path, f"it is no state of a training run, but a {type(state).__name__}")
+        raise _damage_error(path, f"it is not a state of a training run, but a {type(state).__name__}")
     if missing := [name for name in _PARTS if name not in state]:
         raise _damage_error(path, f"it holds no {' and no '.join(missing)}")
     for name, kind in _PARTS.items():
@@ -61,7 +61,7 @@ def read_state(folder: Path, identity: str, device: torch.device) -> dict[str, A
         raise _damage_error(path, f"it is of step {state['step']}, expected 0 or more")
     if state["identity"] != identity:
         other = f"other settings{_difference(path, state['identity'], identity)}"
-        raise CheckpointError(f"{path} was trained by {other}; go on with those, or give another folder")
+        raise CheckpointError(f"{path} was trained by {other}; continue with those, or give another folder")
     return dict(state)
 
 
@@ -83,7 +83,7 @@ def put_back(folder: Path, state: Mapping[str, Any], model: nn.Module, optimizer
     try:
         torch.set_rng_state(state["random"].cpu())
     except (RuntimeError, TypeError) as error:
-        raise _damage_error(path, "random is no state of random numbers") from error
+        raise _damage_error(path, "random is not a state of random numbers") from error
 
 
 def _refuse_weights(path: Path, part: str, weights: Mapping[str, Any], model: nn.Module) -> None:

@@ -35,7 +35,7 @@ ATTENTION = measurement("attention")
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
-    """Describe the sharp heads, the diffuse ones, and those that rest on special tokens."""
+    """Describe sharp and diffuse heads, and heads that attend mostly to special tokens."""
     pattern = array(ds, "pattern", "layer", "head", "query", "key")
     entropy = head_entropy(pattern)
     low, high = extremes(entropy)
@@ -51,7 +51,7 @@ def read_attention(ds: xr.Dataset) -> list[str]:
     if heavy := [head_at(ds, int(flat)) for flat in np.flatnonzero(rest > _RESTING)]:
         few = listed(heavy[:6]) + (f" and {len(heavy) - 6} more" if len(heavy) > 6 else "")
         out.append(f"More than half of the attention goes to special tokens in {few}.")
-    return [*out, "Attention says what a head reads; only an ablation says whether it matters."]
+    return [*out, "Attention shows what a head reads; only an ablation shows whether it matters."]
 
 
 def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
@@ -69,7 +69,7 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
     # a query whose largest weight several tokens share looks at none of them most
     clear = (part >= (1 - _ALIKE) * top).sum(axis=1) == 1
     if not clear.any():
-        return ["None of its queries gives one token more of its attention than every other."]
+        return ["None of its queries has a single largest weight."]
     peak = keys.timed[part.argmax(axis=1)[clear]]
     back = queries.start[queries.timed][clear] - keys.start[peak]
     count, mean = len(part), num(float(top.mean()))
@@ -81,17 +81,17 @@ def read_attention_map(ds: xr.Dataset, layer: int, head: int) -> list[str]:
         first, last = int(keys.start[token]), int(keys.stop[token]) - 1
         place = time.label(first) if first == last else f"{place} (from {time.date(first)})"
     if count == 1:
-        return [f"Of all steps its one query looks most at {place}, {distance}, with a weight of {mean}."]
+        return [f"Its only query looks most at {place}, {distance} (weight {mean})."]
     often = max(at_lag, at_token)
     if often == 1 or often < _OFTEN * count:
         where = (
-            "Where its queries look most differs: no distance and no token has the largest weight of more than "
+            "Its queries look at different places: no distance or token has the largest weight in more than "
             f"{often} of {count} queries"
         )
     elif at_token > at_lag:
-        where = f"{at_token} of its {count} queries look most at {place}, whatever the distance"
+        where = f"{at_token} of its {count} queries look most at {place}, at any distance"
     else:
-        where = f"Its queries look most often {distance} (the largest weight of {at_lag} of {count} queries)"
+        where = f"Its queries most often look {distance} (largest weight in {at_lag} of {count} queries)"
     return [f"{where}; the largest weight is {mean} on average."]
 
 
@@ -251,7 +251,7 @@ def pattern_heads(
         single_series(ds),
         remark,
         "the same axes and colours in every panel",
-        f"darkest: {number(limit)} and more" if float(np.nanmax(values)) > 1.005 * limit else "",
+        f"darkest: {number(limit)} or more" if float(np.nanmax(values)) > 1.005 * limit else "",
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
     ).update_layout(margin_l=96)
@@ -308,11 +308,9 @@ def read_head_entropy(ds: xr.Dataset) -> list[str]:
     counts = sharp.sum(axis=1)
     if counts.any():
         most = [word for word, count in zip(layers(ds), counts, strict=True) if count == counts.max()]
-        out.append(
-            f"{int(counts.sum())} of {sharp.size} heads are sharp; most of them, {int(counts.max())}, "
-            f"{'in' if len(most) == 1 else 'each in'} {listed(most)}."
-        )
-    out.append("The threshold is relative to this model's own heads, so it compares no two models.")
+        where = f"{listed(most)} ({int(counts.max())}{' each' * (len(most) > 1)})"
+        out.append(f"{int(counts.sum())} of {sharp.size} heads are sharp, most of them in {where}.")
+    out.append("The threshold is relative to this model's heads, so counts of two models do not compare.")
     return out
 
 
@@ -330,6 +328,6 @@ def head_entropy_map(ds: xr.Dataset) -> go.Figure:
         [HeadMap(array(ds, "entropy", "layer", "head"), "", "entropy", "nats", reverse=True, notes=notes)],
         f"Attention entropy of the heads of {model_of(ds)}",
         f"{attention_kind(ds)}, mean over forecast steps and series",
-        f"outlined: {int(sharp.sum())} of {sharp.size} heads are sharp, below {least} of the range over all heads",
+        f"outlined: the {int(sharp.sum())} of {sharp.size} heads that are sharp (below {least} of the heads' range)",
         outlined=sharp,
     )

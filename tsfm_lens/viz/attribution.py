@@ -58,7 +58,7 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     mean, size = shares.mean, shares.size
     steady = (np.sign(shares.later) == np.sign(mean)[:, None]).mean(axis=1)
     parts = [
-        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, that sign at {percent(steady[i])} "
+        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, same sign at {percent(steady[i])} "
         "of steps)"
         for i in np.argsort(-size, kind="stable")[:3]
         if size[i] > 0
@@ -66,16 +66,16 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     unit = {"logit": "logits", "probability": "probabilities"}.get(shares.unit, shares.unit)
     up, down = float(mean[mean > 0].sum()), float(mean[mean < 0].sum())
     out = [
-        f"On {shares.series}, by {shares.decomposition}, in {unit}, the largest mean sizes over {shares.steps} are "
-        f"those of {listed(parts)}. All positive means sum to {signed(up)}, all negative ones to {num(down + 0.0)}."
+        f"Largest contributions on {shares.series} ({shares.decomposition} in {unit}, mean size over {shares.steps}): "
+        f"{listed(parts)}. Positive means sum to {signed(up)}, negative ones to {num(down + 0.0)}."
         if parts
-        else f"On {shares.series}, by {shares.decomposition}, no component moves the forecast."
+        else f"No component moves the forecast of {shares.series} ({shares.decomposition})."
     ]
     if "completeness_error" in ds:
         place = names(ds, "decomposition").index(decomposition)
         error = float(ds["completeness_error"].isel(decomposition=place, series=series))
-        small = "up to rounding they add up to the whole" if error < 1e-3 else "so much of the whole is unexplained"
-        out.append(f"The completeness error is {percent(error)}: {small}.")
+        whole = "Contributions sum to the forecast" if error < 1e-3 else "Contributions do not sum to the forecast"
+        out.append(f"{whole} (completeness error {percent(error)}).")
     return out
 
 
@@ -89,11 +89,11 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
     out = []
     for word, among in (("heads", heads), ("MLPs", (ds["kind"].values == "mlp") & ~heads)):
         most = [
-            f"{labels[i]} ({share.told(i, percent)}; one sign on {percent(float(agreement[i]))} of series)"
+            f"{labels[i]} ({share.told(i, percent)}; same sign on {percent(float(agreement[i]))} of series)"
             for i in share.named(3, among)
         ]
         if most:
-            what = f"as shares of the sum of all sizes{share.basis}"
+            what = f"as shares of all sizes{share.basis}"
             out.append(f"Largest {word} over all series, {what}: {listed(most)}.")
     return [*out, *share.standing(labels, "components")]
 
@@ -169,10 +169,10 @@ def attribution_bars(
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)
     return canvas.dress(
-        f"What moves the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}",
+        f"Contributions to the forecast of {shares.series} by {model_of(ds)}: {shares.decomposition}",
         when,
         shares.note,
-        "what leaves the axis is cut off" * cut,
+        "values beyond the axis are cut off" * cut,
     )
 
 
@@ -199,7 +199,7 @@ def attribution_heatmap(
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1, tickfont_size=11)
     panel.x("" if time.stamps is not None else "forecast step")
     canvas.colours(colour_scale(f"contribution ({shares.unit})", high=limit, diverging=True))
-    title = f"What moves the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}"
+    title = f"Contributions to the forecast of {shares.series} by {model_of(ds)}, by step: {shares.decomposition}"
     fewer = f"the {len(keep)} largest of {len(size)} components" if len(keep) < len(size) else ""
     return canvas.dress(title, shares.note, fewer, beyond)
 
@@ -215,7 +215,7 @@ def _colour_end(z: np.ndarray, embeds: list[bool]) -> tuple[float, str]:
         if float(size[part & ~other].max(initial=0.0)) > times * core > 0:
             beyond.append(f"{words} reaches {number(float(size[part & inside].max()))}")
             inside &= ~part
-    return float(size[inside].max(initial=0.0)), ", ".join([*beyond, "beyond the colours"]) if beyond else ""
+    return float(size[inside].max(initial=0.0)), f"colours clipped: {', '.join(beyond)}" if beyond else ""
 
 
 class _Shares(NamedTuple):
@@ -302,13 +302,13 @@ def read_shares(ds: xr.Dataset) -> list[str]:
     """State how much of what is written heads and MLPs write."""
     share, kinds = array(ds, "share", "writer", "series").mean(-1), ds["kind"].values.astype(str)
     words = {kind: kind_word(kind) for kind in kinds} | {"mlp": "the MLPs", "embed": "the embedding"}
-    parts = [f"{percent(float(share[kinds == kind].sum()))} by {words[kind]}" for kind in dict.fromkeys(kinds)]
-    return [f"Of the sizes of all contributions to the forecast, these shares are written: {listed(parts)}."]
+    parts = [f"{percent(float(share[kinds == kind].sum()))} from {words[kind]}" for kind in dict.fromkeys(kinds)]
+    return [f"Contributions to the forecast, by size: {listed(parts)}."]
 
 
 @STREAM_SHARES.figure(table=("size", "share"), sentences=read_shares)
 def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figure:
-    """Draw the stream from the embedding to the readout, its writers as boxes, and the share that each writes."""
+    """Draw the residual stream up to the output head, its writers as boxes, and the share that each writes."""
     rows = series_rows(ds, series)
     share = array(ds, "share", "writer", "series")[:, rows].mean(axis=1)
     total = array(ds, "size", "writer", "series")[:, rows].sum(axis=0)
@@ -326,18 +326,18 @@ def stream_scheme(ds: xr.Dataset, *, series: str | int | None = None) -> go.Figu
     scheme, shares = canvas
     _draw_layers(scheme, shares, layers)
     scheme.arrow((_STREAM, -0.6), (_STREAM, count - 0.15), GREY, 3)
-    scheme.note("readout → forecast", _STREAM, count, xanchor="left", yanchor="bottom")
+    scheme.note("output head → forecast", _STREAM, count, xanchor="left", yanchor="bottom")
     for row, (kind, words, amount) in enumerate(zip(kinds, labels, share, strict=True)):
         _draw_writer(scheme, row, words, kind, amount, layers[row] >= 0)
     _draw_shares(shares, names(ds, "writer"), kinds, share, heads)
     scheme.x(visible=False, range=list(_ENDS))
     canvas.y(visible=False, range=[-0.7, count + 0.35])
     return canvas.dress(
-        f"What is written into the residual stream of {model_of(ds)}",
-        f"direct attribution ({ds.attrs.get('decomposition', '')}), absolute, mean over "
+        f"Contributions to the residual stream of {model_of(ds)}",
+        f"direct {_METHOD_WORDS.get(str(ds.attrs.get('decomposition')), 'attribution')}, absolute, mean over "
         f"{ds.attrs.get('steps', ds.attrs.get('horizon', ''))} steps, {over_series(ds, rows, 'mean')}",
-        "grey arrow: the stream; other arrows: writes, as thick as their share",
-        "dotted: what is read; circles: single heads",
+        "grey arrow: the stream; other arrows: writes, width by share",
+        "dotted: reads; circles: single heads",
     )
 
 

@@ -45,10 +45,10 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
         True
     """
     if len(figures) != 2 or len(names) != 2:
-        raise InputError(f"two figures with a name each can stand side by side, not {len(figures)} with {len(names)}")
+        raise InputError(f"compare takes two figures and two names, not {len(figures)} and {len(names)}")
     for figure in figures:
         if "legend2" in figure.layout.to_plotly_json() or any(trace.type == "sankey" for trace in figure.data):
-            raise InputError("a river, or a figure with a legend in a panel, cannot stand beside another")
+            raise InputError("a river, or a figure with a legend inside a panel, cannot be drawn side by side")
     metas, margins = [fig.layout.meta for fig in figures], [fig.layout.margin for fig in figures]
     least = round(2 * max(meta["min_width"] for meta in metas))
     if least > _WIDEST:
@@ -156,7 +156,7 @@ def _share_colours(one: Part, other: Part) -> None:
     words = [str(part["colorbar"].get("title", {}).get("text")).replace("<br>", " ") for part in (one, other)]
     if words[0] != words[1]:
         raise InputError(
-            f"colours of the two mean different things, {words[0]!r} and {words[1]!r}; draw each by itself"
+            f"the colours of the two figures differ in meaning, {words[0]!r} and {words[1]!r}; draw each by itself"
         )
     ends = {"cmin": min(one["cmin"], other["cmin"]), "cmax": max(one["cmax"], other["cmax"])}
     one |= ends

@@ -32,9 +32,9 @@ _PARTS: dict[str, tuple[str, str, float, str | None]] = {
     "nothing": ("none of the components", INK, 1.4, "2px,2px"),
 }
 _WAYS = {
-    "greedy": "at each step what is missed least goes; sizes below the circuit were not reached",
-    "effects": "kept: those whose ablation alone changes most",
-    "edges": "kept: those with the largest edges by attribution",
+    "greedy": "each step removes the component whose loss costs least, down to the circuit",
+    "effects": "keeps the components with the largest single ablation effects",
+    "edges": "keeps the components with the largest edge attributions",
 }
 _MAX_SERIES = 3  # series with figures of their own
 
@@ -52,14 +52,14 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
     rest = "" if mask.all() else f" Everything else is {ablation_word(ds)}."
     out = [
         f"{int(mask.sum())} of {len(mask)} components are kept: {listed(parts)}.{rest}",
-        f"Alone they bring {faithful} of the way from a model without all components back to the whole model "
-        f"(faithfulness). Without them, the rest falls {complete} of that way back (completeness).",
+        f"Faithfulness {faithful}: the circuit alone recovers this share of the way from no components to the whole "
+        f"model. Completeness {complete}: this share of that way is lost without the circuit.",
     ]
     refusals = [name for name, no in zip(names(ds, "series"), ds["refused"].values, strict=True) if no]
     if refusals:
         out.append(
-            f"Of {listed(refusals)} nothing is said: taking all components out changes the forecast by less than the "
-            f"noise or than {percent(float(ds.attrs['smallest']))} of the range."
+            f"No verdict on {listed(refusals)}: ablating all components changes the forecast by less than the noise, "
+            f"or by less than {percent(float(ds.attrs['smallest']))} of the range."
         )
     return out
 
@@ -70,8 +70,8 @@ def read_circuit_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     forecasts = {part: array(ds, "forecast", "step", part=i, series=series) for i, part in enumerate(parts)}
     away = {part: amount(np.abs(values - forecasts["model"]).mean()) for part, values in forecasts.items()}
     return [
-        f"On {names(ds, 'series')[series]} the circuit's forecast is {away['circuit']} from the whole model's on "
-        f"average, that of the rest {away['complement']}, and that of none of the components {away['nothing']}."
+        f"Mean distance from the whole model's forecast on {names(ds, 'series')[series]}: circuit alone "
+        f"{away['circuit']}, all but the circuit {away['complement']}, no components {away['nothing']}."
     ]
 
 
@@ -80,13 +80,13 @@ def read_curve(ds: xr.Dataset) -> list[str]:
     curve, sizes = array(ds, "curve", "size"), np.asarray(ds["size"].values, dtype=int)
     points = np.flatnonzero(np.isfinite(curve))
     size, least = int(ds["in_circuit"].values.sum()), 1 - float(ds.attrs.get("tolerance", 0.0))
-    out = [f"{size} components are the smallest number tried that is {num(least)} faithful or more."]
+    out = [f"The smallest circuit tried with a faithfulness of at least {num(least)} has {size} components."]
     if len(points) > 1:
         loss = np.diff(curve[points])
         at = int(np.argmax(loss))
         out.append(
-            f"The largest step of the curve, {num(loss[at])}, is between {sizes[points[at]]} and "
-            f"{sizes[points[at + 1]]} components."
+            f"Faithfulness rises most, by {num(loss[at])}, between {sizes[points[at]]} and {sizes[points[at + 1]]} "
+            "components."
         )
     return out
 
@@ -111,7 +111,7 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         x, y = board.output
         panel.dots([x], [y], "", "the forecast", size=13, symbol="diamond")
         if finding(edges, "score", "sender", "receiver") is not None:
-            standing = " that are above rounding"
+            standing = " above rounding"
     panel.x("layer", tickvals=board.ticks, ticktext=board.labels, ticks="", showline=False)
     panel.x(range=[-0.8, board.output[0] + (0.8 if edges is not None else -0.4)])
     bows = [trace for trace in sheet.fig.data if trace.name == "edge"]
@@ -124,8 +124,8 @@ def circuit_graph(ds: xr.Dataset, edges: xr.Dataset | None = None, *, most: int 
         _quality(ds),
         str(ds.attrs.get("refused", "")),
         f"circles: heads, squares: all else; pale: outside, {ablation_word(ds)}",
-        f"diamond: the forecast; the {count} strongest edges by attribution{standing}, as wide as their score, "
-        f"{'purple where negative, ' * bool(negative)}pale where an end is outside"
+        f"diamond: the forecast; lines: the {count} strongest edges by attribution{standing}, width by score, "
+        f"{'purple if negative, ' * bool(negative)}pale if an end is outside"
         if edges is not None
         else "",
     )
@@ -150,7 +150,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
         panel.floor(noise)
     panel.level(least, dash="dash")
     look: Look = {"yanchor": "bottom", "size": 13}
-    panel.note(f"{least:.3g} asked for", 0, least, xref="domain", xanchor="left", colour=GREY, **look)
+    panel.note(f"{least:.3g} required", 0, least, xref="domain", xanchor="left", colour=GREY, **look)
     panel.upright(size, colour=VERMILION, width=1.5, dash="dot")
     side = "left" if size < len(sizes) / 2 else "right"
     panel.note(f" {size} components ", size, 0.02, yref="domain", xanchor=side, colour=VERMILION, **look)
@@ -160,7 +160,7 @@ def circuit_curve(ds: xr.Dataset) -> go.Figure:
     panel.y("faithfulness", range=[1 - 1.1 * (1 - low), 1 + 0.08 * (1 - low)], showgrid=True, gridcolor=PALE)
     ranking = str(ds.attrs.get("ranking", ""))
     return sheet.dress(
-        f"How many components of {model_of(ds)} keep {_behaviour(ds)}",
+        f"Faithfulness of circuits of {model_of(ds)} to {_behaviour(ds)}, by size",
         f"{over_series(ds, range(ds.sizes['series']))}, others {ablation_word(ds)}",
         f"ranking {ranking!r}" + (f": {_WAYS[ranking]}" if ranking in _WAYS else ""),
         "1: the whole model, 0: none of the components",
@@ -251,7 +251,7 @@ def _draw_edges(panel: Panel, board: _Board, places: Places, mask: np.ndarray, e
     senders, receivers = names(edges, "sender"), names(edges, "receiver")
     unknown = [name for name in (*senders, *receivers) if name not in spots]
     if unknown:
-        raise InputError(f"the edges reach {unknown[0]}, which is no component of this circuit's result.")
+        raise InputError(f"the edges name {unknown[0]}, which is not a component of this circuit's result")
     noise = finding(edges, "score", "sender", "receiver")
     if noise is not None:
         # an edge within rounding is none

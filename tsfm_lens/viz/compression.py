@@ -20,9 +20,9 @@ __all__ = ["compressed_forecasts", "size_and_error"]
 _TITLE_WIDTH = 360  # pixels of a line over a panel
 WORDS = {
     "svd": "plain truncation",
-    "weighted": "weighted by what enters",
-    "sensitive": "weighted by what enters and by gradients",
-    "measured": "so weighted, ranks by measured effect",
+    "weighted": "weighted by inputs",
+    "sensitive": "weighted by inputs and gradients",
+    "measured": "weighted by both, ranks by measured effect",
 }
 _PANELS = 4
 _WHOLE = 99.5  # percent: a model of which more is kept is not compressed
@@ -41,13 +41,13 @@ def read_quality(ds: xr.Dataset) -> list[str]:
     rise = array(ds, "mase_rise", "series")
     finite = np.isfinite(rise)
     if not finite.any():
-        return ["The errors cannot be told: no truth, or a series without seasonal error."]
+        return ["The errors are unknown: there is no truth, or a series has no seasonal error."]
     mean, low, high = (100 * float(ds[f"mase_rise_{end}"]) for end in ("estimate", "low", "high"))
     ends = f" ({low:+.2g} to {high:+.2g}, 95 % interval over series)" if np.isfinite([low, high]).all() else ""
     out = [str(ds.attrs["sources"])] if "sources" in ds.attrs else []
     out += [f"MASE changes by {mean:+.2g} %{ends}; it falls for {(rise < 0).sum()} of {finite.sum()} series."]
     if "overlap" in ds:
-        out.append(f"Of the ten likeliest tokens the two models share {100 * float(ds['overlap']):.3g} % (Jaccard).")
+        out.append(f"The two models share {100 * float(ds['overlap']):.3g} % of their ten likeliest tokens (Jaccard).")
     return out
 
 
@@ -70,7 +70,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     Example:
         >>> fig = viz.size_and_error(compress.pareto(run, run, [0.5], methods=["svd"]))
         >>> fig.layout.meta["title"]
-        'Rise of MASE of chronos-nano by what is kept of it'
+        'Rise of MASE of chronos-nano by parameters kept'
     """
     canvas = blank(320, min_width=440)
     panel = next(iter(canvas))
@@ -78,7 +78,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     remaining = 100 * array(ds, "parameters", "method", "keep")
     rise, low, high = (100 * array(ds, f"mase_rise{end}", "method", "keep") for end in ("", "_low", "_high"))
     keeps, choice = names(ds, "keep"), str(ds.attrs.get("choice", ""))
-    title = f"Rise of MASE of {model_of(ds)} by what is kept of it"
+    title = f"Rise of MASE of {model_of(ds)} by parameters kept"
     for index, method in enumerate(names(ds, "method")):
         order, colour = np.argsort(remaining[index]), CATEGORICAL[index % len(CATEGORICAL)]
         x, y, words = remaining[index][order], rise[index][order], WORDS.get(method, method)
@@ -106,7 +106,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
     panel.y("rise of MASE (%)")
     count = int(ds.attrs.get("n_series", 0))
     over = f"geometric mean over {count} series, 95 % intervals" if count >= 3 else "too few series for intervals"
-    remark = "ring: the choice" if choice else "no point is known to be harmless"
+    remark = "ring: the choice" if choice else "no point is shown to be harmless"
     return canvas.dress(title, over, remark)
 
 

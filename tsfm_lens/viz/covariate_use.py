@@ -18,7 +18,7 @@ __all__ = ["covariate_dots"]
 
 WORDS = {"removed": "removed", "constant": "constant, at its mean", "shuffled": "in random order"}
 _APART = 0.22
-_SHORT = {**WORDS, "constant": "at its mean"}
+_WHEN = {"removed": "removing it", "constant": "holding it at its mean", "shuffled": "shuffling it"}
 COVARIATE_USE = measurement("covariate_use", needs=COVARIATES)
 
 
@@ -30,7 +30,7 @@ def read_use(ds: xr.Dataset) -> list[str]:
     out = []
     for place in order:
         silent = [name for name, none in zip(names(ds, "series"), empty[place], strict=True) if none]
-        rest = f" Nothing can be said of {shown(silent)}, where it or the series never changes." if silent else ""
+        rest = f" No verdict on {shown(silent)}, where it or the series is constant." if silent else ""
         out.append(f"{names(ds, 'covariate')[place]}: {_describe(ds, place)}{rest}")
     return out
 
@@ -43,14 +43,14 @@ def _size(ds: xr.Dataset, place: int) -> str:
     way = max(range(len(ways)), key=lambda i: (moved.acts[i] > 0, ways[i] == "shuffled"))
     there = int(np.isfinite(array(ds, "moved", "series", covariate=place, way=way)).sum())
     some = f" ({int(moved.acts[way])} of {there})"
-    return f"{_SHORT[ways[way]]} it moves the forecasts{some} by {moved.told(way, _mase, over=True)}"
+    return f"{_WHEN[ways[way]]} moves the forecasts{some} by {moved.told(way, _mase, over=True)}"
 
 
 def _describe(ds: xr.Dataset, place: int) -> str:
     ways = names(ds, "way")
     size = _size(ds, place)
     if not size:
-        return "forecasts without it are the same up to rounding; the model does not use it."
+        return "removing it changes no forecast beyond rounding, so the model does not use it."
     if "worth_size" not in ds:
         return f"{size}."
     worth = judged(ds, "worth", "way", covariate=place)
@@ -61,10 +61,10 @@ def _describe(ds: xr.Dataset, place: int) -> str:
     outcome = {
         (True, False): "it helps, significantly",
         (False, True): "forecasts are better without it, significantly",
-        (True, True): "it helps or harms, significantly, by the way of leaving it out",
+        (True, True): "it helps or harms, significantly, depending on how it is left out",
     }.get((helps, harms))
     units, needed = int(worth.facts["units"]), int(worth.facts["needed"])
-    open_words = f"{units} series cannot decide whether that is so for others; {needed} could"
+    open_words = f"{units} series are too few to test this for others; {needed} are needed"
     unsure = open_words if units < needed else "not significant for other series"
     return f"{size}, and the error is {'larger' if change > 0 else 'smaller'} by {told}: {outcome or unsure}."
 

@@ -13,7 +13,7 @@ from tsfm_lens.viz.panels import fitted_range
 from tsfm_lens.viz.select import array, model_of, names, series_rows, unit_of
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import GREY, VERMILION, mixed, percent, plain
-from tsfm_lens.viz.words import capital, listed
+from tsfm_lens.viz.words import listed
 
 __all__ = ["self_repair_bars"]
 
@@ -24,38 +24,35 @@ EFFECTS = measurement("effects")
 
 
 def read_effects(ds: xr.Dataset) -> list[str]:
-    """Describe the components that act most on the forecast, directly and with all that follows."""
-    labels, way = names(ds, "component"), capital(ablation_word(ds))
+    """Describe the components with the largest direct and total effects on the forecast."""
+    labels, way = names(ds, "component"), ablation_word(ds)
     direct, total = (judged(ds, f"{effect}_share", "component") for effect in ("direct", "total"))
     most = [
         [f"{labels[flat]} ({share.told(flat, percent)})" for flat in share.named(_MAX_NAMES)]
         for share in (direct, total)
     ]
-    none = f"no component moves the forecast by {percent(WORTH_A_WORD)} of the range of its series"
+    none = f"of any component is below {percent(WORTH_A_WORD)} of its series' range"
     return [
-        f"{way}, these move the forecast most directly, as shares of the range of the series{direct.basis}: "
-        f"{listed(most[0])}."
+        f"Largest direct effects of components {way}, as shares of the series' range{direct.basis}: {listed(most[0])}."
         if most[0]
-        else f"{way}, {none} directly.",
-        f"With all that follows, these move it most: {listed(most[1])}."
-        if most[1]
-        else f"With all that follows, {none}.",
+        else f"The direct effect {none}.",
+        f"Largest total effects, with all that follows: {listed(most[1])}." if most[1] else f"The total effect {none}.",
         *total.standing(labels, "components"),
     ]
 
 
 def read_self_repair(ds: xr.Dataset) -> list[str]:
-    """State how many direct effects are undone later, and whose most."""
+    """State how many direct effects later components undo, and where they undo most."""
     repair, labels = judged(ds, "self_repair", "component"), names(ds, "component")
     count = int(np.isfinite(repair.size).sum())
     if not count:
-        return ["No component has a direct effect large enough to say what share of it is undone."]
+        return ["No direct effect is large enough to say what share of it is undone."]
     undone, added = (int((side & repair.significant).sum()) for side in (repair.size > 0, repair.size < 0))
     most = [f"{labels[i]} ({repair.told(i, percent)})" for i in repair.named(_MAX_NAMES, repair.size > 0)]
     return [
-        f"Of {count} components the direct effect is large enough on some series to say what share of it is undone.",
-        f"Later components undo most of {listed(most)}." if most else "Later components undo nothing of it.",
-        f"Over series, a part is undone of {undone} and added to {added} significantly.",
+        f"{count} components have a direct effect large enough to say what share of it later components undo.",
+        f"Self-repair is largest for {listed(most)}." if most else "Later components undo none of these effects.",
+        f"Self-repair is significantly positive for {undone} and negative for {added} of them.",
     ]
 
 
@@ -117,10 +114,10 @@ def self_repair_bars(ds: xr.Dataset, *, top: int = 15, series: str | int | None 
     left.x(f"direct effect\n({short})", nticks=5)
     right.x("self-repair\n(share of the direct effect undone)", range=bounds)
     return canvas.dress(
-        f"Self-repair in {model_of(ds)} after its strongest components are taken out",
+        f"Self-repair in {model_of(ds)} after ablation of its strongest components",
         f"{over_words(ds, noises[0], rows)}, {ablation_word(ds)} one at a time",
-        "0: nothing undone, 1: all of it (dashed), below 0: added to",
-        "what leaves the axis is cut off" if cut else "",
+        "0: nothing undone, 1 (dashed): all of it, below 0: amplified",
+        "values beyond the axis are cut off" if cut else "",
     )
 
 

@@ -20,8 +20,8 @@ from tsfm_lens.viz.words import listed, num, over_series, verb
 NOT_SIGNIFICANT = "not significant"
 WORTH_A_WORD = SMALLEST
 _MAX_NAMES = 3  # members in a sentence
-ONCE = re.compile(r"Not compared with untrained twins|One series decides nothing|\d+ \w+ cannot decide among")
-"""Beginning of sentences that any result may say, which a page of many says once."""
+ONCE = re.compile(r"Not compared with untrained twins|One series says nothing|\d+ \w+ are too few for")
+"""Beginnings of sentences that any result may have, and that a page of many results shows once."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class Finding:
         acts: number of series (and windows) on which the effect is above its floor.
         significant: members whose effect holds for others; see ``facts``.
         floor, lowest: largest and smallest noise floor of any series.
-        leads, lead_share: member larger than every other, and how often each is when series are drawn anew.
+        leads, lead_share: member significantly larger than every other; share of bootstrap samples it is largest in.
         learned: members larger than in all untrained twins; None where there are no twins.
         facts: what was tested, and over how many: attributes of ``NAME_p``, see :func:`tsfm_lens.findings.judge`.
     """
@@ -78,7 +78,7 @@ class Finding:
         return replace(self, low=self.size, high=self.size)
 
     def with_another(self, value: float) -> Finding:
-        """Add one more member at the end, of which nothing is known and which is drawn as it is."""
+        """Add one more member at the end, without range or test."""
         parts: dict[str, Any] = {name: np.append(getattr(self, name), value) for name in ("size", "low", "high")}
         parts |= {name: np.append(getattr(self, name), True) for name in ("acts", "significant")}
         return replace(self, leads=None, lead_share=None, learned=None, **parts)
@@ -147,17 +147,17 @@ class Finding:
         return [self._acting(mask, whole, noun), self._holding(mask, whole, labels), self._learning(mask, labels)]
 
     def lead(self, flat: int) -> str:
-        """Say how often a member leads when series are drawn anew, and whether the test tells it from every other."""
+        """Say in how many bootstrap samples of series a member is largest, and whether significantly so."""
         if self.lead_share is None or int(self.facts.get("units", 1)) < 2:
             return ""
-        sure = "more than every other" if self.leads is not None and self.leads.flat[flat] else "no sure lead"
-        return f"largest in {100 * self.lead_share.flat[flat]:.0f} % of redrawn {self._noun}, {sure}"
+        sure = "not " * (self.leads is None or not self.leads.flat[flat]) + "significantly larger than the rest"
+        return f"largest in {100 * self.lead_share.flat[flat]:.0f} % of bootstrap samples of {self._noun}, {sure}"
 
     def _acting(self, mask: np.ndarray, whole: int, noun: str) -> str:
         entries = int(self.facts.get("entries", 1))
         always = int(((self.acts == entries) & mask).sum())
         large = int(((np.abs(self.size) >= self._least) & mask).sum())
-        where = f" on every one of {self.over}" if entries > 1 else ""
+        where = f" on all {self.over}" if entries > 1 else ""
         by = f"; {large or 'none'} of {whole} by {percent(self._least)} or more" if self._least == SMALLEST else ""
         return f"{always or 'None'} of {whole} {noun} {verb(always, 'act')} above rounding{where}{by}."
 
@@ -166,7 +166,7 @@ class Finding:
         units, family, needed = (int(facts.get(name, 1)) for name in ("units", "family", "needed"))
         target = str(facts.get("target", "others"))
         if units < 2:
-            return "One series decides nothing about others; more series do, or windows=… of this one."
+            return "One series says nothing about others; use more series, or windows=… of this one."
         count = int((self.significant & mask).sum())
         how = f"sign tests over {self.over}, {family} tests together"
         if count:
@@ -174,7 +174,7 @@ class Finding:
             most = f": {listed(names)}" if names and count <= len(names) else f", most {listed(names)}" if names else ""
             return f"Significant for {target}: {count} of {whole}{most} ({how})."
         if units < needed:
-            return f"{units} {noun} cannot decide among {family} tests for {target}; {needed} could."
+            return f"{units} {noun} are too few for {family} tests on {target}; {needed} are needed."
         return f"None is significant for {target} ({how})."
 
     def _learning(self, mask: np.ndarray, labels: Sequence[str]) -> str:
@@ -205,7 +205,7 @@ def mean_of_seeds(values: np.ndarray) -> Finding:
 
 
 def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) -> Finding | None:
-    """Read a judged effect over ``dims``, at positions along others; None where the result says nothing of it."""
+    """Read a judged effect over ``dims``, at positions along others; None where the result has no test of it."""
     variables = [f"{name}_{part}" for part in ("size", "low", "high", "acts", "significant")]
     if any(variable not in ds or set(ds[variable].dims) - set(at) != set(dims) for variable in variables):
         return None
@@ -228,11 +228,11 @@ def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) ->
 
 
 def judged(ds: xr.Dataset, name: str, *dims: str, **at: Any) -> Finding:
-    """Read a judged effect, which a sentence speaks of; refuse a result that does not judge it."""
+    """Read a judged effect; refuse a result without it."""
     effect = finding(ds, name, *dims, **at)
     if effect is None:
         raise InputError(
-            f"the {ds.attrs.get('kind')!r} result does not say how large {name} is over series; compute it anew, or "
-            "add it with tsfm_lens.findings.judge"
+            f"the {ds.attrs.get('kind')!r} result has no test of {name} over series; compute it again, or add one "
+            "with tsfm_lens.findings.judge"
         )
     return effect

@@ -28,7 +28,7 @@ FORECAST = measurement("forecast")
 
 
 def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe course and width of the forecast of one series, and how it met the truth where that is known."""
+    """Describe course and width of the forecast of one series, and its error where the truth is known."""
     name, amount = names(ds, "series")[series], measured(unit_of(ds, series))
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "quantile", "step", series=series)
@@ -53,11 +53,11 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
         history, naive = context[np.isfinite(context)], ""
         if len(history):
             error = amount(float(np.abs(history[-1] - truth)[finite].mean()))
-            naive = f"; repeating the last observed value would have missed it by {error}"
+            naive = f", a naive forecast (last value repeated) by {error}"
         out.append(
-            f"The truth lies within the band in {int(inside[finite].sum())} of {int(finite.sum())} steps "
-            f"(a calibrated band would hold about {100 * share:.3g} % of many such steps), and the median misses "
-            f"it by {amount(float(np.abs(median - truth)[finite].mean()))} on average{naive}."
+            f"The band covers the truth at {int(inside[finite].sum())} of {int(finite.sum())} steps (calibrated: about "
+            f"{100 * share:.3g} %). The median misses the truth by "
+            f"{amount(float(np.abs(median - truth)[finite].mean()))} on average{naive}."
         )
     return out
 

@@ -32,7 +32,7 @@ from tsfm_lens.viz.theme import (
     percent,
     plain,
 )
-from tsfm_lens.viz.words import num
+from tsfm_lens.viz.words import after_number, measured
 
 __all__ = ["explore_figure"]
 Update = dict[str, dict[str, Any]]
@@ -81,7 +81,7 @@ _TITLES = (
     "its singular values",
     "its write to the forecast",
     "what it looks at while it forecasts",
-    "the forecast, and without\nheads that are crossed out",
+    "forecast with and without\nthe crossed-out heads",
 )
 
 EXPLORE = measurement("explore")
@@ -106,21 +106,21 @@ def _heads(ds: xr.Dataset) -> pd.DataFrame:
 
 
 def read_explore(ds: xr.Dataset) -> list[str]:
-    """Name the head that matters most and the one that writes most, and whether they are the same."""
-    unit, of_heads = unit_of(ds, 0) or "data units", f"Of the heads of {attention_kind(ds)}"
+    """Name the head of the largest ablation effect and the one that writes most."""
+    amount = measured(unit_of(ds, 0) or "data units")
     shift, size = (array(ds, key, "layer", "head", series=0) for key in ("mean_shift", "write_size"))
     names_of = ds["component"].transpose("layer", "head").values.astype(str)
     loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
     share = array(ds, "write_share", "layer", "head", series=0)[loudest]
     if not array(ds, "mean_shift_acts", "layer", "head").any():
-        return [f"{of_heads} none moves the forecast by more than rounding when it is left out."]
+        return [f"No head of {attention_kind(ds)} moves the forecast beyond rounding when it is ablated."]
     most = tuple(int(v) for v in np.unravel_index(shift.argmax(), shift.shape))
     out = [
-        f"{of_heads} the forecast moves most without {names_of[most]}: by {num(shift[most])} {unit} on "
-        f"average, where the median head moves it by {num(float(np.median(shift)))} {unit}."
+        f"Among heads of {attention_kind(ds)}, ablating {names_of[most]} moves the forecast most "
+        f"({amount(shift[most])} on average; median head {amount(float(np.median(shift)))})."
     ]
     same = "It also writes most" if most == loudest else f"{names_of[loudest]} writes most"
-    out.append(f"{same}: {num(size[loudest])} {unit} on average, {percent(float(share))} of what all components write.")
+    out.append(f"{same}: {amount(size[loudest])} on average, {percent(float(share))} of all writes.")
     return out
 
 
@@ -254,7 +254,7 @@ def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
 
 def head_words(ds: xr.Dataset, layer: int, head: int) -> str:
     """Write the scores of one head in words; ``layer`` and ``head`` are positions."""
-    at, unit = {"layer": layer, "head": head}, unit_of(ds, 0) or "data units"
+    at, unit = {"layer": layer, "head": head}, after_number(unit_of(ds, 0) or "data units")
 
     def value(key: str) -> float:
         return float(array(ds, key, **at, series=0))
@@ -272,13 +272,13 @@ def head_words(ds: xr.Dataset, layer: int, head: int) -> str:
         f"{head_name(ds, layer, head)}: attention entropy {number(round(value('entropy'), 6))} nats"
         + (f" ({', '.join(elsewhere)})" if elsewhere else "")
         + f"; writes {number(value('write_size'))} {unit} to the {ds.attrs.get('write_to', 'forecast')} on average "
-        f"({percent(value('write_share'))} of what all components write); stable rank {ranks}; "
+        f"({percent(value('write_share'))} of all writes); stable rank {ranks}; "
         f"without this head {effect}"
     )
 
 
 def sampling_words(ds: xr.Dataset) -> str:
-    """Write what a reader must know about how the forecasts were drawn, "" if nothing."""
+    """Write how the forecasts were sampled, "" if they were not."""
     samples = int(ds.attrs.get("samples", 0))
     return f"every forecast from {samples} sample paths of one seed" if samples else ""
 
@@ -348,7 +348,7 @@ def _forecast(ds: xr.Dataset, view: Scene) -> dict[str, dict[str, Any]]:
         "ablated low": band(faint),
         "ablated band": band(faint, fill="tonexty", fillcolor=faint),
         "context": _line(cut, "past", cut.context, INK, "observed, given to the model"),
-        "truth": _line(view, "future", view.truth, INK, "what came, unknown to the model")
+        "truth": _line(view, "future", view.truth, INK, "observed later, unknown to the model")
         | {"showlegend": view.has_truth, "line": {"color": INK, "width": 1.2, "dash": "2px,2px"}},
         "median": _line(view, "future", median, BLUE, "median forecast", 2),
         "ablated median": _line(view, "future", None, VERMILION, "median without the crossed-out heads", 2),

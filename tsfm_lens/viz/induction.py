@@ -27,24 +27,23 @@ INDUCTION = measurement("induction", needs=SEQUENCES)
 
 
 def read_induction(ds: xr.Dataset) -> list[str]:
-    """Count the heads that pass both thresholds beyond the noise, and state how well the model copies."""
+    """Count the heads significantly above both thresholds, and state how well the model copies."""
     surely, perhaps = past_both(ds)
     which = f": {listed([head_at(ds, flat) for flat in np.flatnonzero(surely)[:6]])}" if surely.any() else ""
     least = [num(float(ds.attrs[name])) for name in _THRESHOLDS.values()]
     out = [
-        f"{int(surely.sum())} of {surely.size} heads are induction heads beyond doubt, with prefix matching above "
+        f"{int(surely.sum())} of {surely.size} heads are significantly induction heads: prefix matching above "
         f"{least[0]} and a copy score above {least[1]}{which}."
     ]
     if perhaps.any():
-        out.append(f"Of {int(perhaps.sum())} more these sequences do not tell.")
-    return [*out, f"The model repeats the motif's next token in {percent(float(ds['copy_accuracy']))} of the cases."]
+        out.append(f"{int(perhaps.sum())} more are undecided.")
+    return [*out, f"The model predicts the motif's next token in {percent(float(ds['copy_accuracy']))} of cases."]
 
 
 def past_both(ds: xr.Dataset) -> tuple[np.ndarray, np.ndarray]:
-    """Find the heads (layer, head) that pass both thresholds surely, and further ones that may.
+    """Find the heads (layer, head) significantly above both thresholds, and those not significantly below either.
 
-    Sign tests over sequences, of all heads and both scores together, say which median is above its threshold, and
-    which below.
+    The sign tests run over sequences and are corrected for all heads and both scores together.
     """
     if any(f"{name}_by_sequence" not in ds for name in _THRESHOLDS):
         passing = array(ds, "induction", "layer", "head") > 0
@@ -85,10 +84,10 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     return head_maps(
         ds,
         maps,
-        f"Induction heads of {model_of(ds)}: {int(surely.sum())} of {surely.size} cross-attention heads beyond doubt",
+        f"Induction heads of {model_of(ds)}: {int(surely.sum())} of {surely.size} cross-attention heads",
         f"{motif} random tokens shown {repeats} times" + (f", scores read {read}" if read else ""),
-        f"framed: {thresholds or 'induction heads'}, beyond doubt for all heads together",
-        f"of {int(perhaps.sum())} more these sequences do not tell" if perhaps.any() else "",
+        f"framed: {thresholds or 'induction heads'}, significant over all heads together",
+        f"{int(perhaps.sum())} more are undecided" if perhaps.any() else "",
         outlined=surely,
     )
 
@@ -114,9 +113,9 @@ def read_overlap(ds: xr.Dataset) -> list[str]:
     sharp = array(ds, "sharp", "layer", "head") > 0
     surely, perhaps = past_both(ds)
     return [
-        f"{int(surely.sum())} of {sharp.size} heads are induction heads beyond doubt, of {int(perhaps.sum())} more "
-        f"these sequences do not tell, and {int(sharp.sum())} are sharp; {int((surely & sharp).sum())} are surely "
-        f"both, {int((perhaps & sharp).sum())} perhaps."
+        f"{int(surely.sum())} of {sharp.size} heads are significantly induction heads, {int(perhaps.sum())} more are "
+        f"undecided. {int(sharp.sum())} heads are sharp: {int((surely & sharp).sum())} of the significant ones, "
+        f"{int((perhaps & sharp).sum())} of the undecided."
     ]
 
 
@@ -155,7 +154,8 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
     count = ds["count"].values
     return canvas.dress(
         f"Induction and sharpness of the {int(count.sum())} heads of {model_of(ds)}",
-        f"{int(count[0].sum())} by the means induction heads, {int(count[:, 0].sum())} sharp, {int(count[0, 0])} both",
+        f"by their means {int(count[0].sum())} are induction heads, {int(count[:, 0].sum())} sharp, "
+        f"{int(count[0, 0])} both",
         f"entropy along {ds.attrs.get('entropy_along', 'forecasts')}; dashed: thresholds; r: Pearson",
     )
 
@@ -186,12 +186,12 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     canvas.colours(colour_scale("share of heads", low=0.0, high=1.0))
     # 0 is white, so what is undefined must not be
     canvas.fig.update_layout(plot_bgcolor=PALE)
-    title = f"Overlap of induction and sharp heads of {model_of(ds)} under other thresholds"
+    title = f"Overlap of induction and sharp heads of {model_of(ds)} over thresholds"
     least = (
         f"for shares of these heads: prefix matching of at least {number(float(ds.attrs.get('prefix_from', np.nan)))}"
     )
     empty = "no induction head is sharp at any threshold" if len(drawn) < len(maps) else least
-    return canvas.dress(title, empty, "grey: no head to take a share of" * (len(drawn) == len(maps)))
+    return canvas.dress(title, empty, "grey: no head, so no share" * (len(drawn) == len(maps)))
 
 
 def _scatter(panel: Panel, ds: xr.Dataset, x: np.ndarray, y: np.ndarray) -> None:

@@ -31,7 +31,7 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, PALE, VERMILION, mixed, number, plain
-from tsfm_lens.viz.words import capital, listed, num, segment_words, signed
+from tsfm_lens.viz.words import after_number, capital, listed, num, segment_words, signed
 
 __all__ = ["deletion_lines", "input_beeswarm", "input_map", "input_timeline", "input_waterfall"]
 
@@ -45,13 +45,13 @@ INPUT_ATTRIBUTION = measurement("input_attribution")
 
 
 def read_inputs(ds: xr.Dataset) -> list[str]:
-    """State what moves the steps of the forecast most, and the sum from the reference to the forecast."""
+    """State the largest effects on the steps of the forecast, and the way from the reference to the forecast."""
     level = median_position(ds["quantile"].values)
     whole, nothing, rest = (
         array(ds, name, "step", quantile=level).mean() for name in ("forecast", "reference_forecast", "remainder")
     )
     steps = array(ds, "attribution", "segment", "step", quantile=level)
-    unit, attrs = unit_of(ds).strip(), ds.attrs
+    unit, attrs = after_number(unit_of(ds).strip()), ds.attrs
     reach = np.zeros(len(steps))
     if "half_width" in ds:
         reach = array(ds, "half_width", "segment", "step", quantile=level).mean(1)
@@ -61,27 +61,27 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         # noise of a sum is at most the sum of noises
         if np.abs(steps[group].sum(0)).mean() > max(reach[group].sum(), 2 * float(attrs.get("rounding", 0.0)))
     ][:_MAX_NAMES]
-    most = f"Its steps are moved most by {listed(moved)}" if moved else "No part of the input moves it beyond noise"
+    most = f"Largest effects: {listed(moved)}" if moved else "No part of the input moves it beyond the noise"
     # one reading, so that the overview of a page says what moves the forecast
     target, verdict = attrs.get("target", ""), attrs.get("verdict")
     out = [
-        f"On average over {ds.sizes['step']} steps the forecast of {target} is {num(whole)} {unit}".rstrip()
-        + f"; with every part replaced by {attrs.get('reference')} values it is {num(nothing)}. {most}."
-        + (f" By the proofs below this explanation {verdict}." if verdict else "")
+        f"The forecast of {target} averages {num(whole)} {unit}".rstrip() + f" over {ds.sizes['step']} steps; "
+        f"with all inputs replaced by {attrs.get('reference')} values it averages {num(nothing)}. {most}."
+        + (f" Verdict: the explanation {verdict} (criteria below)." if verdict else "")
     ]
     far = float(attrs.get("reference_distance", 0.0))
     if far > _FAR:
         out.append(
-            f"The reference forecast is {num(far)} standard deviations of the context from its mean: the level of the "
-            "series is a part of what is explained here, and a reference that keeps it says more of the rest."
+            f"The reference forecast lies {num(far)} standard deviations from the mean of the context, so effects "
+            "include the level of the series. A reference that keeps the level shows the other effects better."
         )
     if moved and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum():
-        out.append(f"The parts do not add up: {signed(rest)} {unit}".rstrip() + " belongs to several of them together.")
+        out.append(f"Segments also act jointly: {signed(rest)} {unit}".rstrip() + " belongs to no single one.")
     drawn = f"95 % intervals reach ±{num(float(reach.max()))} a step"
     if attrs.get("repeats"):
         out.append(f"Sample paths were drawn under {attrs['repeats']} seeds; {drawn}.")
     elif "half_width" in ds and not attrs.get("settled"):
-        out.append(f"Orders were sampled, and {drawn}; sample more.")
+        out.append(f"Orders were sampled: {drawn}. Sample more orders to narrow them.")
     return out
 
 
@@ -105,7 +105,7 @@ def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
 def group_name(labels: list[str], group: list[int]) -> str:
     """Name a segment, or the covariate that several are of."""
     first = labels[group[0]]
-    return first if len(group) == 1 else re.sub(r", past$| [-−]\d+ to [-−]?\d+$", "", first) + " in all"
+    return first if len(group) == 1 else re.sub(r", past$| [-−]\d+ to [-−]?\d+$", "", first) + " in total"
 
 
 def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int], unit: str) -> str:
@@ -164,7 +164,7 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     above.y(window.title, nticks=5)
     what = "mean size of effects,\nsign of their mean" if view.step is None else "effect"
     canvas.colours(colour_scale(f"{what} ({view.unit})", view.strength, diverging=True))
-    return canvas.dress(f"What moves the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
+    return canvas.dress(f"Input effects on the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
 
 
 def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, at: int) -> None:
@@ -202,7 +202,7 @@ def input_waterfall(
         bars.append((f"{len(others)} others, summed", float(view.effect[others].sum()), 0.0))
     rest = view.at_step(array(ds, "remainder", "step", quantile=view.level))
     if abs(rest) > float(ds.attrs.get("rounding", 0.0)):
-        bars.append(("together, beyond each", rest, 0.0))
+        bars.append(("joint effects", rest, 0.0))
     start = view.at_step(array(ds, "reference_forecast", "step", quantile=view.level))
     ends = start + np.cumsum([length for _, length, _ in bars])
     begins = np.concatenate([[start], ends[:-1]])
@@ -229,7 +229,7 @@ def input_waterfall(
     span = (high - low) or max(abs(high), 1.0)
     panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.32 * span], nticks=6)
     remarks = [view.when, view.how, "bars: what each segment adds; diamonds: both forecasts", view.sampled]
-    return canvas.dress(f"How the forecast of {view.target} by {model_of(ds)} comes about", *remarks)
+    return canvas.dress(f"Effects from the reference to the forecast of {view.target} by {model_of(ds)}", *remarks)
 
 
 @INPUT_ATTRIBUTION.figure(
@@ -253,7 +253,7 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
     canvas.colours(colour_scale(f"effect ({view.unit})", values[keep], diverging=True))
     fewer = f"the {len(keep)} largest of {len(values)} segments" if len(keep) < len(values) else ""
     return canvas.dress(
-        f"What moves the forecast of {view.target} by {model_of(ds)}, by step", view.word, view.how, fewer
+        f"Input effects on the forecast of {view.target} by {model_of(ds)}, by step", view.word, view.how, fewer
     )
 
 
@@ -267,8 +267,7 @@ class _Part:
         count, left = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0, ds.sizes.get("series", 0)
         if count > left:
             raise InputError(
-                f"the segments of this explanation tell of {count} series, of which {left} are left; "
-                "an explained item is drawn whole, with every series"
+                f"this explanation covers {count} series, of which {left} are left; draw the item with every series"
             )
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
@@ -325,8 +324,8 @@ def read_effects(ds: xr.Dataset) -> list[str]:
         if not leading:
             out.append(f"{capital(kind)}: no segment moves the forecasts by 0.01 MASE or more.")
             continue
-        moves = [f"{labels[i]} by {standing.told(i, lambda value: f'{num(value)} MASE')}" for i in leading]
-        out.append(f"{capital(kind)}: forecasts are moved most by {listed(moves)}.")
+        moves = [f"{labels[i]} ({standing.told(i, lambda value: f'{num(value)} MASE')})" for i in leading]
+        out.append(f"{capital(kind)}: largest effects from {listed(moves)}.")
     return [*out, *standing.standing(labels, "segments")]
 
 
@@ -370,7 +369,10 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     canvas.colours({**scale, "colorscale": shades})
     fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
     return canvas.dress(
-        f"What moves the forecasts of {model_of(ds)}", f"{method_words(ds.attrs)}, mean over steps", shown(ids), fewer
+        f"Input effects on the forecasts of {model_of(ds)}",
+        f"{method_words(ds.attrs)}, mean over steps",
+        shown(ids),
+        fewer,
     )
 
 
@@ -394,8 +396,11 @@ DELETION_CURVES = measurement("deletion_curves", needs=SERIES)
 def read_proof(ds: xr.Dataset) -> list[str]:
     """State the verdict by the rules of :mod:`tsfm_lens.verdict`: on all proofs of the page, where there are others."""
     word, sentences = verdict(ds)
-    whole, by = ds.attrs.get("verdict", word), "all proofs of this page" if "verdict" in ds.attrs else "this proof"
-    return [f"By the rules below and {by} the explanation {whole}. {sentences[0]}", *sentences[1:], *rules_of(ds)]
+    whole, by = (
+        ds.attrs.get("verdict", word),
+        "all proofs of this page" if "verdict" in ds.attrs else "this proof",
+    )
+    return [f"Verdict by {by}: the explanation {whole} (criteria below). {sentences[0]}", *sentences[1:], *rules_of(ds)]
 
 
 @DELETION_CURVES.figure(

@@ -45,9 +45,7 @@ def read_routes(ds: xr.Dataset) -> list[str]:
         order = [i for i in np.argsort(-np.nan_to_num(size[place]), kind="stable") if stands[place, i]][:_MAX_NAMES]
         leading = [f"{components[i]} ({amount(size[place, i])})" for i in order]
         through = (
-            f" The most of it goes through {listed(leading)}."
-            if leading
-            else " No component carries more than rounding."
+            f" Most of it goes through {listed(leading)}." if leading else " No component carries more than rounding."
         )
         words = past_attention(float(array(ds, "no_attention_share", "segment")[place]))
         past = f" {capital(words)}." if words else ""
@@ -58,20 +56,20 @@ def read_routes(ds: xr.Dataset) -> list[str]:
         return ["No segment moves the forecast by more than the noise."]
     rest = np.abs(array(ds, "rest", "segment", "step")).mean(1).sum() / movement.sum()
     out.append(
-        "What branches hand to the readout and what needs no component sum to these effects but for "
-        f"{percent(rest)}, which the readout makes of them together."
+        f"Direct contributions explain all but {percent(rest)} of these effects; the rest is interaction in the "
+        "output head."
     )
     if ds.attrs.get("search") == "gradient":
         rate, high = (percent(float(ds.attrs[name])) for name in ("miss_rate", "miss_rate_high"))
         out.append(
-            f"Gradients chose the {ds.attrs['top']} components that were tried; of those drawn at random beside them "
-            f"{rate} had been missed (at most {high})."
+            f"Gradients selected the {ds.attrs['top']} components that were tested. A random check of the others found "
+            f"{rate} missed (at most {high})."
         )
     return out
 
 
 def read_kinds(ds: xr.Dataset) -> list[str]:
-    """Name the component that carries most of all segments, and the kinds of component by what they carry."""
+    """Name the component with the largest effect over all segments, and the largest effect of each kind."""
     size = np.nan_to_num(array(ds, "size", "segment", "component")).sum(0)
     if not (array(ds, "size_acts", "segment", "component") > 0).any():
         return ["No component carries more than the noise."]
@@ -81,17 +79,17 @@ def read_kinds(ds: xr.Dataset) -> list[str]:
     amount = measured(unit_of(ds))
     largest = [f"{kind} {amount(value)}" for kind, value in sorted(by_kind.items(), key=lambda item: -item[1])]
     return [
-        f"Of all segments together, most goes through {names(ds, 'component')[int(size.argmax())]}. The largest of "
-        f"each kind: {listed(largest)}."
+        f"Over all segments, most of the effect goes through {names(ds, 'component')[int(size.argmax())]}. Largest "
+        f"effect by kind: {listed(largest)}."
     ]
 
 
 @INPUT_ROUTES.figure(table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True), sentences=read_routes)
 def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
-    """Draw what each segment moves the forecast, as a river over components to the forecast's steps.
+    """Draw the effect of each segment as a river through components to the steps of the forecast.
 
     Args:
-        components: that are drawn by name; all others are one arm.
+        components: how many are drawn by name; all others are one arm.
     """
     every = _arms(ds, components)
     arms, kind_of = [arm for _, arm, _ in every], [kind for _, _, kind in every]
@@ -146,8 +144,8 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
             share = f"{segments[largest]}: {past_attention(bypass)}"
     return sheet.dress(
         f"Routes of the input through {model_of(ds)}",
-        f"forecast of {ds.attrs.get('target', '')}, mean absolute effect in {unit}; a chain of components carries one "
-        "effect, and each of them has it in full",
+        f"forecast of {ds.attrs.get('target', '')}, mean absolute effect in {unit}; components in series "
+        "carry the same effect, so these numbers do not add up",
         share,
     )
 
@@ -174,15 +172,15 @@ def _middles(sizes: np.ndarray) -> np.ndarray:
 
 
 def past_attention(share: float) -> str:
-    """Write what share of an effect has no route through attention; "" where it is no number."""
+    """Write the share of an effect that bypasses attention; "" where it is not a number."""
     if not np.isfinite(share):
         return ""
     if abs(share) < WORTH_A_WORD:
-        return "next to nothing of the effect bypasses attention"
+        return "almost none of the effect bypasses attention"
     if share < 0:
-        return f"what bypasses attention takes {percent(-share)} of the effect back: attention overshoots"
+        return f"the part that bypasses attention reverses {percent(-share)} of the effect: attention overshoots"
     if share > 1:
-        return f"what bypasses attention is {percent(share)} of the effect: attention takes the rest back"
+        return f"the part that bypasses attention is {percent(share)} of the effect: attention reverses the excess"
     return f"{percent(share)} of the effect bypasses attention"
 
 
@@ -210,9 +208,9 @@ def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     more = f"the {len(labels)} of {size.shape[0]} components with the largest effects" * (len(labels) < size.shape[0])
     search = ""
     if ds.attrs.get("search") == "gradient":
-        search = f"tried by gradient; {percent(float(ds.attrs['miss_rate']))} of spot checks were missed"
+        search = f"selected by gradient; {percent(float(ds.attrs['miss_rate']))} of spot checks were missed"
     remarks = [f"forecast of {ds.attrs.get('target', '')}", more, search]
-    return sheet.dress(f"What goes through which component of {model_of(ds)}", *remarks)
+    return sheet.dress(f"Effects of the input through each component of {model_of(ds)}", *remarks)
 
 
 ROUTE_EFFECTS = measurement("route_effects", needs=SERIES)
@@ -252,11 +250,14 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
             noise = None if carried is None else carried.at(members)
             panel.dots(mean[members], rows, kind, "%{text}<br>%{x:.3g}", noise=noise, across=True, **look)
     panel.upright(0.0)
-    panel.x("effect through it, over the effect of the input")
+    panel.x("effect through the component / effect of the input")
     ticks = [plain(labels[i]) for i in order]
     panel.y(tickvals=list(range(len(order))), ticktext=ticks, range=[len(order) - 0.5, -0.5])
     fewer = f"the {len(order)} of {len(labels)} components that carry most" if len(order) < len(labels) else ""
-    title, over = f"What carries the input through {model_of(ds)}", f"mean over {shown(names(ds, 'series'))}"
+    title, over = (
+        f"Share of the input's effect by component of {model_of(ds)}",
+        f"mean over {shown(names(ds, 'series'))}",
+    )
     return sheet.dress(title, over, fewer)
 
 
@@ -268,7 +269,7 @@ ROUTE_FAITHFULNESS = measurement("route_faithfulness", needs=SERIES)
     sentences=read_proof,
 )
 def faithfulness_dots(ds: xr.Dataset) -> go.Figure:
-    """Draw what cutting, and restoring, the named routes of each segment does to its effect.
+    """Draw what cutting and restoring the named routes of each segment does to its effect.
 
     Example:
         >>> "faithfulness_dots" in viz.__all__
@@ -304,5 +305,5 @@ def faithfulness_dots(ds: xr.Dataset) -> go.Figure:
     change.y(f"change of the forecast ({unit})")
     error = float(array(ds, "prediction_error", "segment")[0])
     right = f"at the right {segments[0]}, error of the prediction {number(100 * error)} %"
-    title = f"Routes of {model_of(ds)}, cut and restored"
+    title = f"Necessity and sufficiency of routes of {model_of(ds)}"
     return canvas.dress(title, f"forecast of {ds.attrs.get('target', '')}", right)

@@ -30,9 +30,8 @@ def read_bandwidths(ds: xr.Dataset) -> list[str]:
     narrow, wide = np.nanmin(widths, axis=-1), np.nanmax(widths, axis=-1)
     at = int(np.nanargmin(narrow))
     return [
-        f"The narrowest kernel is that of {head_at(ds, at)}, with a bandwidth of {num(narrow.flat[at])} along its "
-        f"first direction; in the median head the widest direction is {num(np.nanmedian(wide / narrow))} times as "
-        "wide as the narrowest."
+        f"The narrowest kernel is that of {head_at(ds, at)} (bandwidth {num(narrow.flat[at])} along its first "
+        f"direction). In the median head the widest one is {num(np.nanmedian(wide / narrow))} times the narrowest."
     ]
 
 
@@ -43,8 +42,7 @@ def read_tilt(ds: xr.Dataset) -> list[str]:
     strong = int((share >= 1).sum())
     return [
         f"The tilt is weakest in {head_at(ds, low)} ({num(share.flat[low])}) and strongest in {head_at(ds, high)} "
-        f"({num(share.flat[high])}); it varies as much as the scores themselves, or more, in {strong} of "
-        f"{share.size} heads."
+        f"({num(share.flat[high])}). It varies at least as much as the scores in {strong} of {share.size} heads."
     ]
 
 
@@ -53,18 +51,20 @@ def read_bound(ds: xr.Dataset) -> list[str]:
     missing, bound = (array(ds, name, "layer", "head", "query") for name in ("missing", "bound"))
     usable = array(ds, "applicable", "layer", "head", "query") > 0
     if not usable.any():
-        return ["The conditions of the proposition hold nowhere, so it bounds nothing here."]
+        return ["The conditions of the proposition hold for no head, so it gives no bound here."]
     informative = usable & (bound < 1)
     out = [
         f"The conditions hold for {int(usable.sum())} of {usable.size} heads and queries, and the bound is below 1 for "
-        f"{int(informative.sum())} of them; everywhere else it is vacuous: no attention could exceed it."
+        f"{int(informative.sum())} of them. Elsewhere it is vacuous: no attention could exceed it."
     ]
     if informative.any():
         ratio = float(np.median(bound[informative] / np.maximum(missing[informative], 1e-16)))
-        out.append(f"There it is {num(ratio)} times what is measured, in the median.")
+        out.append(f"Where it is below 1, it is {num(ratio)} times the measured value (median).")
     violations = int((missing[usable] > bound[usable] * (1 + 1e-6) + 1e-9).sum())
-    excess = f"{violations} times, which it must not be" if violations else "nowhere"
-    return [*out, f"It is exceeded {excess}."]
+    return [
+        *out,
+        f"It is exceeded {violations} times, which must not happen." if violations else "It is never exceeded.",
+    ]
 
 
 @KERNEL_REGRESSION.figure(table=("bandwidth",), sentences=read_bandwidths)

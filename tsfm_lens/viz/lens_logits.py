@@ -68,7 +68,7 @@ def lens_logit_map(
     grid.colours(colour_scale("logit / panel's limit", high=1.0, diverging=True, **ticks))
     return grid.dress(
         f"Lens logits on {view.id}, layer by layer, in {model_of(ds)}",
-        "the head applied to the residual stream after each layer, less the mean over the values drawn",
+        "the output head applied to the residual stream after each layer, less the mean over the values drawn",
         "colours end at the panel's largest absolute value",
         "truth dashed" if view.has_truth else "",
         view.time.remark,

@@ -31,17 +31,16 @@ def read_thought(ds: xr.Dataset) -> list[str]:
     count, spurious = (array(ds, name, "layer", "series").sum(-1) for name in ("count", "spurious_count"))
     words = layers(ds)
     out = [
-        f"There {'is' if count[0] == 1 else 'are'} "
-        f"{listed([f'{int(n)} at {word}' for word, n in zip(words, count, strict=True)])}."
+        f"Lines of thought by depth: {listed([f'{int(n)} at {word}' for word, n in zip(words, count, strict=True)])}."
     ]
     if not spurious.any():
-        return [*out, "All of them continue the context or reach the forecast."]
+        return [*out, "All lines continue the context or reach the forecast."]
     most = [words[place] for place in np.flatnonzero(spurious == spurious.max())]
     share = percent(float(array(ds, "spurious_mass", "layer", "series").max()))
     return [
         *out,
-        f"Lines that neither continue the context nor reach the forecast are most at {listed(most)}; at most "
-        f"{share} of the probability is theirs.",
+        f"Spurious lines, which neither continue the context nor reach the forecast, are most frequent at "
+        f"{listed(most)}. They hold at most {share} of the probability.",
     ]
 
 
@@ -79,7 +78,7 @@ def thought_lines(
         f"Lines of thought of {model_of(ds)} on {view.id}: {count} of {len(lines)} spurious",
         "logit lens after each layer, probability in colours",
         "spurious: not continuous with the context, and gone in the last layer",
-        "what leaves the axis is cut off" * cut,
+        "values beyond the axis are cut off" * cut,
         view.time.remark,
     )
 
@@ -119,7 +118,7 @@ def _line(panel: Panel, ds: xr.Dataset, view: Scene, line: int, path: np.ndarray
         view.time.at(view.future),
         path,
         word,
-        view.hover(f"{word}, born in {born}, last seen in {died}, {mass} of the probability"),
+        view.hover(f"{word}, from {born} to {died}, {mass} of the probability"),
         colour=colour,
         width=1.6,
         mode="lines+markers",

@@ -44,15 +44,15 @@ LOGIT_LENS = measurement("logit_lens")
 
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
-    """Describe where along the depth the model becomes sure."""
+    """Describe at which layers the model becomes certain."""
     entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)
     middle, words = medians(entropy), layers(ds)
     n = entropy.shape[1]
     over = f", median over {n} series" if n > 1 else ""
     out = [
-        f"The entropy of the next value's distribution goes from {num(middle[0])} nats at {words[0]} to "
-        f"{num(middle[-1])} nats at {words[-1]}{over}: as many equally likely bins as {num(np.exp(middle[0]))} "
-        f"at first and {num(np.exp(middle[-1]))} at the end."
+        f"The entropy of the next value goes from {num(middle[0])} nats at {words[0]} to {num(middle[-1])} nats at "
+        f"{words[-1]}{over}. That is an effective {num(np.exp(middle[0]))} bins at first, {num(np.exp(middle[-1]))} at "
+        "the end (exp of the entropy)."
     ]
     if len(middle) < 2:
         return out
@@ -65,12 +65,12 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
     rising = [words[i + 1] for i in range(len(change)) if (change[i] > 0).all()]
     if rising:
         every = " on every series" if n > 1 else ""
-        out.append(f"It rises in {listed(rising)}{every}: there the readable forecast becomes less certain.")
+        out.append(f"It rises in {listed(rising)}{every}, where the lens forecast becomes less certain.")
     return out
 
 
 def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
-    """State from which layer on the most likely value is the one the model ends with."""
+    """State from which layer on the top bin agrees with the final one."""
     probability = array(ds, "probability", "layer", "step", "bin", series=series)
     value = array(ds, "value", "bin", series=series)
     words, amount = layers(ds), measured(unit_of(ds, series))
@@ -79,20 +79,20 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     agree = (np.abs(mode - mode[-1]) <= 1.5 * width).mean(axis=-1)
     # the first layer from which on all layers agree at half of the steps and more
     first = len(agree) - int(np.argmin(np.append(agree[::-1] >= 0.5, False)))
-    later = f"from {words[first]} on it is at half of them and more"
+    later = f"from {words[first]} on, at half of the steps or more"
     out = [
-        f"For {names(ds, 'series')[series]} the most likely value of {words[0]} is that of the last layer, give or "
-        f"take one bin, at {100 * agree[0]:.0f} % of the steps; "
-        f"{later if first < len(agree) - 1 else 'only the last layer settles it'}."
+        f"On {names(ds, 'series')[series]} the top bin of {words[0]} agrees with the final one (± 1 bin) at "
+        f"{100 * agree[0]:.0f} % of steps; "
+        f"{later if first < len(agree) - 1 else 'only the last layer agrees throughout'}."
     ]
     truth = _truth(ds, series)
     if np.isfinite(truth).all():
         # one step at which an early layer is far off would decide the mean
         error = np.median(np.abs(mode - truth), axis=-1)
         out.append(
-            f"Its distance from the truth, median over steps, is {amount(error[0])} at {words[0]} and "
-            f"{amount(error[-1])} at {words[-1]}; the least is {amount(error.min())}, at "
-            f"{words[int(error.argmin())]}."
+            f"The median distance of the top bin from the truth is {amount(error[0])} at {words[0]} and "
+            f"{amount(error[-1])} at {words[-1]}; it is smallest at {words[int(error.argmin())]} "
+            f"({amount(error.min())})."
         )
     return out
 
@@ -104,10 +104,10 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     median, words = values[:, median_position(levels)], layers(ds)
     amount = measured(unit_of(ds, series))
     away = np.abs(median - median[-1]).mean(axis=-1)
-    before = f"; before the last layer it is {amount(away[-2])} away" if len(away) > 2 else ""
+    before = f"; before the last layer, {amount(away[-2])}" if len(away) > 2 else ""
     out = [
-        f"Read from {words[0]}, the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} is "
-        f"{amount(away[0])} away from the final one, mean over steps{before}."
+        f"The {statistic_of(ds)} forecast of {names(ds, 'series')[series]} read from {words[0]} is "
+        f"{amount(away[0])} away from the final one (mean over steps){before}."
     ]
     truth = _truth(ds, series)
     finite = np.isfinite(truth)
@@ -115,7 +115,7 @@ def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
         error = np.abs(median - truth)[:, finite].mean(axis=-1)
         best = int(error.argmin())
         last = "" if best == len(error) - 1 else f"; the last layer misses by {amount(error[-1])}"
-        out.append(f"Against the truth {words[best]} is closest ({amount(error[best])}){last}.")
+        out.append(f"{capital(words[best])} is closest to the truth ({amount(error[best])}){last}.")
     return out
 
 
@@ -160,7 +160,7 @@ def logit_map(
     places = positions(ds, "layer", layers)
     view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
     grid, words = logit_sheet(ds, view, places, value_range, rows)
-    return grid.dress(f"Logit lens on {view.id}: what each layer of {model_of(ds)} expects", *words)
+    return grid.dress(f"Logit lens on {view.id}: next-value probabilities by layer of {model_of(ds)}", *words)
 
 
 def logit_sheet(
@@ -253,7 +253,7 @@ def lens_forecast(
     layers: Sequence[str | int] | None = None,
     context_steps: int | None = None,
 ) -> go.Figure:
-    """Draw what each layer would forecast: the head applied to its residual stream, one fan per layer."""
+    """Draw what each layer would forecast: the output head applied to its residual stream, one fan per layer."""
     view, rows = scene(ds, series, context_steps, least=24), positions(ds, "layer", layers)
     grid = panel_grid([(label,) for label in layer_names(ds, rows)], row_height=140)
     values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=view.place)[rows]
@@ -263,7 +263,7 @@ def lens_forecast(
     cut = fit(grid, np.append(view.observations, values[-1]), values.ravel())
     grid.y(nticks=5)
     title_axes(grid, view.time.short_title, view.title)
-    remarks = ["the head applied to the residual stream after each layer", view.remark, view.time.remark, cut]
+    remarks = ["the output head applied to the residual stream after each layer", view.remark, view.time.remark, cut]
     return grid.dress(f"Forecast of {view.id} read from each layer of {model_of(ds)}", *remarks)
 
 
@@ -281,11 +281,11 @@ def layer_entropy(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
         note = f"uniform over {ds.sizes['bin']} bins: {uniform:.3g} nats"
         panel.level(uniform, dash="dot")
         panel.note(note, 1, uniform, xref="domain", colour=GREY, xanchor="right", yanchor="bottom")
-    layer_axis(canvas, labels, "layer whose residual stream is read")
+    layer_axis(canvas, labels, "residual stream after")
     panel.y("entropy (nats)", rangemode="tozero")
     over = f"mean over {ds.sizes['step']} forecast steps"
-    remarks = [f"logit lens on {shown(names(ds, 'series'))}", over, "low = sure of the value"]
-    return canvas.dress(f"Entropy of the next value's distribution, layer by layer, in {model_of(ds)}", *remarks)
+    remarks = [f"logit lens on {shown(names(ds, 'series'))}", over, "low: certain"]
+    return canvas.dress(f"Entropy of the next value, layer by layer, in {model_of(ds)}", *remarks)
 
 
 def series_lines(
@@ -344,7 +344,7 @@ _MAX_NAMES = 3  # layers in a sentence
 
 
 def read_gain(ds: xr.Dataset) -> list[str]:
-    """Name the layers that help and those that hurt beyond the noise, for every metric."""
+    """Name the layers that lower and raise the error most, for every metric."""
     words = layers(ds)
     out: list[str] = []
     for place, metric in enumerate(names(ds, "metric")):
@@ -356,7 +356,9 @@ def read_gain(ds: xr.Dataset) -> list[str]:
         for places, word in ((lowering, "lowered"), (raising, "raised")):
             most = [f"{words[i]} ({gain.told(i, lambda value: f'{signed(value)} %')})" for i in places]
             parts += [f"{word} most by {listed(most)}"] if most else []
-        out.append(f"{metric}{gain.basis * (not out)} is {'; '.join(parts) or 'changed by 1 % or more by no layer'}.")
+        out.append(
+            f"{metric}{gain.basis * (not out)} is {'; '.join(parts) or 'changed by less than 1 % by every layer'}."
+        )
         if not place:
             out += gain.standing(words, "layers")
     return out

@@ -37,13 +37,13 @@ GRADIENTS = Needs(
     lambda arch: arch.name != "toto-2",
 )
 VOCABULARY = Needs(
-    "tokens that are looked up",
+    "tokens from an embedding table",
     "Chronos, T5",
     lambda lens: lens.tokens is not None or lens.takes_ids,
     lambda arch: arch.name in ("chronos", "t5"),
 )
 SERIES = Needs(
-    "measured series, not text", "all but T5", lambda lens: not lens.takes_ids, lambda arch: arch.name != "t5"
+    "numeric series, not text", "all but T5", lambda lens: not lens.takes_ids, lambda arch: arch.name != "t5"
 )
 COVARIATES = Needs(
     "covariates",

@@ -12,6 +12,7 @@ import xarray as xr
 from tsfm_lens.viz.select import array, names, series_position, statistic_of, unit_of, value_title
 from tsfm_lens.viz.sheet import Panel, Sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain
+from tsfm_lens.viz.words import after_number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +56,7 @@ class Scene:
         past_hover = self.hover("observed, given to the model")
         panel.line(self.time.at(self.past), self.context, "context", past_hover, width=1.3)
         if self.has_truth:
-            future_hover = self.hover("what came, unknown to the model")
+            future_hover = self.hover("observed later, unknown to the model")
             panel.line(self.time.at(self.future), self.truth, "truth", future_hover, width=1.3, dash="2px,2px")
         mark_start(panel, self.time)
 
@@ -107,7 +108,7 @@ def scene(ds: xr.Dataset, series: str | int, context_steps: int | None, least: i
 
 def value_hover(words: str, time: Timeline, unit: str) -> str:
     """Return the hover box of a line of values: what it is, when, how much."""
-    return f"{plain(words)}<br>{time.hover}<br>%{{y:.4g}} {plain(unit)}"
+    return f"{plain(words)}<br>{time.hover}<br>%{{y:.4g}} {plain(after_number(unit))}"
 
 
 def mark_start(panel: Panel, time: Timeline) -> None:
@@ -133,7 +134,7 @@ def draw_bands(
         panel.band(x, values[low], values[high], colour, shares[rank] + " interval" * (rank == 0), legend=True)
     intervals = [
         "".join(
-            f"<br>with {share} probability {number(now[low])} to {number(now[high])} {plain(view.unit)}"
+            f"<br>with {share} probability {number(now[low])} to {number(now[high])} {plain(after_number(view.unit))}"
             for share, (low, high) in zip(shares, pairs, strict=True)
         )
         for now in values.T
@@ -145,7 +146,7 @@ def draw_bands(
             x,
             values[i],
             f"{middle} forecast" if centre else word,
-            f"{view.time.hover}<br>{word} %{{y:.4g}} {plain(view.unit)}%{{text}}",
+            f"{view.time.hover}<br>{word} %{{y:.4g}} {plain(after_number(view.unit))}%{{text}}",
             colour=BLUE,
             width=2 if centre else 1,
             text=intervals,
@@ -169,7 +170,7 @@ def fit(sheet: Sheet, core: np.ndarray, others: np.ndarray, reach: float = 0.6, 
     """Set the value axes to :func:`fitted_range`; return what a subtitle says of values beyond, "" if none."""
     bounds, cut = fitted_range(core, others, reach)
     sheet.y(range=bounds, **axis)
-    return "what leaves the axis is cut off" * cut
+    return "values beyond the axis are cut off" * cut
 
 
 @dataclass(frozen=True, kw_only=True)

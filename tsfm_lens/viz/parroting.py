@@ -40,19 +40,18 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
         return [f"The context of {name} is too short or constant, so there is nothing to copy."]
     errors = array(ds, "lag_error", "lag", series=series)
     least, lag = num(np.nanmin(errors)), int(ds["lag"].values[np.nanargmin(errors)])
-    others = ", less than from any other lag's"
+    others = ", less than at any other lag"
     if least != num(copy):
-        others = (
-            f" (the least of all lags is {least}, at lag {lag}; taken is the shortest that chance does not rule out)"
-        )
+        others = f" (the minimum is {least} at lag {lag}; this is the shortest lag not significantly worse)"
     out = [
-        f"From its context repeated at lag {int(best)} the forecast of {name} is {num(copy)} standard deviations of "
-        f"the context away on average{others}."
+        f"The forecast of {name} is {num(copy)} standard deviations of the context away from its context repeated at "
+        f"lag {int(best)}{others}."
     ]
     if np.isfinite(parrot):
         back, motif = int(ds["parrot_match"].values[series]), ds.attrs.get("motif", "")
         out.append(
-            f"What followed the best earlier match of the last {motif} steps, {back} steps back, is {num(parrot)} away."
+            f"The naive parrot, which repeats what followed the best match of the last {motif} steps ({back} steps "
+            f"back), is {num(parrot)} away."
         )
     truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(ds.sizes["step"], np.nan)
     finite, spread = np.isfinite(truth), float(np.nanstd(array(ds, "context", "time", series=series)))
@@ -61,26 +60,26 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
         error = float(np.abs(gap[finite]).mean()) / spread
         nearest = min(copy, parrot) if np.isfinite(parrot) else copy
         out.append(
-            f"From the truth it is {num(error)} away: it is nearer to "
+            f"The truth is {num(error)} away, so the forecast is nearer to "
             f"{'a copy of its context than to the truth' if nearest < error else 'the truth than to either copy'}."
         )
     return out
 
 
 def read_lag(ds: xr.Dataset) -> list[str]:
-    """Name the heads that read at the lag more than an even spread would."""
+    """Name the heads that read at the lag more than uniform attention would."""
     mass, chance = array(ds, "mass", "layer", "head"), float(ds["chance"])
     if chance > 0.9:
         return [
-            f"The tokens of the forecast cover so many steps that {percent(chance)} of the context lies at this lag "
-            "from one of them: the share tells nothing about the lag."
+            f"Forecast tokens cover so many steps that {percent(chance)} of the context lies at this lag from one of "
+            "them, so the share says nothing about the lag."
         ]
     above = [flat for flat in np.argsort(-mass.ravel(), kind="stable") if mass.flat[flat] > 2 * chance]
-    even = f"Spread evenly, {percent(chance)} of the attention would be at lag {ds.attrs.get('lag', '?')}"
+    even = f"Uniform attention would put {percent(chance)} at lag {ds.attrs.get('lag', '?')}"
     if not above:
-        return [f"{even}; no head pays more than twice that."]
+        return [f"{even}; no head puts more than twice that there."]
     top = [f"{head_at(ds, flat)} ({percent(float(mass.flat[flat]))})" for flat in above[:3]]
-    return [f"{even}; {len(above)} of {mass.size} heads pay more than twice that, most of all {listed(top)}."]
+    return [f"{even}; {len(above)} of {mass.size} heads put more than twice that there, most of all {listed(top)}."]
 
 
 @PARROTING.figure()
@@ -110,12 +109,12 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
     above.y(nticks=6)
     _draw_errors(below, ds, at, best, parrot)
     return canvas.dress(
-        f"How far {model_of(ds)} copies its context: {view.id}",
-        f"off its copy at lag {int(best)} by {number(float(ds['copy_error'].values[at]))}"
+        f"Context parroting by {model_of(ds)}: {view.id}",
+        f"distance from its copy at lag {int(best)}: {number(float(ds['copy_error'].values[at]))}"
         if has_lag
         else "no lag can be copied",
-        f"off the naive parrot by {number(parrot)} standard deviations of the context" if np.isfinite(parrot) else "",
-        "below: solid of every lag, dot the best one, dashed the naive parrot" if has_lag else "",
+        f"from the naive parrot: {number(parrot)} standard deviations of the context" if np.isfinite(parrot) else "",
+        "below: distance at every lag (line), at the best (dot), of the naive parrot (dashed)" if has_lag else "",
         view.remark,
     )
 
@@ -131,16 +130,16 @@ def lag_attention_map(ds: xr.Dataset) -> go.Figure:
         [HeadMap(mass, "", "attention", "%", low=0.0, high=top, write="{:.1f}".format)],
         f"Attention of {model_of(ds)} at lag {lag} of {single_series(ds)}",
         attention_kind(ds),
-        f"share on tokens {lag} steps and multiples back" + (f", give or take {width}" if width else ""),
-        f"{percent(float(ds['chance']))} if it were spread evenly",
-        "every token lies there, so that this says nothing" if bool(ds.get("vacuous", False)) else "",
+        f"share on tokens {lag} steps and multiples back" + (f" (± {width})" if width else ""),
+        f"uniform attention: {percent(float(ds['chance']))}",
+        "every token lies there, so this says nothing" if bool(ds.get("vacuous", False)) else "",
     )
 
 
 def _draw_errors(panel: Panel, ds: xr.Dataset, series: int, best: float, parrot: float) -> None:
     """Draw the lower panel: the error of every lag, the best one and the parrot's level."""
     lags, error = np.asarray(ds["lag"].values, dtype=int), array(ds, "lag_error", "lag", series=series)
-    off = "<br>off by %{y:.3g} standard deviations"
+    off = "<br>distance %{y:.3g} standard deviations"
     panel.line(lags, error, "", f"lag %{{x}}{off}", colour=GREY, width=1.2)
     if np.isfinite(best):
         lowest = [float(ds["copy_error"].values[series])]
@@ -164,9 +163,9 @@ def _parroting(ds: xr.Dataset) -> Iterator[ReportPanel]:
 
 
 _CHANGES = {
-    "copy_error_change": ("off the copied lag", "change of distance"),
-    "parrot_error_change": ("off the naive parrot", "change of distance"),
-    "truth_error_change": ("off the truth", "change of error"),
+    "copy_error_change": ("from the copied lag", "change of distance"),
+    "parrot_error_change": ("from the naive parrot", "change of distance"),
+    "truth_error_change": ("from the truth", "change of error"),
 }
 
 HEAD_PARROTING = measurement("head_parroting")
@@ -179,13 +178,13 @@ def read_heads(ds: xr.Dataset) -> list[str]:
     out = []
     for effect, words, write in (
         (mass, "Most attention to the copied lag", percent),
-        (change, "Without these heads the forecast is furthest from the copy, in standard deviations", num),
+        (change, "Heads whose ablation moves the forecast furthest from the copy, in standard deviations", num),
     ):
         most = [f"{labels[flat]} ({effect.told(flat, write)})" for flat in effect.named(_MAX_NAMES, effect.size > 0)]
         out.append(f"{words}: {listed(most) if most else 'none of 0.01 or more'}.")
     out += change.standing(labels, "heads", change.size > 0)
     if "vacuous" in ds and ds["vacuous"].values.any():
-        out.append("For some series the tokens of the forecast cover so many steps that the share tells nothing.")
+        out.append("For some series forecast tokens cover so many steps that the share says nothing.")
     return out
 
 
@@ -217,7 +216,7 @@ def head_parroting_map(ds: xr.Dataset, *, series: str | int | None = None) -> go
         maps,
         f"Parroting by the heads of {model_of(ds)}",
         over_series(ds, at),
-        f"lag {words or 'unknown'}; even spread: {even}; heads ablated one by one, brown: further off without it",
+        f"lag {words or 'unknown'}; uniform attention: {even}; ablated one by one, brown: further away without it",
     )
 
 
@@ -237,17 +236,17 @@ def read_seasons(ds: xr.Dataset) -> list[str]:
     rows = np.flatnonzero(np.isfinite(ratio))
     out = []
     if not len(rows):
-        out.append("No horizon is as long as the strongest period of its context, so no season can be compared.")
+        out.append("Every horizon is shorter than its context's strongest period, so no season can be compared.")
     else:
         parts = [f"{ids[i]} {percent(float(ratio[i]))} (period {num(float(ds['period'].values[i]))})" for i in rows[:6]]
-        out.append(f"At the context's strongest period the forecast has this share of its amplitude: {listed(parts)}.")
+        out.append(f"Amplitude of the forecast as a share of the context's, at its strongest period: {listed(parts)}.")
         truth = array(ds, "truth_amplitude", "series")[rows] if "truth_amplitude" in ds else np.array([np.nan])
         if np.isfinite(truth).any():
             weaker, both = (array(ds, "forecast_amplitude", "series")[rows] < truth).sum(), np.isfinite(truth).sum()
             out.append(f"It is weaker than the truth's in {weaker} of {both} series.")
     flat = [ids[i] for i in np.flatnonzero(spread < 0.25)]
     if flat:
-        out.append(f"The forecast varies less than a quarter as much as the context in {listed(flat[:6])}.")
+        out.append(f"The forecast varies less than a quarter as much as the context for {listed(flat[:6])}.")
     if "patch_pull" in ds and np.isfinite(ds["patch_pull"].values).any():
         pull = array(ds, "patch_pull", "series")
         at = int(np.nanargmax(np.abs(pull)))

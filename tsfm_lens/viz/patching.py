@@ -47,7 +47,7 @@ PATCHING = measurement("patching")
 
 
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
-    """Describe where a patch carries most of the forecast over, and how much of the rest does anything."""
+    """Describe which patches recover most, and how many recover half or more alone."""
     base, source = way(ds)
     clean, corrupted = (array(ds, f"{name}_forecast", "step", series=series) for name in ("clean", "corrupted"))
     gap, recovered = np.abs(clean - corrupted).mean(), judged(ds, "recovered", "component", "position")
@@ -60,10 +60,10 @@ def read_patching(ds: xr.Dataset, series: int) -> list[str]:
         return [apart, f"No single patch moves the forecast by {percent(WORTH_A_WORD)} of the way or more."]
     share = array(ds, "recovered", "component", "position", series=series)
     half, away = int((share >= _HALF).sum()), int((share < -0.1).sum())
-    back = f" {away} {'leads' if away == 1 else 'lead'} away from it by more than a tenth." if away else ""
+    back = f" {away} {'moves' if away == 1 else 'move'} away by more than a tenth." if away else ""
     return [
-        f"{apart} Most of the way from the {base} to the {source} one comes along with {listed(most)}.",
-        f"{half} of {share.size} patches {'carries' if half == 1 else 'carry'} half of it or more alone.{back}",
+        f"{apart} Patches that recover most of the way from the {base} to the {source} one: {listed(most)}.",
+        f"{half} of {share.size} patches {'recovers' if half == 1 else 'recover'} half of it or more alone.{back}",
         *recovered.standing([patch_cell(ds, flat) for flat in range(recovered.size.size)], "patches"),
     ]
 
@@ -80,7 +80,7 @@ def read_patched_forecasts(ds: xr.Dataset, series: int) -> list[str]:
     target, start = (array(ds, f"{name}_forecast", "step", series=series) for name in (source, base))
     amount = measured(unit_of(ds, series))
     after, before = float(np.abs(patched - target).mean()), float(np.abs(start - target).mean())
-    farther = "It is no nearer than before: the share counts only the part of the change that points that way."
+    farther = "It is no nearer than before: the share counts only movement towards that forecast."
     return [
         f"Patched at {patch_cell(ds, best)}, the forecast is {amount(after)} from the {source} one on average; "
         f"unpatched it is {amount(before)} away.",
@@ -128,7 +128,7 @@ def patching_map(ds: xr.Dataset, *, value: str | None = None, series: str | int 
     return canvas.dress(
         f"{KINDS[kind]} of {model_of(ds)} on {pair.view.id}: {WORDS[variable]}"
         f"{' of the forecast' if variable == 'effect' else ''}",
-        f"{places.what()}: activations of the {source} run put into the {base} run",
+        f"{places.what()}: activations of the {source} run patched into the {base} run",
         f"0: the {base} forecast, 1: the {source}" if variable in ("recovered", "first_order") else "",
         f"the contexts differ at all {len(differ)} steps"
         if differ.all()
@@ -174,8 +174,8 @@ def patched_forecasts(ds: xr.Dataset, *, top: int = 3, series: str | int = 0) ->
     title_axes(grid, view.time.short_title, view.title)
     base, source = way(ds)
     return grid.dress(
-        f"Forecasts of {view.id} by {model_of(ds)}, patched where most is recovered",
-        f"{view.statistic} forecasts; activations of the {source} run put into the {base} run at one place",
+        f"Forecasts of {view.id} by {model_of(ds)} after the patches that recover most",
+        f"{view.statistic} forecasts; activations of the {source} run patched into the {base} run at one place",
         f"recovers: share of the way to the {source} forecast",
         cut,
         view.time.remark,
@@ -318,13 +318,13 @@ def read_attribution_patching(ds: xr.Dataset) -> list[str]:
     ]
     first, other = (patch_cell(ds, place or 0) for place in both)
     if None in both:
-        same = f"One of them reaches {percent(WORTH_A_WORD)} nowhere."
+        same = f"One of them is below {percent(WORTH_A_WORD)} everywhere."
     else:
-        apart = f"The estimate finds most at {first}, patching at {other}."
-        same = f"Both find most at {first}." if both[0] == both[1] else apart
+        apart = f"The estimate is largest at {first}, patching at {other}."
+        same = f"Both are largest at {first}." if both[0] == both[1] else apart
     return [
-        f"The estimate misses the share that patching recovers by {num(error.mean())} on average and by up to "
-        f"{num(error.mean(-1).max())} at a place. Its rank correlation with patching is "
+        f"The estimate differs from the share that patching recovers by {num(error.mean())} on average, at most by "
+        f"{num(error.mean(-1).max())} at one place. Its rank correlation with patching is "
         f"{num(float(ds.attrs['rank_correlation']))}.",
         same,
     ]

@@ -16,7 +16,7 @@ from tsfm_lens.viz.places import OUTPUT, places_in, places_named
 from tsfm_lens.viz.select import array, model_of, names, series_position, series_rows, unit_of
 from tsfm_lens.viz.sheet import Look, blank
 from tsfm_lens.viz.theme import PALE, percent, plain
-from tsfm_lens.viz.words import capital, listed, over_series, signed
+from tsfm_lens.viz.words import listed, over_series, signed
 
 __all__ = ["path_map"]
 
@@ -42,7 +42,7 @@ def read_paths(ds: xr.Dataset) -> list[str]:
             end = "" if direct[receiver] else f" to {receivers[receiver]}"
             parts.append(f"{senders[sender]}{end} ({signed(paths.size.flat[flat])})")
         if parts:
-            out.append(f"{capital(words)}, the strongest paths are those of {listed(parts)}, as shares of the way.")
+            out.append(f"Strongest paths {words}, as shares of the way: {listed(parts)}.")
     if not out:
         return [f"No path changes the forecast by {percent(WORTH_A_WORD)} of the way or more."]
     labels = [f"{sender} to {receiver}" for sender in senders for receiver in receivers]
@@ -51,7 +51,7 @@ def read_paths(ds: xr.Dataset) -> list[str]:
 
 @PATHS.figure(table=lambda ds: frame(ds, "recovered", "effect").dropna(ignore_index=True), sentences=read_paths)
 def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | None = None) -> go.Figure:
-    """Draw the sender × receiver matrix of what travels straight from one component to another, and on to the forecast.
+    """Draw the sender × receiver matrix of direct effects of one component through another on the forecast.
 
     Args:
         value: "recovered" or "effect" of paths, "score" of edges; the first if None.
@@ -86,7 +86,7 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     panel.cover(np.isnan(z), "#FFFFFF", name="no path", x=x, y=y)
     base, source = way(ds)
     return sheet.dress(
-        f"{KINDS[kind]} of {model_of(ds)}: what each component passes on to later ones",
+        f"{KINDS[kind]} of {model_of(ds)}: effect of each component through later ones",
         f"{over_series(ds, rows)}, {source} activations in the {base} run",
         f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else "",
         f"empty: no path{', or no effect' if kind == 'edges' else ''}",

@@ -98,7 +98,7 @@ def places_named(labels: Sequence[str]) -> Places:
     matches = [_NAME.fullmatch(label) for label in labels]
     for label, match in zip(labels, matches, strict=True):
         if match is None and label != OUTPUT:
-            raise InputError(f"{label!r} is no component, such as decoder.3.self_attn.5 or 3.mlp, and not {OUTPUT!r}.")
+            raise InputError(f"{label!r} is neither a component, such as decoder.3.self_attn.5, nor {OUTPUT!r}")
     stacks = [match["stack"] or "" for match in matches if match]
     return _sort(
         list(labels),

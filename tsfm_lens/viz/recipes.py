@@ -120,7 +120,7 @@ def recipe_forecasts(
     context_steps: int | None = None,
     samples: int = 20,
 ) -> go.Figure:
-    """Draw what is left of a forecast when many heads and MLPs go: a row per series, a column per recipe.
+    """Draw forecasts with many heads and MLPs ablated: a row per series, a column per recipe.
 
     Args:
         recipes: names to draw, all if None.
@@ -149,7 +149,7 @@ def recipe_forecasts(
         mine[0].y(f"{view.id}\n({view.unit or 'data units'})")
     n_paths, ends = min(samples, ds.sizes.get("draw", 0)), ds["quantile"].values[[0, -1]].astype(float)
     return grid.dress(
-        f"Forecasts of {model_of(ds)} without many of its parts",
+        f"Forecasts of {model_of(ds)} under heavy ablation",
         f"{ds.sizes['step']} steps ahead from {scenes[0].remark}",
         f"light: {n_paths} sampled paths" if n_paths else "light: from the {:.3g} to the {:.3g} quantile".format(*ends),
         "distance: 1 − rank correlation with the original",

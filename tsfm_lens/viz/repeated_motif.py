@@ -32,16 +32,16 @@ def read_motif(ds: xr.Dataset) -> list[str]:
     advantage = judged(ds, "advantage", "layer", "head", target=0)
     labels = [head_at(ds, flat) for flat in range(advantage.size.size)]
     most = [f"{labels[flat]} ({advantage.told(flat, percent)})" for flat in advantage.named(3, advantage.size > 0)]
-    told = f"most is given by {listed(most)}" if most else "no head gives a share of 1 % or more"
+    told = f"largest for {listed(most)}" if most else "below 1 % for every head"
     return [
-        f"Attention to the motif's last instance, beyond that in a control without a motif that comes again: {told}.",
+        f"Attention to the motif's last instance, beyond that in a control without repeats: {told}.",
         *advantage.standing(labels, "heads", advantage.size > 0),
     ]
 
 
 @REPEATED_MOTIF.figure(table=("prefix_matching", "control", "advantage"), sentences=read_motif)
 def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figure:
-    """Draw which heads look at what followed a match, beyond what they look at anyway.
+    """Draw which heads look at what followed a match, beyond a control without repeats.
 
     Args:
         target: "after_last", "last" or "after_any".
@@ -64,7 +64,7 @@ def repeated_motif_map(ds: xr.Dataset, *, target: str = "after_last") -> go.Figu
         ],
         f"Attention of {model_of(ds)} to {_TARGETS.get(target, target)}",
         f"{kind}; {ds.sizes['series']} random motifs of {low} to {high} tokens, shown {ds.attrs.get('repeats', '?')} "
-        f"times or more; even spread: {number(float(ds['chance'].values[at]))}",
+        f"times or more; uniform attention: {number(float(ds['chance'].values[at]))}",
         "" if error is None else f"forecast error {number(error)} of the mean's",
     )
 
@@ -74,13 +74,13 @@ _OF_HEADS = (
     ("prefix_matching", "prefix matching\n(share of attention)", "of its attention on what followed the last match"),
     ("advantage", "attention to the\nnext patch (beyond control)", "of its attention beyond the control"),
     ("copy_score", "copy score\n(standard deviations)", "standard deviations: logit of the right token"),
-    ("entropy_share", "entropy of attention\n(1 = even)", "of the entropy of even attention"),
+    ("entropy_share", "entropy of attention\n(1 = uniform)", "of the entropy of uniform attention"),
 )
 TRAINING_HISTORY = measurement("training_history", needs=TRAINING_RECORD)
 
 
 def read_history(ds: xr.Dataset) -> list[str]:
-    """State when copying came, and how many heads look for the motif at the end."""
+    """State when copying emerged, and how many heads look for the motif at the end."""
     steps = ds["training_step"].values
     out = []
     if "copying" in ds:
@@ -94,9 +94,9 @@ def read_history(ds: xr.Dataset) -> list[str]:
     heads = array(ds, f"{name}_significant", "training_step", "layer", "head") > 0
     heads &= array(ds, name, "training_step", "layer", "head") > 0
     counts = heads.reshape(len(steps), -1).sum(axis=1)
-    against = "than an even spread would" if name == "prefix_matching" else "than in the control"
+    against = "than uniform attention would" if name == "prefix_matching" else "than in the control"
     since = len(counts) - int(np.argmin(np.append(counts[::-1] > 0, False)))
-    some = f"; some head has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
+    some = f"; at least one has since step {int(steps[since]):,}" if 0 < since < len(counts) - 1 else ""
     out.append(
         f"{count_of(int(counts[-1]), heads[0].size, 'heads')} {verb(int(counts[-1]), 'give')} more attention to what "
         f"followed the last match {against}, significantly over motifs{some}."
@@ -132,7 +132,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
         _head_lines(panel, ds, name, x, words)
         panel.y(title)
         if name == "prefix_matching":
-            panel.line(x, array(ds, "prefix_floor", "training_step"), "even attention", colour=GREY, dash="dot")
+            panel.line(x, array(ds, "prefix_floor", "training_step"), "uniform attention", colour=GREY, dash="dot")
     powers = range(int(np.ceil(np.log10(start))), int(np.floor(np.log10(max(steps.max(), start)))) + 1)
     ticks = {10.0**power: f"{10.0**power:,.0f}" for power in powers if 10.0**power > 1.2 * start}
     if (steps == 0).any():

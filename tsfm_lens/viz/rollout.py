@@ -63,15 +63,15 @@ def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
     one = array(ds, "attention", "query", "key", layer=layer, head=head)
     rest = float(one[:, keys.aside].sum(axis=1).mean())
     if rest >= 0.01:
-        out.append(f"Of the attention of {head_at(ds, place)}, {percent(rest)} is on special tokens.")
+        out.append(f"{capital(head_at(ds, place))} gives {percent(rest)} of its attention to special tokens.")
     if heads == "sharp" and len(keys.timed) > 1 and len(queries.timed) > 1:
         maps = array(ds, "attention", "layer", "head", "query", "key").reshape(-1, *one.shape)
         steady = [flat for flat, each in enumerate(maps) if _steadiest(each, keys, queries) >= 0.5]
         which = f": {listed([head_at(ds, flat) for flat in steady[:4]])}" if steady else ""
         out.append(
             f"{count_of(len(steady), ranks.size, 'heads')} {verb(len(steady), 'have', 'has')} "
-            f"{verb(len(steady), 'their', 'its')} largest weight at one and the same lag for at least half of the "
-            f"queries{which}."
+            f"{verb(len(steady), 'their', 'its')} largest weight at the same lag for at least half of the queries"
+            f"{which}."
         )
     return out
 
@@ -88,15 +88,15 @@ def read_flow(ds: xr.Dataset) -> list[str]:
     flow = array(ds, "flow", "layer", "query", "key")
     words, keys = layers(ds), token_axis(ds, "key")
     if flow.shape[-1] < 2:
-        return ["There is a single token, which can only keep what it has."]
+        return ["There is only one token, so nothing can flow."]
     self_share = np.array([np.diag(one).mean() for one in flow])
     first, last = percent(self_share[0]), percent(self_share[-1])
     inflow = flow[-1].mean(axis=0)
     top = int(inflow.argmax())
     return [
-        f"After {words[0]} a token keeps {first} of itself on average, after {words[-1]} {last}.",
-        f"{capital(_token(keys, top))} reaches the others most: {percent(float(inflow[top]))} of a token on average, "
-        f"where an even flow would bring {percent(1 / len(inflow))}.",
+        f"On average a token keeps {first} of itself after {words[0]} and {last} after {words[-1]}.",
+        f"{capital(_token(keys, top))} reaches the others most: {percent(float(inflow[top]))} of a token on average "
+        f"(uniform: {percent(1 / len(inflow))}).",
         "This follows attention patterns alone; it sees neither values nor MLPs.",
     ]
 
@@ -116,7 +116,7 @@ def read_norm_weighted(ds: xr.Dataset) -> list[str]:
         most = int(np.nanargmax(share))
         out.append(
             f"Special tokens make up most of it in {count_of(len(heavy), total.size, 'heads').lower()}; the largest "
-            f"share, {percent(float(share.flat[most]))}, is that of {head_at(ds, most)}."
+            f"share is {percent(float(share.flat[most]))} ({head_at(ds, most)})."
         )
     return out
 
@@ -164,7 +164,7 @@ def autoregressive_attention_map(ds: xr.Dataset, *, heads: str = "sharp", count:
         f"{word} heads of {model_of(ds)} along the forecast of {single_series(ds)}",
         attention_kind(ds),
         "steps from the start of the forecast",
-        f"darkest: {number(limit)} and more",
+        f"darkest: {number(limit)} or more",
         f"above the dotted line: {marks}" if marks else "",
         grouped(group),
     )
@@ -194,7 +194,7 @@ def attention_rollout_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None 
         f"Attention rollout through {stack}{model_of(ds)}",
         single_series(ds),
         "mean over heads and half a residual stream, multiplied layer by layer",
-        f"darkest: {number(limit)} and more",
+        f"darkest: {number(limit)} or more",
         f"right of the dotted line: {marks}" if marks else "",
         grouped(group),
     )
@@ -274,7 +274,7 @@ def read_patches(ds: xr.Dataset) -> list[str]:
     if strong.any():
         first, counts = np.unique(start[strong], return_counts=True)
         most = int(counts.argmax())
-        out.append(f"The token from step {num(int(first[most]))} on is that of {int(counts[most])} of them.")
+        out.append(f"For {int(counts[most])} of them it is the token from step {num(int(first[most]))} on.")
     return out
 
 
@@ -314,7 +314,7 @@ def patch_attention_grid(ds: xr.Dataset, *, layer: str | int = 0) -> go.Figure:
         f"{sentence_start(ds)} of {layer_names(ds)[at]} of {model_of(ds)}",
         f"{names(ds, 'series')[0]}, {ds.sizes['step']} steps ahead",
         f"context tokens of {width} step{'s' * (width > 1)}" + (f", then {', '.join(special)}" if special else ""),
-        f"darkest: {number(limit)} and more",
+        f"darkest: {number(limit)} or more",
     )
 
 

@@ -30,15 +30,15 @@ def read_layer_similarity(ds: xr.Dataset, measure: str) -> list[str]:
     axis = "stream" if measure == "cka" else "layer"
     values, words = array(ds, measure, axis, f"other_{axis}"), layers(ds, axis)
     if len(words) < 2:
-        return ["There is only one to compare."]
+        return ["There is only one layer, so there is nothing to compare."]
     if measure == "cka":
         steps = np.diag(values, 1)
         if not np.isfinite(steps).any():
-            return ["The stream is the same for all tokens after every layer, so no CKA can be had."]
+            return ["The stream is the same for all tokens after every layer, so the CKA is undefined."]
         at = int(np.nanargmin(steps))
         same = [word for word, value in zip(words, np.diag(values), strict=True) if not np.isfinite(value)]
-        out = f"From one layer to the next the stream changes most between {words[at]} and {words[at + 1]} "
-        alike = [f"At {listed(same)} the stream is the same for all tokens, so no CKA can be had."] if same else []
+        out = f"The stream changes most between {words[at]} and {words[at + 1]} "
+        alike = [f"At {listed(same)} the stream is the same for all tokens, so the CKA is undefined."] if same else []
         return [f"{out}(CKA {num(steps[at])}).", *alike]
     rows, columns = np.triu_indices(len(words), 1)
     pairs = values[rows, columns]

@@ -44,19 +44,19 @@ def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:
 
 
 def read_bound(ds: xr.Dataset) -> list[str]:
-    """State whether theorem 4 says something of the model, and whether it holds there."""
+    """State whether theorem 4 applies to the model, and whether its bound is exceeded."""
     bound, values = array(ds, "bound", "layer", "mode"), array(ds, "singular_value", "stream", "mode")
     keys, outputs = (array(ds, name, "layer") for name in ("query_key_norm", "value_norm"))
     finite = np.isfinite(bound)
     if not finite.any():
         return [
             *_read_measured_bound(ds),
-            f"Theorem 4 says nothing of this model: it asks for {ds.attrs['least_depth']} layers or more with "
-            f"{ds.attrs['heads']} heads, of which there are {ds.sizes['layer']}, and for norms up to 1, where "
-            f"query–key products reach {num(float(keys.max()))} and value–output products {num(float(outputs.max()))}.",
+            f"Theorem 4 does not apply to this model. It requires {ds.attrs['least_depth']} or more layers of "
+            f"{ds.attrs['heads']} heads (here {ds.sizes['layer']}) and norms up to 1 (here query–key products reach "
+            f"{num(float(keys.max()))}, value–output products {num(float(outputs.max()))}).",
         ]
     above = int((values[1:] / values[1:, :1] > bound)[finite].sum())
-    outcome = "is exceeded nowhere" if not above else f"is exceeded {above} times: norms and MLPs are not part of it"
+    outcome = "is never exceeded" if not above else f"is exceeded {above} times (it ignores norms and MLPs)"
     return [
         *_read_measured_bound(ds),
         f"The bound of theorem 4 applies to {int(finite.any(1).sum())} of {len(bound)} layers and {outcome}.",
@@ -64,20 +64,20 @@ def read_bound(ds: xr.Dataset) -> list[str]:
 
 
 def _read_measured_bound(ds: xr.Dataset) -> list[str]:
-    """State how near the attentions come to what they could add to the rank at most."""
+    """State how near the attentions come to the largest possible rise of the rank."""
     if "attention_bound" not in ds:
         return []
     bound, values = (array(ds, f"attention_{name}", "layer", "mode") for name in ("bound", "value"))
     says = np.isfinite(bound) & (bound < 1)
     if not says.any():
-        return ["With measured constants the inequality behind theorem 4 allows the attentions any rank."]
+        return ["With measured constants, the inequality behind theorem 4 puts no limit on the rank."]
     with np.errstate(divide="ignore"):
         near = float((bound[says] / values[says]).min())
     above = int((values > bound * (1 + 1e-6) + 1e-12)[says].sum())
-    outcome = "is exceeded nowhere" if not above else f"is exceeded {above} times"
+    outcome = "is never exceeded" if not above else f"is exceeded {above} times"
     return [
-        f"With measured constants the inequality behind theorem 4 bounds {says.sum()} of {says.size} relative singular "
-        f"values after the first attentions below 1, {outcome}, and is at least {num(near)} times what was measured."
+        f"With measured constants, the inequality behind theorem 4 bounds {says.sum()} of {says.size} relative "
+        f"singular values below 1. The bound {outcome} and is at least {num(near)} times the measured value."
     ]
 
 
@@ -155,7 +155,7 @@ def rank_flow_spectra(ds: xr.Dataset) -> go.Figure:
     canvas.x("mode")
     which = f"{_stack_words(ds)}, {shown(names(ds, 'series'))}"
     title = f"Spectra of the stream and of W_Q through the depth of {model_of(ds)}"
-    silent = "theorem 4 says nothing of this model" if np.isnan(bound).all() else ""
+    silent = "theorem 4 does not apply" if np.isnan(bound).all() else ""
     return canvas.dress(title, "the deeper the darker", which, silent)
 
 
@@ -182,7 +182,7 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
     counts = [f"{name} {int(rank[i])} of {int(full[i])}" for i, name in enumerate(families) if valid[i]]
     if not counts:
         return [f"At ε = {level} rounding may hide every rank."]
-    out = [f"At ε = {level} embedded tokens use so many directions: {listed(counts)}."]
+    out = [f"Directions used by embedded tokens at ε = {level}: {listed(counts)}."]
     low, high = (array(ds, f"signal_rank_{end}", "family", epsilon=place) for end in ("low", "high"))
     several = [i for i in np.flatnonzero(high > low) if valid[i]]
     if len(several) > 1:
@@ -193,7 +193,7 @@ def read_embedding_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[s
             f"A single signal of {families[most]} uses the most directions, {num(low[most])} to {num(high[most])}; "
             f"one of any other family at most {num(next_high)}."
             if low[most] > next_high
-            else "Of the numbers of directions that single signals use, the intervals overlap."
+            else "The intervals of the direction counts of single signals overlap."
         )
     return out
 

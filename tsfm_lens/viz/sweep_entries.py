@@ -29,7 +29,7 @@ def finished(table: pd.DataFrame, what: str, *columns: str) -> tuple[pd.DataFram
     """Return the rows whose numbers are all there, and a remark on the others for a subtitle ("" if there are none)."""
     finite = np.isfinite(table[list(columns)].to_numpy(dtype=float)).all(axis=1)
     if not finite.any():
-        raise InputError(f"this sweep has no finished entry for {what}; it has not run, or was not asked for")
+        raise InputError(f"this sweep has no finished entry for {what}; it has not run, or was not requested")
     missing = int((~finite).sum())
     return table[finite], f"{missing} without a result {'is' if missing == 1 else 'are'} left out" if missing else ""
 
@@ -71,7 +71,7 @@ def intervals_of(table: pd.DataFrame) -> str:
 
 
 def methods_of(tables: Sequence[pd.DataFrame]) -> list[str]:
-    """Describe how the intervals and tests of a page were made, and name tests that so few units cannot decide."""
+    """Describe how the intervals and tests of a page were made, and name tests with too few units."""
     tested = [table for table in tables if "units" in table and len(table)]
     if not tested:
         return []
@@ -80,20 +80,19 @@ def methods_of(tables: Sequence[pd.DataFrame]) -> list[str]:
     few = [few_units(row, tested[0]) for row in told(tests)]
     level = percent(1 - float(tested[0].attrs.get("confidence", 0.95)))
     return [
-        f"A change is a ratio of geometric means over datasets; its {intervals_of(tested[0])} are Student's t of log "
-        f"ratios over {over}. It is significant if it would have the same direction on most others like these: an "
-        f"exact two-sided sign test at {level}, corrected by Holm's method for all tests of this page on one model and "
-        "metric. Datasets made of the same observations count once, as their source; of one source the series are "
-        "counted, each with all its windows. Shares of redraws say how often an entry is first when these units are "
-        "drawn anew.",
+        f"A change is a ratio of geometric means over datasets. Its {intervals_of(tested[0])} are Student's t "
+        f"intervals of log ratios over {over}. Significance: exact two-sided sign test of its direction at {level}, "
+        "Holm-corrected over all tests of this page on one model and metric. Datasets made of the same observations "
+        "count once, as their source; within a single source each series counts once, with all its windows. A share "
+        "of bootstrap samples says how often an entry is first when these units are resampled.",
         *(f"{each}." for each in few if each),
     ]
 
 
 def few_units(row: Mapping[str, Any], table: pd.DataFrame) -> str:
-    """Say that so few units cannot decide the tests of a page, and how many could; "" where they can."""
+    """Say that there are too few units for the tests of a page, and how many are needed; "" where they suffice."""
     needed = units_needed(row["tests"], level=1 - float(table.attrs.get("confidence", 0.95)))
-    words = f"{row['units']} {row['unit']} cannot decide among {counted(row['tests'], 'test')}; {needed} could"
+    words = f"{row['units']} {row['unit']} are too few for {counted(row['tests'], 'test')}; {needed} are needed"
     return words if row["units"] < needed else ""
 
 
@@ -102,7 +101,7 @@ def sizes_words(rows: pd.DataFrame) -> str:
     low, middle, high = (change_text(each) for each in rows["change"].quantile([0, 0.5, 1]))
     count, few = int(rows["significant"].sum()), few_units(told(rows.nlargest(1, "units"))[0], rows)
     said = f"{count or 'none'} of {counted(len(rows), 'change')} {'is' if count <= 1 else 'are'} significant"
-    between = f"by {low} to {high}, at the median by {middle}" if len(rows) > 1 else f"by {middle}"
+    between = f"by {low} to {high} (median {middle})" if len(rows) > 1 else f"by {middle}"
     return f"MASE changes {between}; {few if few and not count else said}"
 
 
@@ -112,7 +111,7 @@ def verdict(significant: Any) -> str:
 
 
 def often_first(rows: pd.DataFrame, what: str, name: str = "lead_share") -> str:
-    """Name the entries that are most often first when units are drawn anew: "layer 3 (62 %) and layer 0 (20 %)"."""
+    """Name the entries most often first in bootstrap samples of units: "layer 3 (62 %) and layer 0 (20 %)"."""
     first = rows[rows[name] > 0].sort_values(name, ascending=False, kind="stable").head(_MAX_FIRST)
     return listed([f"{row[what]} ({percent(round(row[name], 2))})" for row in told(first)]) if len(first) else ""
 
@@ -243,10 +242,11 @@ def least_words(rows: pd.DataFrame) -> str:
     """Name the layer that needs its heads most, if losing all of them costs more there than in every other layer."""
     for row in told(rows[rows["leads"] == "highest"]):
         share = percent(round(row["lead_share"], 2))
-        return f"layer {row['layer']} bears least ({share} of redraws), it keeps {row['kept']} of {row['of']}"
+        words = f"layer {row['layer']} significantly needs its heads most"
+        return f"{words} ({share} of bootstrap samples): it keeps {row['kept']} of {row['of']}"
     low, high = rows["kept"].min(), rows["kept"].max()
     often = often_first(rows.assign(name="layer " + rows["layer"].astype(str)), "name")
-    which = f"; no layer bears least for certain, in redraws most often {often}" if often else ""
+    which = f"; no layer significantly needs its heads most, in bootstrap samples most often {often}" if often else ""
     return f"layers keep {low}{f' to {high}' if high > low else ''} of {counted(int(rows['of'].max()), 'head')}{which}"
 
 

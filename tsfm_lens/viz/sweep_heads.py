@@ -34,7 +34,7 @@ SWEEP_CURVES = measurement("sweep_curves", subject=sweep.sweep_subject)
 
 
 def read_heads(table: pd.DataFrame) -> list[str]:
-    """State what single heads cost, which changes are significant, and whether one costs more than every other."""
+    """State what single heads cost, which changes are significant, and whether one costs significantly most."""
     rows, out = table[np.isfinite(table["change"])], []
     for model in sweep.models_in(rows):
         mine = rows[rows["model"] == model]
@@ -48,11 +48,11 @@ def read_heads(table: pd.DataFrame) -> list[str]:
         often = sweep.often_first(mine, "label")
         if first:
             share = percent(first[0]["lead_share"])
-            out.append(
-                f"The loss of {first[0]['label']} costs more than that of every other head ({share} of redraws)."
-            )
+            words = f"Losing {first[0]['label']} costs significantly more than losing any other head"
+            out.append(f"{words} ({share} of bootstrap samples).")
         elif often:
-            out.append(f"No head costs more than every other; most often first in redraws: {often}.")
+            words = "No single head costs significantly more than the rest"
+            out.append(f"{words}; most often first in bootstrap samples: {often}.")
     return out
 
 
@@ -73,7 +73,7 @@ def read_curves(table: pd.DataFrame) -> list[str]:
         f"{valid['judged_by'].iloc[0]} below {percent(sweep.tolerance_of(table))}{which}; "
         f"{sweep.least_words(valid.assign(kept=valid['of'] - valid['within']))}."
     ]
-    # a layer that bears every order says nothing about orders
+    # a layer that tolerates every order says nothing about orders
     open_layers = valid[valid["within"] < valid["of"]]
     orders = [order for order in dict.fromkeys(rows["order"]) if not is_random(order)]
     if len(orders) > 1 and len(open_layers):
@@ -84,8 +84,8 @@ def read_curves(table: pd.DataFrame) -> list[str]:
         named = better.loc[better["order_significant"], "layer"].tolist()
         where = f"layer{sweep.plural_s(named)} {sweep.runs(named)}" if named else "no layer"
         out.append(
-            f"Of the {sweep.counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}; "
-            f"that the other order costs more there is significant in {where}."
+            f"Of the {sweep.counted(len(open_layers), 'other layer')}, the better order is {listed(parts)}{remark}. "
+            f"The other order costs significantly more in {where}."
         )
     return out
 

@@ -68,7 +68,7 @@ def _single_layers(rows: pd.DataFrame, model: str, part: str) -> list[str]:
     ]
     often = sweep.often_first(rows.assign(name="layer " + rows["first"].astype(str)), "name", "distance_lead_share")
     span = f"moves by a Spearman distance of {' to '.join(map(num, rows['spearman_distance'].agg(['min', 'max'])))}"
-    redraws = f"; in redraws it moves most without {often}" if often else ""
+    redraws = f"; in bootstrap samples it moves most without {often}" if often else ""
     return [summary, f"The forecast {listed(parts) if parts else span}{redraws}."]
 
 

@@ -30,7 +30,7 @@ SWEEP_SELECTION = measurement("sweep_selection", subject=sweep.sweep_subject)
 
 
 def read_recipes(table: pd.DataFrame) -> list[str]:
-    """State what each recipe costs in MASE, whether that is significant, and how many datasets bear it."""
+    """State what each recipe costs in MASE, whether that is significant, and how many datasets tolerate it."""
     rows = recipe_rows(table)
     rows = rows[rows["metric"] == ("MASE" if (rows["metric"] == "MASE").any() else rows["metric"].iloc[0])]
     out = []
@@ -38,8 +38,8 @@ def read_recipes(table: pd.DataFrame) -> list[str]:
         resilient, improved = row["n_resilient"], row["n_improved"]
         middle, low, high = (sweep.change_text(row[name]) for name in ("median", "least", "most"))
         out.append(
-            f"{row['label']}: {row['metric']} {sweep.change_words(row)}, {sweep.verdict(row['significant'])}; the "
-            f"median of {row['units']} {row['unit']} is {middle} ({low} to {high}); {resilient} of "
+            f"{row['label']}: {row['metric']} {sweep.change_words(row)}, {sweep.verdict(row['significant'])}. The "
+            f"median over {row['units']} {row['unit']} is {middle} ({low} to {high}). {resilient} of "
             f"{sweep.counted(row['n_datasets'], 'dataset')} rise{'s' if resilient == 1 else ''} by less than 5 %, "
             f"{improved} of them improve{'s' if improved == 1 else ''}."
         )
@@ -58,7 +58,7 @@ def read_selection(table: pd.DataFrame) -> list[str]:
         mean = f"the geometric mean of {seeds} random ones" if seeds > 1 else "a random one"
         said = f"{sweep.change_text(row['diff'])} {span} ({sweep.verdict(row['diff_significant'])})"
         out.append(
-            f"{row['model']}, {row['recipe']}: the informed choice's MASE against that of {mean}: {said}; "
+            f"{row['model']}, {row['recipe']}: MASE of the informed choice against {mean}: {said}; "
             f"{row['n_worse']} of {seeds} cost more."
         )
     return out
@@ -104,7 +104,7 @@ def recipe_table(table: pd.DataFrame) -> go.Figure:
     panel.x("", side="top", **sweep.NO_AXIS)
     sweep.label_rows(canvas, labels)
     return canvas.dress(
-        "Heavy ablations: change of every metric, and how many datasets bear them",
+        "Heavy ablations: change of every metric, and resilient datasets",
         f"% change of the geometric mean over datasets [{sweep.intervals_of(table)[:-1]}], lower is better; bold: "
         "significant; resilient: MASE rises by less than 5 %, improved: it falls",
     )
@@ -126,7 +126,7 @@ def _table_cell(row: dict[str, Any]) -> str:
 
 @SWEEP_SELECTION.figure(variables=(*_KEYS, *_DIFF))
 def selection_comparison(table: pd.DataFrame) -> go.Figure:
-    """Draw whether it matters which heads go: informed choices against random heads at the same counts."""
+    """Draw the change of MASE for informed choices of heads and for random ones at the same counts."""
     entries, remark = sweep.finished(table, "recipes against random heads", "change")
     entries = entries.assign(label=entries["model"] + ", " + entries["recipe"])
     rows, kinds = (list(dict.fromkeys(entries[name])) for name in ("label", "selection"))
@@ -154,7 +154,7 @@ def selection_comparison(table: pd.DataFrame) -> go.Figure:
     panel.x("change of MASE (%)")
     sweep.label_rows(canvas, [plain(label) for label in rows])
     return canvas.dress(
-        "Does it matter which heads go? Informed choices against random ones",
+        "Informed against random choices of heads: change of MASE",
         f"the same number of heads in each layer and the same MLPs; {sweep.intervals_of(table)}; filled: the "
         "difference from the geometric mean of the random choices is significant",
         remark,
@@ -186,7 +186,7 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
         text = (
             f"Layer {layer} (keeps {remaining} of {of} heads over all datasets): all {of} heads can go within "
             f"{percent(sweep.tolerance_of(table))} on {int((largest == of).sum())} of "
-            f"{sweep.counted(len(largest), 'dataset')}, their median largest number is {num(float(largest.median()))}"
+            f"{sweep.counted(len(largest), 'dataset')}; the median dataset tolerates {num(float(largest.median()))}"
         )
         falls = f"; without all heads the MASE falls on {int((without < 0).sum())}"
         out.append(f"{text}{falls if len(without) else ', of those evaluated'}.")
@@ -195,7 +195,7 @@ def read_datasets(table: pd.DataFrame) -> list[str]:
 
 @SWEEP_DATASETS.figure(variables=("mase", "change", "largest_within", "model", "layer", "order", "kept", "of"))
 def dataset_heatmap(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
-    """Draw what each dataset makes of ablating more and more heads of one layer, the layers of a model side by side."""
+    """Draw the error on each dataset as more heads of a layer are ablated, layers side by side."""
     name, selection = sweep.chosen_model(table, model), sorted(set(table["dataset"]))
     panels = [rows for _, rows in table[table["model"] == name].groupby("layer", sort=False)]
     firsts = [rows.iloc[0] for rows in panels]

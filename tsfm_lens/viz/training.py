@@ -70,7 +70,7 @@ def read_watch(ds: xr.Dataset) -> list[str]:
             out.append(f"{run + ': ' if run else ''}{capital(listed(changes))}, step {steps[0]:,} to {steps[-1]:,}.")
         if "sharpness_residual" in one:
             share = abs(one["sharpness_residual"] / one["sharpness"]).max()
-            out.append(f"{run + ': ' if run else ''}Some eigenvalue lies within {float(share):.1%} of each sharpness.")
+            out.append(f"{run + ': ' if run else ''}Each sharpness is within {float(share):.1%} of an eigenvalue.")
     return out or ["Nothing was measured."]
 
 
@@ -89,7 +89,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
         >>> for step in range(4):
         ...     _ = watch(step, loss=2.0**-step)
         >>> viz.training_measures(watch.dataset()).layout.meta["title"]
-        'Training of Linear, watched'
+        'Training measures of Linear'
     """
     rows = [row for row in _ROWS if row[0] in ds and bool(np.isfinite(ds[row[0]].values).any())]
     if "loss" in [row[0] for row in rows]:
@@ -114,7 +114,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     mean = "attention: mean over layers and heads" if several and "layer" in ds.dims else ""
     residual = "band: residual of the eigenvalue" if "sharpness" in ds else ""
     bands = "bands: all seeds" if "seed" in ds.dims else residual
-    return canvas.dress(f"Training of {model_of(ds)}, watched", f"{len(steps)} looks", mean, bands)
+    return canvas.dress(f"Training measures of {model_of(ds)}", f"{len(steps)} measurements", mean, bands)
 
 
 def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np.ndarray, np.ndarray]]:
@@ -143,7 +143,7 @@ def _lines(ds: xr.Dataset, name: str) -> Iterator[tuple[str, str, np.ndarray, np
 
 
 def _references(panel: Panel, ds: xr.Dataset, name: str) -> None:
-    """Draw even attention and the identity, where all layers have as many keys."""
+    """Draw uniform attention and the identity, where all layers have as many keys."""
     keys = {int(value) for value in ds["n_keys"].values} if "n_keys" in ds.coords else set()
     if len(keys) != 1 or name not in ("entropy", "nuclear_norm", "diagonal_mass"):
         return
@@ -214,7 +214,7 @@ def attention_snapshots(
 def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -> tuple[list[str], np.ndarray]:
     """Return titles and (map, snapshot, query, key): heads of a run, or one head of several runs."""
     if not 0 <= row < ds.sizes["input"]:
-        raise InputError(f"row={row}; the patterns of inputs 0 to {ds.sizes['input'] - 1} were kept")
+        raise InputError(f"row is {row}, expected an input from 0 to {ds.sizes['input'] - 1}")
     pattern = ds["pattern"].isel(input=row)
     if "seed" in pattern.dims:
         pattern = pattern.isel(seed=0)
@@ -272,7 +272,7 @@ def read_norms(ds: xr.Dataset) -> list[str]:
     for run, one in run_words(ds):
         norm, keys = float(one["nuclear_norm"].median()), [int(value) for value in np.unique(ds["n_keys"].values)]
         whole = f", {num(norm / keys[0])} of the identity's" if len(keys) == 1 else ""
-        out.append(f"{run + ': ' if run else ''}The median nuclear norm is {num(norm)}{whole}; 1 is the least.")
+        out.append(f"{run + ': ' if run else ''}The median nuclear norm is {num(norm)}{whole} (minimum 1).")
     return out
 
 

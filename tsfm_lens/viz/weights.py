@@ -52,7 +52,7 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
     for part in dict.fromkeys(parts[row] for row in whole):
         own = share[[row for row in whole if parts[row] == part]]
         words.append(f"{percent(float(np.median(own)))} in {part}")
-    out = [f"At ε = {level} the median matrix uses, of all directions, {listed(words)}."]
+    out = [f"At ε = {level} the median matrix uses this share of its directions: {listed(words)}."]
     # what is the same in several matrices singles none out
     least = [row for row in whole if share[row] == share[whole].min()]
     if len(least) == 1:
@@ -60,7 +60,7 @@ def read_weight_ranks(ds: xr.Dataset, epsilon: float | None = None) -> list[str]
         out.append(f"{labels[least[0]]} uses the smallest share, {rank} of {full} directions.")
     hidden = len(whole_matrices(ds)) - len(whole)
     if hidden:
-        out.append(f"The ranks of {hidden} matrices are below what {ds.attrs['precision']} weights can tell.")
+        out.append(f"Rounding of {ds.attrs['precision']} weights hides the ranks of {hidden} matrices.")
     return out
 
 
@@ -89,8 +89,8 @@ def read_histograms(ds: xr.Dataset) -> list[str]:
         own = first[[row for row in whole if parts[row] in members]]
         if len(own):
             out.append(
-                f"Within a power of ten of the largest lie {percent(float(np.median(own)))} of the singular values of "
-                f"the median {words} matrix, {percent(float(own.min()))} to {percent(float(own.max()))} over all."
+                f"In the median {words} matrix {percent(float(np.median(own)))} of singular values lie within a power "
+                f"of ten of the largest ({percent(float(own.min()))} to {percent(float(own.max()))} over all)."
             )
     return out
 
@@ -120,7 +120,7 @@ def weight_rank_map(ds: xr.Dataset, *, epsilon: float | None = None, stack: str 
     return canvas.dress(
         f"Ranks of the weights of {model_of(ds)}",
         f"singular values above {float(ds['epsilon'].values[place]):g} of the largest",
-        "" if valid.all() else f"empty: below what {ds.attrs.get('precision', 'these')} weights can tell",
+        "" if valid.all() else f"empty: hidden by rounding of {ds.attrs.get('precision', 'these')} weights",
     )
 
 
@@ -250,17 +250,15 @@ def read_row_angles(ds: xr.Dataset) -> list[str]:
     """Count the layers in which rows of a head are closer than chance."""
     within, between, closer = (array(ds, name, "layer") for name in ("within", "between", "closer"))
     if not np.isfinite(closer).any():
-        return ["There is only one head, or no rows but zeros, so nothing can be closer."]
+        return ["There is only one head, or all rows are zero, so there is nothing to compare."]
     words, part = layers(ds), str(ds.attrs["part"])
     stands = np.flatnonzero(array(ds, "closer_significant", "layer") > 0)
     if not len(stands):
-        return [
-            f"In no layer are the rows of {part} of one head closer to each other than shuffled ones are by chance."
-        ]
+        return [f"In no layer are rows of {part} of one head significantly closer together than shuffled rows."]
     most = int(stands[np.argmax(closer[stands])])
     return [
-        f"Rows of {part} of one head are closer to each other than shuffled ones are by chance in {len(stands)} of "
-        f"{len(words)} layers; most in {words[most]}, {num(within[most])}° against {num(between[most])}°."
+        f"Rows of {part} of one head are significantly closer together than shuffled rows in {len(stands)} of "
+        f"{len(words)} layers, most in {words[most]} ({num(within[most])}° against {num(between[most])}°)."
     ]
 
 
@@ -342,8 +340,8 @@ def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
     shares = np.cumsum(energy, axis=1) / energy.sum(axis=1, keepdims=True)
     few = (shares < 0.9 - 1e-12).sum(axis=1) + 1
     return [
-        f"Nine tenths of the sum of squared singular values lie in {int(np.median(few))} of {values.shape[-1]} "
-        f"directions for the median head, {int(few.min())} to {int(few.max())} over all heads."
+        f"90 % of the sum of squared singular values lie in {int(np.median(few))} of {values.shape[-1]} directions for "
+        f"the median head ({int(few.min())} to {int(few.max())} over all heads)."
     ]
 
 

@@ -61,9 +61,14 @@ def layers(ds: xr.Dataset, dim: str = "layer") -> list[str]:
     return ["the embedding" if word == "embedding" else word for word in words]
 
 
+def after_number(unit: str) -> str:
+    """Write a unit as it follows a number: a power of ten gets a multiplication sign."""
+    return f"× {unit}" if unit.startswith("10") else unit
+
+
 def measured(unit: str) -> Callable[[float], str]:
     """Return a function that writes a value in this unit."""
-    return lambda value: f"{num(value)} {unit}".rstrip()
+    return lambda value: f"{num(value)} {after_number(unit)}".rstrip()
 
 
 def head_at(ds: xr.Dataset, place: int) -> str:
@@ -86,7 +91,7 @@ def is_head(ds: xr.Dataset, values: np.ndarray, flat: int, write: Callable[[floa
     """Name the head at a flat place, and all that cannot be told from it, as "is …" or "are …"."""
     alike = [i for i, value in enumerate(np.ravel(values)) if write(value) == write(np.ravel(values)[flat])]
     if len(alike) > _MAX_NAMES:
-        return f"are {len(alike)} heads alike"
+        return f"are {len(alike)} equal heads"
     return f"{'is' if len(alike) == 1 else 'are'} {listed([head_at(ds, i) for i in alike])}"
 
 

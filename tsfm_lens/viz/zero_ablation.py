@@ -43,7 +43,7 @@ ABLATION = measurement("ablation")
 
 
 def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
-    """Describe the heads and MLPs that matter most, on how many series, and for what that holds."""
+    """Describe the heads and MLPs with the largest effects, and which are significant."""
     effect, labels, measure = judged(ds, metric, "component"), names(ds, "component"), MEASURES[metric]
     heads, mlps = ds["head"].values >= 0, ds["kind"].values.astype(str) == "mlp"
     write = percent if measure.relative else num
@@ -62,7 +62,7 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
             out.append(f"{labels[most[0]]}: {words}.")
     if heads.any():
         out += effect.standing(labels, "heads", heads)
-    return [*out, "Components are removed one at a time: those that can stand in for each other look unimportant."]
+    return [*out, "Components are ablated one at a time, so redundant ones look unimportant."]
 
 
 def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
@@ -71,10 +71,11 @@ def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) 
     after = array(ds, "forecast", "step", component=row, series=series)
     amount, span = measured(unit_of(ds, series)), float(np.ptp(base))
     distance = float(np.abs(after - base).mean())
-    against = f", {100 * distance / span:.3g} % of the range it runs through" if span > 0 else ""
+    against = f" ({100 * distance / span:.3g} % of its range)" if span > 0 else ""
     return [
         f"Without {components[0]} the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} moves by "
-        f"{amount(distance)} on average{against}; its range goes from {amount(span)} to {amount(float(np.ptp(after)))}."
+        f"{amount(distance)} on average{against}. Its range changes from {amount(span)} to "
+        f"{amount(float(np.ptp(after)))}."
     ]
 
 

@@ -130,7 +130,7 @@ def test_the_command_trains_on_a_file_and_says_the_errors(tmp_path: Path) -> Non
         ("model: {name: samformer}\ndata: {kind: toy}\noptimiser: {rho: 1}", "nearest is 'optimizer'"),
         ("model: {name: samformer}\ndata: {kind: toy, lenght: 3}", "nearest is 'length'"),
         ("model: {name: samformer}\ndata: {kind: toy}\noptimizer: {lr: 1}", "nearest is 'learning_rate'"),
-        ("model: {name: samformer}\ndata: {kind: toy}\noptimizer: {foo: 1}", "is no field of a training run (there"),
+        ("model: {name: samformer}\ndata: {kind: toy}\noptimizer: {foo: 1}", "is not a field of a training run (there"),
         ("model: {name: samformer}\ndata: {kind: toy}\noptimizer: {momentum: 0.9}", "argument of sgd"),
         ("model: {name: samformer}\ndata: {kind: toy}\nplan: {epochs: 0}", "plan.epochs"),
         ("model: {name: samformer}\ndata: {file: none.csv}", "none.csv"),

@@ -54,7 +54,7 @@ REFUSED: Rows = [
     (lambda: theory.incompressible(np.ones(3), 2), "2 tokens cannot have 3"),
     (lambda: theory.least_value_error(np.ones((4, 4)), AttentionWeights.random(4, 2), 1), "2 heads, expected one"),
     (lambda: theory.sketching_distance(np.ones((3, 5)), np.ones((2, 4))), r"\(2, 4\) does not fit .* shape \(3, 5\)"),
-    (lambda: theory.sketching_distance(np.ones((3, 5)), np.full((2, 3), np.inf)), "no number"),
+    (lambda: theory.sketching_distance(np.ones((3, 5)), np.full((2, 3), np.inf)), "not a number"),
     (lambda: theory.sparse_sketch(8, 1, 3), "3 heads of rank 1 do not divide a width of 8"),
     (lambda: theory.head_sketch(np.ones(8), 1, 1, 8), "1 heads of rank 1"),
     (lambda: theory.head_sketch(np.ones(8), 3, 1, 8), "3 heads of rank 1"),

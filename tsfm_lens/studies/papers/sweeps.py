@@ -148,7 +148,7 @@ def _series(
             raise unknown_name("series", name, bundled_names(), hint="Or give a CSV or Parquet file.")
         sources.append({"source": "file", "path": str(Path(name).resolve()), **windowing, **reading})
     if reading and not sources:
-        raise InputError(f"{next(iter(reading))}=… says how to read a file, and there is none")
+        raise InputError(f"{next(iter(reading))}=… applies to files, and none is given")
     own = [{"source": "bundled", "names": list(names), **windowing}] if names else []
     return [*own, *sources]
 

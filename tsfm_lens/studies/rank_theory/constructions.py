@@ -118,7 +118,7 @@ def sketching_distance(matrix: np.ndarray, sketch: np.ndarray) -> float:
     if x.ndim != 2 or w.ndim != 2 or w.shape[1] != x.shape[0]:
         raise InputError(f"a sketch of shape {w.shape} does not fit a matrix of shape {x.shape}, expected (rows, d)")
     if not (np.isfinite(x).all() and np.isfinite(w).all()):
-        raise InputError("the matrix or its sketch holds an entry that is no number")
+        raise InputError("the matrix or its sketch holds an entry that is not a number")
     basis = orth((w @ x).T)
     residual = x - (x @ basis) @ basis.T
     # the Gram matrix of the residual is small and as exact as this number needs

@@ -73,7 +73,7 @@ def head_scores(
     *,
     num_samples: int | None = None,
 ) -> xr.DataArray:
-    """Score every head of the stack that is read out, (layer, head); from data, on series or on a run of them."""
+    """Score every head of the output stack, (layer, head); from data, on series or on a run of them."""
     if order not in ORDERS:
         raise unknown_name("order of heads", order, ORDERS)
     stack = lens.wiring.output_stack

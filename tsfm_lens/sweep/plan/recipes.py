@@ -276,7 +276,7 @@ class _FittedRecipe:
             # a model so shallow that no layer lies at this depth has the nearest
             place = min(counts, key=lambda depth: abs(depth - place))
         if not 0 <= counts[place] <= self.of_heads:
-            raise InputError(f"layer {place} is to keep {counts[place]} heads, and it has {self.of_heads}")
+            raise InputError(f"layer {place} cannot keep {counts[place]} heads, it has {self.of_heads}")
         stay = round(counts[place] / self.of_heads * self.stack.n_heads)
         return self._ranking[layer][: self.stack.n_heads - stay]
 

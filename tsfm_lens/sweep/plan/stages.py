@@ -151,7 +151,7 @@ class ModelPlan:
         missing = set(settings.layers or ()) - {layer for layer, _ in searches}
         if missing:
             valid = sorted(next(iter(self._rankings.values())))
-            raise InputError(f"heads_at.layers has layer {min(missing)}, and {self.name} has {valid[0]} to {valid[-1]}")
+            raise InputError(f"heads_at.layers has layer {min(missing)}, but {self.name} has {valid[0]} to {valid[-1]}")
         return searches
 
     def _static(self) -> list[PlanEntry]:

@@ -124,7 +124,7 @@ def mlps_in(stack: Stack, layer: int) -> list[Component]:
 
 @dataclass(frozen=True)
 class VariantPlanner:
-    """Planner of the variants of one model, which are of the stack that is read out."""
+    """Planner of the variants of one model, which are of the output stack."""
 
     lens: Lens
     model: str
@@ -133,7 +133,7 @@ class VariantPlanner:
 
     @property
     def stack(self) -> Stack:
-        """Stack that is read out."""
+        """Stack before the output head."""
         return self.lens.wiring.output_stack
 
     def _entry(
@@ -226,7 +226,7 @@ class VariantPlanner:
         tags: dict[str, str | int] = {"part": "heads", "first": min(rankings), "last": max(rankings), "order": order}
         for count in counts:
             if not 0 <= count <= of:
-                raise InputError(f"{count} heads are to go, and a layer has {of}; expected 0 to that")
+                raise InputError(f"{count} heads cannot be ablated in a layer of {of}; expected 0 to {of}")
             heads = self._heads({layer: ranking[:count] for layer, ranking in rankings.items()})
             label = f"{count} of {of} heads in each of {len(rankings)} layers, {order_words(order)}"
             entries.append(self._entry("heads_per_layer", label, heads, **tags, ablated=count, of=of))

@@ -257,7 +257,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
         name: of the sweep, where a store holds several.
 
     Raises:
-        StoreError: the folder is no store, or a file in it is damaged.
+        StoreError: the folder is not a store, or a file in it is damaged.
         InputError: no sweep has been planned there, several have and no name is given, or nothing is finished.
 
     Example:
@@ -274,13 +274,13 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
     plan = plan.drop_duplicates(["model", "family", "label", "variant"], ignore_index=True)
     if set(plan["variant"]) <= {PLAIN}:
         raise InputError(
-            f"no variant of {record.name!r} is finished on a whole dataset in {folder} yet: `tsfm-lens sweep` goes on "
-            "with it"
+            f"no variant of {record.name!r} is finished on a whole dataset in {folder} yet: `tsfm-lens sweep` "
+            "resumes it"
         )
     if SEASONAL_NAIVE not in set(comparable["variant"]):
         raise InputError(
-            f"the seasonal naive forecast, against which errors are shown, is not in {folder}: `tsfm-lens sweep` goes "
-            f"on with {record.name!r} and makes it"
+            f"the seasonal naive forecast, against which errors are shown, is not in {folder}: `tsfm-lens sweep` "
+            f"resumes {record.name!r} and makes it"
         )
     settings, search_rows = config.variants.heads_at, about["heads_at"]
     sums, same = counted_once(_sums(store, comparable))

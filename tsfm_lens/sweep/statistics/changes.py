@@ -163,7 +163,7 @@ def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame
 
     Returns:
         Like the table, ``leads``: "highest" or "lowest" by sign tests against every other one, else "", and
-        ``lead_share``, how often it is the highest when units are drawn anew, NaN where that cannot be told.
+        ``lead_share``, the share of bootstrap samples in which it is highest, NaN where that cannot be told.
     """
     found = pd.DataFrame({"leads": "", "lead_share": np.nan}, index=table.index)
     # one that is measured on other series cannot be compared

@@ -87,7 +87,7 @@ def make_folder(path: Path, ours: Collection[str]) -> None:
         if len(others) == 1:
             away = shlex.join([str(path / others[0]), f"{path}.{others[0]}"])
             advice += f", or move that out of it and run the same command again: mv {away}"
-        raise StoreError(f"{path} is no store of a sweep but holds {others[0]}: {advice}")
+        raise StoreError(f"{path} is not a store of a sweep but holds {others[0]}: {advice}")
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
@@ -115,11 +115,11 @@ def trouble(error: OSError, path: Path) -> StoreError:
         origin = Path(error.filename) if error.filename else path
         blocking = next((each for each in (origin, path, *path.parents) if each.is_file() or each.is_symlink()), path)
         return StoreError(
-            f"{path} should be or be in a folder, but a file stands in its way. Move it aside and run the same command "
+            f"{path} should be or be in a folder, but a file has its name. Move it aside and run the same command "
             f"again: mv {shlex.quote(str(blocking))} {shlex.quote(f'{blocking}.aside')}. Or choose another folder."
         )
     return StoreError(
-        f"{path} could not be written or read: {error.strerror or error}. Finished cells are kept: mend that and run "
+        f"{path} could not be written or read: {error.strerror or error}. Finished cells are kept: fix that and run "
         "the same command again, or choose another folder."
     )
 
@@ -234,7 +234,7 @@ def read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
         checksum = content.pop("sha256")
     except (ValueError, LookupError, TypeError, AttributeError):
-        raise DamagedFileError("it is no file of a sweep, or was changed") from None
+        raise DamagedFileError("it is not a file of a sweep, or was changed") from None
     if checksum != _checksum(path.name, content):
         raise DamagedFileError("it was changed or renamed after it was written")
     return dict(content)

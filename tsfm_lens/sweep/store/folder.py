@@ -63,7 +63,7 @@ class Store:
         values: names of the columns of numbers. A new store keeps them; of an existing one they must be the same.
 
     Raises:
-        StoreError: the folder is none, is no store, is of another schema version or has other columns.
+        StoreError: the folder is none, is not a store, is of another schema version or has other columns.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Store:
         if about is None:
             if not create:
                 raise StoreError(
-                    f"{self.path} is no store of a sweep: it has no store.json. Start one with tsfm-lens sweep."
+                    f"{self.path} is not a store of a sweep: it has no store.json. Start one with tsfm-lens sweep."
                 )
             # beside cells of a sweep, other files are in nobody's way
             if not self.repaired:
@@ -130,7 +130,7 @@ class Store:
 
     def _advice(self, path: Path, why: object) -> StoreError:
         return StoreError(
-            f"{path} is damaged: {why}. Run the sweep again, which sets it aside and makes it anew: "
+            f"{path} is damaged: {why}. Run the sweep again, which sets it aside and makes it again: "
             f"tsfm-lens sweep CONFIG --store {shlex.quote(str(self.path))}"
         )
 

@@ -103,7 +103,7 @@ class Watch:
         self._losses = [] if loss is None else listed(loss)
         if series is not None:
             if patterns is not None:
-                raise InputError("got both series and patterns; attention is looked at in one way")
+                raise InputError("got both series and patterns; give one of the two")
             if not isinstance(model, Lens):
                 raise InputError(f"series are for a lens, not for a {type(model).__name__}; give patterns=… instead")
             patterns = partial(patterns_of, model, series)
@@ -205,11 +205,11 @@ class Watch:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(f"{folder} is no folder to write to ({error}); give another") from error
+            raise CheckpointError(f"{folder} is not a folder to write to ({error}); give another") from error
         if file.exists() or any((folder / PATTERNS).glob("*.npz")):
             if not resume:
                 raise CheckpointError(
-                    f"{folder} holds what another run was watched for; go on with resume=True, or give another folder"
+                    f"{folder} holds the record of another run; continue with resume=True, or give another folder"
                 )
             former, rows = lines_of(folder)
             if former is None:
@@ -219,8 +219,8 @@ class Watch:
                 for key in {**former, **self.settings}:
                     if former.get(key) != self.settings.get(key):
                         raise CheckpointError(
-                            f"{file} was written with {key}={former.get(key)!r}, not {self.settings.get(key)!r}; go on "
-                            "with that, or give another folder"
+                            f"{file} was written with {key}={former.get(key)!r}, not {self.settings.get(key)!r}; "
+                            "continue with that, or give another folder"
                         )
                 self.rows, self.seen = rows, patterns_in(folder)
         if not file.exists():
@@ -287,12 +287,12 @@ class Watch:
 
 def _steps(steps: Steps, what: str) -> int | frozenset[int]:
     if isinstance(steps, bool) or (isinstance(steps, int) and steps < 1):
-        raise InputError(f"{what}={steps}; expected a number of steps from 1 on, or the steps themselves")
+        raise InputError(f"{what}={steps}; expected a number of steps, 1 or more, or the steps themselves")
     if isinstance(steps, int):
         return steps
     step_set = frozenset(int(step) for step in steps)
     if not step_set or min(step_set) < 0:
-        raise InputError(f"{what}={sorted(step_set)}; expected steps from 0 on")
+        raise InputError(f"{what}={sorted(step_set)}; expected steps of 0 or more")
     return step_set
 
 

@@ -144,4 +144,4 @@ def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> I
             weight.grad = gradient
     n_changed = sum(weight._version != version for (weight, _), version in zip(gradients, versions, strict=True))
     if n_changed:
-        raise InputError(f"{n_changed} parameters were changed while they were only to be looked at; change a copy")
+        raise InputError(f"{n_changed} parameters were changed by code that may only read them; change a copy")

@@ -92,7 +92,7 @@ def sharpness(
         (4.0, -6.0, -6.0)
     """
     if steps < 1 or not 0 <= tolerance < 1:
-        raise InputError(f"steps={steps}, tolerance={tolerance}; expected steps from 1 on and a tolerance in [0, 1)")
+        raise InputError(f"steps={steps}, tolerance={tolerance}; expected steps of 1 or more and a tolerance in [0, 1)")
     losses, weights = listed(loss), trainable(parameters)
     with draws_kept() as again:
         hessian = Hessian(losses, weights, again)
