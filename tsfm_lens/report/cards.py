@@ -78,12 +78,12 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
     if len(values) < 2:
         return {}
     falls = int(np.argmin(np.diff(values))) + 1
-    note = f"{what} of the lens forecast after each layer, mean over steps"
+    note = f"{what} of the lens forecast after each layer, mean over steps; it falls most there"
     points = [
         (label, measured(unit)(value), value / (values.max() or 1.0))
         for label, value in zip(layers, values.tolist(), strict=True)
     ]
-    big = f"{layers[falls]} lowers it most" if np.diff(values).min() < 0 else "no layer lowers it"
+    big = f"mostly in {layers[falls]}" if np.diff(values).min() < 0 else "in no layer"
     return {"big": big, "note": note, "line": points}
 
 
@@ -126,10 +126,12 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         lag, rest = int(lags.argmax()), max(1 - float(lags.sum()), 0.0)
         # special tokens, padding, and of self-attention the forecast
         where, share = (f"{lag} steps back", float(lags[lag])) if rest < 0.5 else ("other tokens", rest)
+        # twice what an even spread gives is the least that is a place
+        where = "evenly" if share * n_bins < 2 else where
         bars.append((f"{head_name(ds, layer, head)}: {where}", share))
     since = "from the step that is forecast" if len(set(steps)) > 1 else "from the forecast start"
     note = f"main lag {since} of the heads with the largest effects, and their attention there"
-    return {"big": bars[0][0].split(": ")[1], "note": note, "bars": _bars(bars, percent)}
+    return {"big": max(bars, key=lambda bar: bar[1])[0].split(": ")[1], "note": note, "bars": _bars(bars, percent)}
 
 
 def _bars(entries: list[tuple[str, float]], write: Callable[[float], str] = number) -> list[tuple[str, str, float]]:
