@@ -16,12 +16,19 @@
   };
   const draw = async (box) => {
     const name = box.dataset.figure;
-    await Promise.all([script("plotly.min.js"), script(`${name}.js`)]);
+    await Promise.all([script("plotly.min.js"), script("dark.js"), script(`${name}.js`)]);
     const spec = structuredClone(window.tsfmFigures[name]);
-    box.replaceChildren();
-    await Plotly.newPlot(box, spec);
+    if (!box.dataset.drawn) box.replaceChildren();
+    const {data, layout} = darkFigure(spec, isDark());
+    await Plotly.react(box, data, layout, spec.config);
     box.dataset.drawn = "yes";
   };
+  // furo writes the reader's choice on the body
+  const isDark = () => {
+    const choice = document.body.dataset.theme;
+    return choice === "dark" || (choice !== "light" && matchMedia("(prefers-color-scheme: dark)").matches);
+  };
+  const redraw = () => document.querySelectorAll(".tsfm-figure[data-drawn]").forEach(draw);
   const start = () => {
     const seen = new IntersectionObserver((entries) => {
       for (const entry of entries) {
@@ -32,6 +39,8 @@
       }
     }, { rootMargin: "400px" });
     document.querySelectorAll(".tsfm-figure").forEach((box) => seen.observe(box));
+    new MutationObserver(redraw).observe(document.body, { attributeFilter: ["data-theme"] });
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   };
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start);
   else start();

@@ -58,8 +58,9 @@ def write_gallery() -> None:
 
 
 def write_plotly() -> None:
-    """One plotly.js for all figures of the site."""
+    """One plotly.js for all figures of the site, and what turns them dark."""
     write_bytes(STATIC / "figures" / "plotly.min.js", get_plotlyjs().encode())
+    write_bytes(STATIC / "figures" / "dark.js", (DOCS.parent / "tsfm_lens" / "viz" / "dark.js").read_bytes())
 
 
 def write_figure(slug: str, spec: str, picture: bytes | None) -> None:
