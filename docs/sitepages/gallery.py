@@ -11,7 +11,7 @@ from plotly.offline import get_plotlyjs
 from sitepages.drawing import CACHE, Drawn, Studio, slugs
 from sitepages.pictures import static_pictures
 from sitepages.scenes import CHRONOS, PAIRED, Scene, described, of_core, scene_of, scene_of_pair
-from sitepages.writing import code, from_docstring, plain, write, write_bytes
+from sitepages.writing import DOCS, code, from_docstring, plain, write, write_bytes
 from tsfm_lens.registry import THEMES, Figure, Measurement, measurements
 from tsfm_lens.viz.saving import BROWSER_CONFIG
 
