@@ -9,7 +9,8 @@ const config = JSON.parse(document.getElementById("config").textContent);
 if (window.matchMedia("(hover: none)").matches) config.displayModeBar = false;
 
 // dark or light: the system's, unless the button says otherwise
-const dark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
+const system = window.matchMedia("(prefers-color-scheme: dark)");
+const dark = () => document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : system.matches;
 const PAIRS = {"#1A1A1A": "#E8EAED", "#5F5F5F": "#A9AFB6", "#FFFFFF": "#15181C"};
 // a pale fill is deep on a dark page
 function deep(hex) {
@@ -98,7 +99,7 @@ document.getElementById("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = dark() ? "light" : "dark";
   redraw();
 });
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+system.addEventListener("change", redraw);
 document.getElementById("print").addEventListener("click", async () => {
   await drawAll();
   window.print();
@@ -110,7 +111,7 @@ window.addEventListener("beforeprint", () => {
 });
 (async () => {
   const place = document.getElementById("linked");
-  if (place) follow = linkedView(place, JSON.parse(await packed("linked-state")));
+  if (place) follow = linkedView(place, JSON.parse(await packed("linked-state"))).show;
   tabs();
   document.documentElement.dataset.ready = "1";
   const watch = new IntersectionObserver(entries => {
