@@ -131,7 +131,8 @@ def test_without_the_notebook_libraries(lens: Lens, monkeypatch: pytest.MonkeyPa
 
 
 # what anywidget does with the module of a widget: its model has a state, and sends
-PAGE = """<!doctype html><meta charset="utf-8"><style>%s</style><body><div id="el" style="width: 1300px"></div>
+PAGE = """<!doctype html><meta charset="utf-8"><style>%s</style>
+<body data-jp-theme-light="%s"><div id="el" style="width: 1300px"></div>
 <script type="module">%s
 const listeners = [], state = %s;
 window.sent = [];
@@ -152,9 +153,11 @@ def driver(new_browser: Any) -> Iterator[Any]:
 def test_every_press_shows_its_number(
     lens: Lens, view: Explorer, driver: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # as Jupyter marks its dark pages
+    dark = "false" * (samples(lens) is None)
     script = view._esm.replace("export default", "const exported =")
     state = json.dumps({"state": view.state, "reply": view.reply}).replace("<", "\\u003c")
-    (tmp_path / "page.html").write_text(PAGE % (view._css, script, state))
+    (tmp_path / "page.html").write_text(PAGE % (view._css, dark or "true", script, state))
     driver.get((tmp_path / "page.html").as_uri())
     linked = Linked(driver)
     until(linked.words, lambda: f"not drawn: {driver.get_log('browser')}")
@@ -217,4 +220,6 @@ def test_every_press_shows_its_number(
     driver.execute_script("window.arrive(arguments[0])", view.reply)
     assert linked.text("head") == "layer 1, head 2"
     assert f"Without the ablated head {change(view, without(lens, HEADS[1]))}" in linked.words()
+    colour = "return getComputedStyle(document.querySelector('.linked')).backgroundColor"
+    assert driver.execute_script(colour) == ("rgb(26, 30, 35)" if dark else "rgb(255, 255, 255)")
     assert driver.get_log("browser") == []

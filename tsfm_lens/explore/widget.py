@@ -20,15 +20,13 @@ from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.segments import item_of
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz import forecast_fan, linked
-from tsfm_lens.viz.linked import fan, line, linked_state
 from tsfm_lens.viz.panels import as_text, scene
 from tsfm_lens.viz.saving import BROWSER_CONFIG
-from tsfm_lens.viz.select import position
+from tsfm_lens.viz.select import position, positions
 from tsfm_lens.viz.theme import VERMILION, number, untitled
 
 WIDE: dict[str, Any] = {"style": {"description_width": "initial"}}
 """Style of a control whose description is never cut."""
-_COORDINATES = ("x", "y", "base")
 
 
 def figure_widget(figure: go.Figure) -> go.FigureWidget:
@@ -36,7 +34,7 @@ def figure_widget(figure: go.Figure) -> go.FigureWidget:
     bare = untitled(figure).update_layout(width=None, autosize=True)
     # before the widget is made: a browser gets its first state, whatever changes its traces see later
     for trace in bare.data:
-        for name in _COORDINATES:
+        for name in ("x", "y", "base"):
             values = getattr(trace, name, None)
             # a widget sends dates of nanoseconds as whole numbers
             if isinstance(values, np.ndarray) and values.dtype.kind == "M":
@@ -63,8 +61,7 @@ def without_stretch(run: Run, row: int, start: int, stop: int, reference: Refere
     length = min(run.batch.lengths[0], run.lens.context_length)
     if not 0 <= row < len(run.batch) or not -length <= start < stop <= 0:
         raise InputError(
-            f"steps {start} to {stop} of series {row}: expected steps from {-length} to 0 of one of "
-            f"{len(run.batch)} series"
+            f"steps {start} to {stop} of series {row}: expected steps from {-length} to 0 of {len(run.batch)} series"
         )
     masks = Masks(run, (Segment("brushed", row, start, stop, "past"),), reference)
     keep = np.zeros((1, 1), dtype=bool)
@@ -89,7 +86,6 @@ export default { render({ model, el }) {
   return () => model.off("change:reply", answer);
 } };
 """
-_VIEW = Path(linked.__file__)
 
 
 class Explorer(anywidget.AnyWidget):
@@ -99,13 +95,13 @@ class Explorer(anywidget.AnyWidget):
     from the forecast start, ``masked`` the median (step,) without it, ``error`` why the last choice was refused.
     """
 
-    _esm = _VIEW.with_suffix(".js").read_text() + _RENDER
-    _css = _VIEW.with_suffix(".css").read_text()
+    _esm = Path(linked.__file__).with_suffix(".js").read_text() + _RENDER
+    _css = Path(linked.__file__).with_suffix(".css").read_text()
     state = traitlets.Dict().tag(sync=True)
     reply = traitlets.Dict().tag(sync=True)
 
     def __init__(self, run: Run, states: xr.Dataset) -> None:
-        state = linked_state(states, whole=True)
+        state = linked.linked_state(states, whole=True)
         self.run, self.states, self._names = run, states, state["names"]
         self._length = len(state["series"][0]["context"])
         self.chosen: int = state["series"][0]["start"]
@@ -127,9 +123,7 @@ class Explorer(anywidget.AnyWidget):
 
     def ablate(self, *components: str) -> None:
         """Show the forecast without exactly these heads, by component name; without arguments none is ablated."""
-        labels = xr.Dataset(coords={"component": self._names})
-        for name in components:
-            position(labels, "component", name, what="head")
+        positions(xr.Dataset(coords={"component": self._names}), "component", components)
         self._choose(tuple(dict.fromkeys(components)), self.marked)
 
     def brush(self, start: int, stop: int) -> None:
@@ -170,8 +164,8 @@ class Explorer(anywidget.AnyWidget):
             "head": self.chosen,
             "ablated": [self._names.index(name) for name in self.ablated],
             "brush": [step + self._length for step in self.marked] if self.marked else None,
-            "without": fan(self.states, self.forecast),
-            "masked": line(self.states, self.masked) if self.masked is not None else {},
+            "without": linked.fan(self.states, self.forecast),
+            "masked": linked.line(self.states, self.masked) if self.masked is not None else {},
             "error": self.error,
         }
 
@@ -216,8 +210,8 @@ class Brush(widgets.VBox):
         self.which.observe(lambda change: self.mark(*(self.marked or (0, 0)), series=change["new"]), "value")
         self.steps.observe(lambda change: self.mark(*change["new"]), "value")
         heading = f"<b>{escape(str(figure.layout.meta['title']))}: drag over the past to leave a stretch out</b>"
-        controls = widgets.HBox([self.which, self.steps])
-        super().__init__([widgets.HTML(heading + _THROUGH), controls, self.figure, Fit(), self.words])
+        bars = [widgets.HTML(heading + _THROUGH), widgets.HBox([self.which, self.steps])]
+        super().__init__([*bars, self.figure, Fit(), self.words])
         self._describe()
 
     def _on_selection(self, layout: Any, _selections: Any) -> None:

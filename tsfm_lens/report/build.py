@@ -121,8 +121,9 @@ def page_of(
     # the rest of the page: template, provenance, headings
     _fit(sections, LIMIT - len(script) - len(screen["state"]) - 100_000)
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    loader = PackageLoader("tsfm_lens", ".")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
+    environment = Environment(
+        loader=PackageLoader("tsfm_lens", "."), autoescape=True, undefined=StrictUndefined, **blocks
+    )
     page = environment.get_template("report/template.html.j2").render(
         title=title,
         sections=sections,

@@ -32,20 +32,10 @@ EXPLORE = measurement("explore")
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate the scores, a row per series and head."""
-    return pd.concat([_heads(ds.isel(series=[place])) for place in range(ds.sizes["series"])], ignore_index=True)
-
-
-def _heads(ds: xr.Dataset) -> pd.DataFrame:
-    layers, heads = names(ds, "layer"), names(ds, "head")
-    table = pd.DataFrame(
-        {"series": names(ds, "series")[0], "layer": np.repeat(layers, len(heads)), "head": np.tile(heads, len(layers))}
-    )
-    table["component"] = ds["component"].values.ravel()
-    for key in [key for key in _SCORES if key in ds]:
-        table[key] = array(ds, key, "layer", "head", series=0).ravel()
-    for place, product in enumerate(names(ds, "product")):
-        table[f"stable_rank_{product}"] = array(ds, "stable_rank", "layer", "head", product=place).ravel()
-    return table
+    scores = [key for key in _SCORES if key in ds]
+    ranks = {f"stable_rank_{each}": ds["stable_rank"].sel(product=each, drop=True) for each in names(ds, "product")}
+    table = ds[scores].assign(ranks).to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
+    return table[["series", "layer", "head", "component", *scores, *ranks]]
 
 
 def read_explore(ds: xr.Dataset) -> list[str]:

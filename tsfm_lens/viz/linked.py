@@ -53,9 +53,8 @@ def _series(ds: xr.Dataset, place: int, heads: list[tuple[int, int]], n_rows: in
     view = scene(ds, place, ds.sizes["time"])
     effect = effects(ds, place)
     order = sorted(range(len(heads)), key=lambda at: -effect[heads[at]])
-    rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=place)
     n_bins = -(-len(view.past) // int(ds["attention_row"].attrs["bin_steps"]))
-    rows = rows[..., -n_bins:]
+    rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=place)[..., -n_bins:]
     without = array(ds, "ablated_forecast", "layer", "head", "quantile", "step", series=place)
     states: list[dict[str, Any]] = []
     for at, head in enumerate(heads):
