@@ -22,7 +22,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.viz import forecast_fan, linked
 from tsfm_lens.viz.panels import as_text, scene
 from tsfm_lens.viz.saving import BROWSER_CONFIG
-from tsfm_lens.viz.select import position, positions
+from tsfm_lens.viz.select import array, position, positions
 from tsfm_lens.viz.theme import VERMILION, number, untitled
 
 WIDE: dict[str, Any] = {"style": {"description_width": "initial"}}
@@ -109,8 +109,10 @@ class Explorer(anywidget.AnyWidget):
         self.marked: tuple[int, int] | None = None
         self.masked: np.ndarray | None = None
         self.error, self._count = "", 0
-        plain = states["quantile_forecast"].isel(series=0).transpose("quantile", "step").values
-        self._forecasts: dict[frozenset[str] | tuple[int, int], np.ndarray] = {frozenset(): plain}
+        plain = array(states, "quantile_forecast", "quantile", "step", series=0)
+        alone = array(states, "ablated_forecast", "layer", "head", "quantile", "step", series=0)
+        sets = zip(["", *self._names], [plain, *alone.reshape(-1, *plain.shape)], strict=True)
+        self._forecasts: dict[Any, np.ndarray] = {frozenset([name] if name else []): each for name, each in sets}
         super().__init__(state=state)
         self.on_msg(self._on_choice)
         self._answer()

@@ -83,8 +83,7 @@ def explore_figure(ds: xr.Dataset, *, layer: str | int | None = None, head: str 
     canvas.fig.update_layout(coloraxis=each.colours(**bar))
     alone = ds.assign(quantile_forecast=ds["ablated_forecast"].isel(layer=row, head=col))
     _, ends = draw_overlaid(right, view, {"complete model": ds, f"without {name}": alone})
-    right.x(view.time.title)
-    right.y(view.title)
+    view.title_axes(right)
     return canvas.dress(
         f"Without {name} the forecast of {view.id} moves by {num(shift[row, col])} {view.unit}".strip(),
         f"{attention_kind(ds)} of {model_of(ds)}",
