@@ -148,7 +148,7 @@ def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
 
 
 def linked_view(rounds: int) -> list[Row]:
-    """(e) From a click or toggle in ``run.explore`` to the changed traces, without the browser's drawing."""
+    """(e) From a choice in ``run.explore`` to the state that a browser gets, without its drawing."""
     rows: list[Row] = []
     for name, *times in latencies(rounds):
         median, low, high = (1000 * seconds for seconds in times)

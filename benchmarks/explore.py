@@ -1,4 +1,4 @@
-"""How long the linked view takes from an event to the changed traces, on the embedded models."""
+"""How long the linked view takes from an event to the state that a browser gets, on the embedded models."""
 
 from __future__ import annotations
 

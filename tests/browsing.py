@@ -81,15 +81,51 @@ class Plot:
         pointer.move_to_location(*self._at(last, None)).pointer_up()
         actions.perform()
 
-    def click(self, row: int, column: int) -> None:
-        """Click a cell of the map at the place of the first axes."""
+
+class Linked:
+    """The linked view of heads, of a report or live."""
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+
+    def part(self, name: str) -> Any:
+        return self.driver.find_element("css selector", f".linked [data-part={name}]")
+
+    def text(self, name: str) -> str:
+        return str(self.part(name).text)
+
+    def words(self) -> str:
+        return self.text("words")
+
+    def lines(self) -> list[str]:
+        """What the lines of the forecast are, in order."""
+        paths = self.part("forecast").find_elements("css selector", "path")
+        return [path.get_attribute("class") for path in paths]
+
+    def press(self, name: str) -> None:
+        press(self.driver, self.part(name))
+
+    def press_head(self, head: int, *, shift: bool = False) -> None:
         from selenium.webdriver.common.action_chains import ActionChains
 
-        x, y = self._at(column, row)
-        actions = ActionChains(self.driver, duration=50)
-        # the map answers a click where the pointer has hovered
+        cell = self.driver.find_element("css selector", f".linked [data-head='{head}']")
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", cell)
+        actions = ActionChains(self.driver, duration=30)
+        actions = actions.key_down("\ue008").click(cell).key_up("\ue008") if shift else actions.click(cell)
+        actions.perform()
+
+    def drag(self, first: float, last: float, steps: int) -> None:
+        """Brush the context from a step to another, of so many."""
+        from selenium.webdriver.common.action_chains import ActionChains
+
+        svg = self.part("context").find_element("css selector", "svg")
+        self.driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", svg)
+        box = self.driver.execute_script("return arguments[0].getBoundingClientRect()", svg)
+        left, width = box["left"] + 52, box["width"] - 58
+        actions = ActionChains(self.driver, duration=30)
         pointer = actions.w3c_actions.pointer_action
-        pointer.move_to_location(x - 4, y).move_to_location(x, y).click()
+        pointer.move_to_location(round(left + width * first / steps), round(box["top"] + 60)).pointer_down()
+        pointer.move_to_location(round(left + width * last / steps), round(box["top"] + 60)).pointer_up()
         actions.perform()
 
 

@@ -1,21 +1,26 @@
-"""The widget without a browser: clicks and controls change the traces to the numbers of the model."""
+"""The live linked view: what is chosen, in Python or in a browser, shows the numbers of the model."""
 
 from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tsfm_lens import viz
+from browsing import Linked, until
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, MissingExtraError, UnknownNameError
 from tsfm_lens.explore import opening
 from tsfm_lens.explore.widget import Explorer
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.head_states import TRACES, scores
 
 H = 6
 CONTEXT, TRUTH = bundled("co2").tail(46).split(H)
+HEADS = ["decoder.1.cross_attn.2", "decoder.0.cross_attn.1"]
 
 
 @pytest.fixture(scope="module", params=["chronos", "chronos-bolt"])
@@ -25,110 +30,97 @@ def lens(request: pytest.FixtureRequest) -> Lens:
 
 @pytest.fixture
 def view(lens: Lens) -> Explorer:
-    samples = 9 if lens.adapter.readout == "token" else None
-    return lens.run(CONTEXT, H, truth=TRUTH[:1], num_samples=samples, seed=5).explore()
+    return lens.run(CONTEXT, H, truth=TRUTH[:1], num_samples=samples(lens), seed=5).explore()
 
 
-def trace(view: Explorer, name: str):
-    return view.figure.data[TRACES.index(name)]
+def samples(lens: Lens) -> int | None:
+    return 9 if lens.adapter.readout == "token" else None
 
 
-def click(view: Explorer, layer: int, head: int) -> None:
-    """What the browser sends for a click on a cell of the map."""
-    points = {"trace_indexes": [0], "point_indexes": [[layer, head]], "xs": [head], "ys": [layer]}
-    view.figure._js2py_pointsCallback = {"event_type": "plotly_click", "points": points}
-
-
-def without(lens: Lens, view: Explorer, *names: str) -> np.ndarray:
-    samples = 9 if lens.adapter.readout == "token" else None
+def without(lens: Lens, *names: str) -> np.ndarray:
     with lens.ablate(*names):
-        return lens.forecast(CONTEXT, H, num_samples=samples, seed=5).quantiles[0]
+        return lens.forecast(CONTEXT, H, num_samples=samples(lens), seed=5).quantiles[0]
 
 
-def test_a_click_shows_another_head(view: Explorer) -> None:
-    ds = view.states
-    wanted = (0, 3) if view.chosen != (0, 3) else (1, 1)
-    click(view, *wanted)
-    assert view.chosen == wanted
-    at = ds.isel(series=0, layer=wanted[0], head=wanted[1])
-    np.testing.assert_allclose(trace(view, "write").y, at["write"])
-    np.testing.assert_allclose(trace(view, "attention").z[0], 100 * at["attention"])
-    for product in ("QK", "OV"):
-        values = at["singular_value"].sel(product=product).values
-        np.testing.assert_allclose(trace(view, product).y, values / values[0])
-    assert list(trace(view, "chosen").x[:2]) == [wanted[1] - 0.5, wanted[1] + 0.5]
-    assert view.head.value == wanted
-    assert f"layer {wanted[0]}, head {wanted[1]}:" in view.words.value
-    assert viz.theme.number(float(at["entropy"])) in view.words.value
+def masked(view: Explorer, start: int, stop: int) -> np.ndarray:
+    """The median with the mean of the past in the place of a stretch, from the library's own forecast."""
+    values = view.run.batch.values[0].copy()
+    values[len(values) + start : len(values) + stop] = values.mean()
+    other = dataclasses.replace(view.run.batch, values=(values,))
+    lens = view.run.lens
+    return lens.forecast(other, H, num_samples=samples(lens), seed=5).median[0]
+
+
+def change(view: Explorer, forecast: np.ndarray) -> str:
+    """What the view says of a forecast, its quantiles or its median, from the model's own numbers."""
+    median = forecast if forecast.ndim == 1 else forecast[list(view.states["quantile"].values).index(0.5)]
+    plain, truth = view.run.forecast.median[0], TRUTH[0]
+    errors = [three_digits(np.abs(each - truth).mean()) for each in (plain, median)]
+    shift = three_digits(np.abs(median - plain).mean())
+    return f"the median moves by {shift} ppm on average (mean absolute error {errors[0]} → {errors[1]})."
+
+
+def three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 1000 else f"{float(f'{value:.3g}'):g}"
 
 
 def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:
-    plain = np.array(trace(view, "median").y)
-    middle = list(view.states["quantile"].values).index(0.5)
-    np.testing.assert_array_equal(
-        plain, lens.forecast(CONTEXT, H, num_samples=9 if lens.adapter.readout == "token" else None, seed=5).median[0]
-    )
-    assert trace(view, "ablated median").visible is False
-    view.select("1", 2)
-    view.toggle.value = True
-    one = without(lens, view, "decoder.1.cross_attn.2")
-    assert_close(trace(view, "ablated median").y, one[middle], depth=16, dtype=np.float32)
-    assert trace(view, "ablated median").visible is True
-    # the toggle belongs to the chosen head, the ablation stays
-    view.select("0", 1)
-    assert view.toggle.value is False
-    view.toggle.value = True
-    names = ["decoder.1.cross_attn.2", "decoder.0.cross_attn.1"]
-    assert list(view.tags.value) == names
-    two = without(lens, view, *names)
-    assert not np.allclose(two, one)
-    assert_close(trace(view, "ablated median").y, two[middle], depth=16, dtype=np.float32)
-    assert_close(trace(view, "ablated low").y, two[0], depth=16, dtype=np.float32)
-    assert_close(trace(view, "ablated band").y, two[-1], depth=16, dtype=np.float32)
-    np.testing.assert_array_equal(view.forecast, two)
-    # a set is forecast once, in whatever order
+    plain = lens.forecast(CONTEXT, H, num_samples=samples(lens), seed=5).quantiles[0]
+    np.testing.assert_array_equal(view.forecast, plain)
+    view.ablate(HEADS[0])
+    one = without(lens, HEADS[0])
+    assert_close(view.forecast, one, depth=16, dtype=np.float32)
+    view.ablate(*HEADS)
     both = view.forecast
-    view.ablate(*names[::-1])
+    assert not np.allclose(both, one)
+    np.testing.assert_array_equal(both, without(lens, *HEADS))
+    np.testing.assert_allclose(view.reply["without"]["high"], both[-1], rtol=1e-4)
+    # a set is forecast once, in whatever order
+    view.ablate(*HEADS[::-1])
     assert view.forecast is both
     with pytest.raises(UnknownNameError, match=r"decoder\.1\.cross_attn\.3"):
         view.ablate("decoder.1.cross_attn.33")
-    view.ablate(*names)
-    shift = viz.theme.number(float(np.abs(two[middle] - plain).mean()))
-    assert view.effect.value.startswith(f"without 2 heads the median moves by {shift} ppm")
-    assert "mean absolute error" in view.effect.value
-    # one taken out of the list, then all
-    view.tags.value = names[1:]
-    assert_close(trace(view, "ablated median").y, without(lens, view, names[1])[middle], depth=16, dtype=np.float32)
-    view.empty.click()
+    view.ablate()
     assert view.ablated == ()
-    assert view.toggle.value is False
-    assert trace(view, "ablated median").visible is False
-    np.testing.assert_array_equal(trace(view, "median").y, plain)
+    np.testing.assert_array_equal(view.forecast, plain)
 
 
-def test_the_map_shows_every_score(view: Explorer) -> None:
-    found = scores(view.states)
-    assert len(found) == 7
-    for key, (words, values) in found.items():
-        view.score.value = key
-        np.testing.assert_array_equal(trace(view, "scores").z, values)
-        assert words == trace(view, "scores").colorbar.title.text.replace("<br>", " ")
-    variable, product = "stable_rank QK".split()
-    np.testing.assert_array_equal(found["stable_rank QK"][1], view.states[variable].sel(product=product))
+def test_a_brushed_stretch_is_left_out(view: Explorer) -> None:
+    view.brush(-20, -5)
+    assert view.marked == (-20, -5)
+    np.testing.assert_array_equal(view.masked, masked(view, -20, -5))
+    assert view.reply["brush"] == [20, 35]
+    view.brush(-60, 0)
+    assert "expected steps from -40 to 0" in view.error
+    assert view.marked == (-20, -5)
+    view.brush(0, 0)
+    assert view.marked is None
+    assert view.masked is None
+
+
+def test_a_head_is_selected_by_its_labels(view: Explorer) -> None:
+    view.select("1", 2)
+    assert view.state["labels"][view.chosen] == "layer 1, head 2"
+    assert view.state["names"][view.reply["head"]] == HEADS[0]
+    with pytest.raises(UnknownNameError):
+        view.select("7", 2)
 
 
 def test_a_refused_forecast_is_said_and_nothing_changes(view: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_args: object, **_options: object) -> None:
-        raise InputError("no number at step 3 <b>")
-
-    view.select("1", 2)
-    view.toggle.value = True
+    view.ablate(HEADS[0])
+    before = view.forecast
     monkeypatch.setattr(type(view.run.lens), "forecast", refuse)
+    view.ablate(*HEADS)
+    assert view.reply["error"] == "no number at step 3 <b>"
+    assert view.ablated == (HEADS[0],)
+    assert view.forecast is before
     view.select("0", 0)
-    view.toggle.value = True
-    assert view.effect.value == "no number at step 3 &lt;b&gt;"
-    assert view.toggle.value is False
-    assert view.ablated == ((1, 2),)
+    view.ablate(HEADS[0])
+    assert view.reply["error"] == ""
+
+
+def refuse(*_args: object, **_options: object) -> None:
+    raise InputError("no number at step 3 <b>")
 
 
 def test_without_the_notebook_libraries(lens: Lens, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,3 +128,98 @@ def test_without_the_notebook_libraries(lens: Lens, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(opening, "find_spec", lambda name: None if name == "anywidget" else real(name))
     with pytest.raises(MissingExtraError, match=r'needs anywidget.*"tsfm-lens-toolbox\[notebook\]"'):
         lens.run(CONTEXT, H).explore()
+
+
+# what anywidget does with the module of a widget: its model has a state, and sends
+PAGE = """<!doctype html><meta charset="utf-8"><style>%s</style>
+<body data-jp-theme-light="%s"><div id="el" style="width: 1300px"></div>
+<script type="module">%s
+const listeners = [], state = %s;
+window.sent = [];
+window.arrive = reply => { state.reply = reply; listeners.forEach(each => each()); };
+const model = {get: name => state[name], send: each => window.sent.push(each), on: (_, each) => listeners.push(each)};
+exported.render({el: document.getElementById("el"), model});
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def driver(new_browser: Any) -> Iterator[Any]:
+    browser = new_browser("--window-size=1400,1100")
+    yield browser
+    browser.quit()
+
+
+@pytest.mark.browser
+def test_every_press_shows_its_number(
+    lens: Lens, view: Explorer, driver: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # as Jupyter marks its dark pages
+    dark = "false" * (samples(lens) is None)
+    script = view._esm.replace("export default", "const exported =")
+    state = json.dumps({"state": view.state, "reply": view.reply}).replace("<", "\\u003c")
+    (tmp_path / "page.html").write_text(PAGE % (view._css, dark or "true", script, state))
+    driver.get((tmp_path / "page.html").as_uri())
+    linked = Linked(driver)
+    until(linked.words, lambda: f"not drawn: {driver.get_log('browser')}")
+
+    def python() -> None:
+        """Let Python answer what the browser has asked, as the kernel does."""
+        for choice in driver.execute_script("return window.sent.splice(0)"):
+            view._handle_custom_msg(choice, [])
+            driver.execute_script("window.arrive(arguments[0])", view.reply)
+
+    # a head by itself needs no answer
+    linked.press_head(6)
+    assert f"Layer 1, head 2 of co2: without it {change(view, without(lens, HEADS[0]))}" in linked.words()
+    assert linked.lines() == ["observed", "truth", "median", "without"]
+    python()
+    assert view.chosen == 6
+    # the toggle is of the selected head; while Python works the view says so and shows no line of another set
+    linked.press("ablate")
+    assert linked.text("news") == "computing …"
+    assert linked.lines() == ["observed", "truth", "median"]
+    python()
+    assert linked.text("news") == ""
+    assert f"Without the ablated head {change(view, without(lens, HEADS[0]))}" in linked.words()
+    # a shift-click puts another head into the set; what is pressed meanwhile is asked when the answer is there
+    linked.press_head(1, shift=True)
+    linked.press_head(0)
+    python()
+    python()
+    assert linked.text("set") == ", ".join(HEADS)
+    assert f"Without the 2 ablated heads {change(view, without(lens, *HEADS))}" in linked.words()
+    assert view.ablated == tuple(HEADS)
+    assert view.chosen == 0
+    # a brushed stretch: the share of the head, and the forecast without it as a third line
+    linked.drag(20.5, 34.5, len(CONTEXT.values[0]))
+    python()
+    assert view.marked == (-20, -5)
+    words = f"Without the brushed steps, their series' mean in their place, {change(view, masked(view, -20, -5))}"
+    assert words in linked.words()
+    assert "of its attention to the brushed 15 steps" in linked.words()
+    assert linked.lines() == ["observed", "truth", "median", "without", "masked"]
+    # a refusal stands in words, as they are, and nothing changes
+    with monkeypatch.context() as patch:
+        patch.setattr(type(view.run.lens), "forecast", refuse)
+        linked.press_head(3, shift=True)
+        python()
+    assert linked.text("news") == "no number at step 3 <b>"
+    assert linked.text("set") == ", ".join(HEADS)
+    linked.press("clear")
+    linked.press("empty")
+    python()
+    python()
+    assert (view.marked, view.ablated) == (None, ())
+    assert linked.text("set") == "no head"
+    assert (
+        f"Layer 0, head 0 of co2: without it {change(view, without(lens, 'decoder.0.cross_attn.0'))}" in linked.words()
+    )
+    # Python's own choices arrive as well
+    view.select("1", 2)
+    view.ablate(HEADS[1])
+    driver.execute_script("window.arrive(arguments[0])", view.reply)
+    assert linked.text("head") == "layer 1, head 2"
+    assert f"Without the ablated head {change(view, without(lens, HEADS[1]))}" in linked.words()
+    colour = "return getComputedStyle(document.querySelector('.linked')).backgroundColor"
+    assert driver.execute_script(colour) == ("rgb(26, 30, 35)" if dark else "rgb(255, 255, 255)")
+    assert driver.get_log("browser") == []

@@ -7,11 +7,11 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
 import planted
-from browsing import press, until, until_ready
+from browsing import Linked, press, until, until_ready
 from tsfm_lens.report import build_report
 from tsfm_lens.report.cards import cards_of
-from tsfm_lens.report.linked import linked_state
 from tsfm_lens.viz.head_states import read_explore
+from tsfm_lens.viz.linked import linked_state
 
 pytestmark = pytest.mark.browser
 DEFAULT = ("forecast", "lens", "gain", "attribution", "ablation", "attention", "explore")
@@ -88,22 +88,17 @@ def test_a_step_shows_its_own_row_of_attention(screen):
 
 
 def test_a_brush_gives_the_share_of_every_head(screen):
-    svg = screen.find_element("css selector", "[data-part=context] svg")
     # the last two of 24 steps
-    left, right = 52, screen.execute_script("return arguments[0].clientWidth", svg) - 6
-    step = (right - left) / 24
-    box = screen.execute_script("return arguments[0].getBoundingClientRect()", svg)
-    pointer = ActionChains(screen, duration=30)
-    at = [round(box["left"] + left + step * place) for place in (22.5, 23.5)]
-    pointer.w3c_actions.pointer_action.move_to_location(at[0], round(box["top"] + 60)).pointer_down()
-    pointer.w3c_actions.pointer_action.move_to_location(at[1], round(box["top"] + 60)).pointer_up()
-    pointer.perform()
+    Linked(screen).drag(22.5, 23.5, 24)
     until(lambda: "brushed" in said(screen), lambda: said(screen))
     cells = [cell.text for cell in screen.find_elements("css selector", ".cell")]
     # heads look 1, 2 and 3 steps back, head 0 of layer 1 one further with each of five steps
     assert cells == ["75 %", "75 %", "0 %", "30 %", "75 %", "0 %"]
     assert "It gives 0 % of its attention to the brushed 2 steps (2001-01-23 to 2001-01-24)" in said(screen)
     assert "layer 0, head 0 gives most: 75 %" in said(screen)
+    # nobody is here to forecast anew
+    assert not part(screen, "live").is_displayed()
+    assert Linked(screen).lines() == ["observed", "truth", "median", "without"]
     press(screen, part(screen, "clear"))
     assert "brushed" not in said(screen)
 

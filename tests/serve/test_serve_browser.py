@@ -18,10 +18,11 @@ import numpy as np
 import psutil
 import pytest
 
-from browsing import PATIENCE, Plot, until
+from browsing import PATIENCE, Linked, Plot, until
 from tsfm_lens import load
 from tsfm_lens.data import bundled, read_series
-from tsfm_lens.viz.head_states import TRACES
+from tsfm_lens.explain import Masks, Segment
+from tsfm_lens.models import Run
 
 pytest.importorskip("voila")
 
@@ -72,6 +73,20 @@ def drag_over(driver: Any, view: Brush) -> None:
             words = unescape(view.words.value)
         until(lambda words=words: words in text(driver), words)
         np.testing.assert_allclose(plot.trace(WITHOUT, "y"), view.without, rtol=1e-6)
+
+
+def without(run: Run, *heads: str) -> np.ndarray:
+    """The median without heads, (step,)."""
+    with run.lens.ablate(*heads):
+        return run.lens.forecast(run.batch, run.horizon).median[0]
+
+
+def said(linked: Linked, subject: str, run: Run, median: np.ndarray) -> None:
+    """Wait until the view says by how much a median differs from the forecast, and both from the truth."""
+    pairs = ((median, run.forecast.median[0]), (run.forecast.median[0], run.truth[0]), (median, run.truth[0]))
+    shift, *errors = (f"{float(f'{np.abs(one - other).mean():.3g}'):g}" for one, other in pairs)
+    change = f"moves by {shift} data units on average (mean absolute error {errors[0]} → {errors[1]})."
+    until(lambda: f"{subject} the median {change}" in linked.words(), lambda: f"{change} not in {linked.words()}")
 
 
 def test_by_keyboard_offline_and_nothing_left_running(
@@ -129,26 +144,30 @@ def test_by_keyboard_offline_and_nothing_left_running(
         assert seen[-1] == "Forecast", seen
         ActionChains(driver).send_keys(Keys.SPACE).perform()
         until(lambda: "bolt-nano on level, 6 steps" in status(), "no forecast of the file")
-        view = run.lens.run(read_series(file), 6, holdout=True).explore()
+        run = run.lens.run(read_series(file), 6, holdout=True)
 
-        # a click on another head shows it, and the button its ablation
-        find = f"[...document.querySelectorAll('.js-plotly-plot')].find(p => p._fullData?.length === {len(TRACES)})"
-        plot = Plot(driver, find, list(TRACES))
+        # a click shows another head, a shift-click and the button ablate them, a drag leaves a stretch out
         next(tab for tab in driver.find_elements("css selector", "[role=tab]") if tab.text == "Heads").click()
-        until(lambda: plot.run("return Boolean(plot)"), "no view of heads")
-        left, low = plot.trace("chosen", "x")[0], plot.trace("chosen", "y")[0]
-        row, column = (round(low + 0.5) + 1) % 3, (round(left + 0.5) + 1) % 4
-        plot.click(row, column)
-        until(lambda: plot.trace("chosen", "y")[0] == row - 0.5, "the map shows the old head")
-        head = f"layer {row}, head {column}:"
-        until(lambda: head in driver.find_element("css selector", "body").text, "the words are of the old head")
-        assert plot.trace("ablated median", "visible") is False
-        assert plot.run("return plot._fullLayout.width") > 1200
-        button = driver.find_element("css selector", ".widget-toggle-button")
-        driver.execute_script("arguments[0].scrollIntoView({block: 'center'}); arguments[0].click()", button)
-        until(lambda: plot.trace("ablated median", "visible"), "no forecast without the head")
-        view.ablate(view.states["component"].values[row, column])
-        until(lambda: unescape(view.effect.value) in text(driver), "not the effect of that head")
+        until(lambda: driver.find_elements("css selector", ".linked .cell"), "no view of heads")
+        linked = Linked(driver)
+        linked.press_head(5)
+        said(linked, "Layer 1, head 1 of level: without it", run, without(run, "decoder.1.cross_attn.1"))
+        linked.press("ablate")
+        said(linked, "Without the ablated head", run, without(run, "decoder.1.cross_attn.1"))
+        linked.press_head(2, shift=True)
+        two = without(run, "decoder.1.cross_attn.1", "decoder.0.cross_attn.2")
+        said(linked, "Without the 2 ablated heads", run, two)
+        assert linked.text("set") == "decoder.1.cross_attn.1, decoder.0.cross_attn.2"
+        linked.drag(10.5, 20.5, 25)
+        masks = Masks(run, (Segment("x", 0, -15, -4, "past"),), "mean")
+        stretch = masks([[False]])[0, masks.middle]
+        said(linked, "Without the brushed steps, their series' mean in their place,", run, stretch)
+        assert linked.lines() == ["observed", "truth", "median", "without", "masked"]
+        linked.press("empty")
+        until(lambda: linked.text("set") == "no head", "the set is not empty")
+        linked.press("clear")
+        until(lambda: linked.lines() == ["observed", "truth", "median", "without"], "the stretch is still left out")
+        assert linked.text("news") == ""
 
         # whatever the page loaded came from this machine
         hosts = driver.execute_script(

@@ -61,8 +61,8 @@ def test_sheets_that_no_page_holds_are_refused() -> None:
 
 
 def test_what_cannot_stand_side_by_side_is_refused() -> None:
-    fan, view = viz.forecast_fan(planted.forecast()), viz.explore_figure(planted.explore())
-    expect_error("legend inside a panel", viz.compare, [view, view], ["a", "b"])
+    fan = viz.forecast_fan(planted.forecast())
+    expect_error("legend inside a panel", viz.compare, [viz.compose([fan, fan])] * 2, ["a", "b"])
     expect_error("two figures", viz.compare, [fan], ["a"])
     wide = go.Figure(fan).update_layout(meta={**fan.layout.meta, "min_width": 2000})
     expect_error("4000 pixels", viz.compare, [wide, wide], ["a", "b"])

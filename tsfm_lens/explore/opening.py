@@ -18,7 +18,7 @@ _LIBRARIES = ("ipywidgets", "anywidget", "IPython")
 
 
 def explore(run: Run, *, kind: str | None = None) -> Explorer:
-    """Open one linked view of a model's heads in a notebook: click a head, see what it does, ablate it.
+    """Open the linked view of a model's heads in a notebook: click or ablate heads, brush a stretch of the past.
 
     Args:
         run: of exactly one series, over at most one pass; every forecast takes its seed and number of sample paths.
@@ -34,7 +34,7 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     Example:
         >>> run.explore()  # doctest: +SKIP
     """
-    need("explore", instead="viz.explore_figure draws the same view of probes.head_states")
+    need("explore", instead="viz.explore_figure draws one head of probes.head_states")
     refuse_several(run, "heads are explored")
     from tsfm_lens.explore.widget import Explorer
 

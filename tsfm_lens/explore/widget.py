@@ -1,45 +1,32 @@
-"""Widgets of the notebook views: plotly figures that answer clicks and brushes, and the controls beside them."""
+"""Widgets of the notebook views: the linked view of heads, and a forecast that answers brushes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import anywidget
 import ipywidgets as widgets
 import numpy as np
 import plotly.graph_objects as go
+import traitlets
 import xarray as xr
 
-from tsfm_lens.ablation.metrics import mae, spearman_distance
+from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explain import Masks, Segment
 from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.segments import item_of
 from tsfm_lens.models.run import Run
-from tsfm_lens.viz import forecast_fan
-from tsfm_lens.viz.head_states import (
-    TRACES,
-    Update,
-    ablation_update,
-    explore_figure,
-    head_name,
-    head_update,
-    head_words,
-    sampling_words,
-    score_update,
-    scores,
-    start,
-)
+from tsfm_lens.viz import forecast_fan, linked
 from tsfm_lens.viz.panels import as_text, scene
 from tsfm_lens.viz.saving import BROWSER_CONFIG
-from tsfm_lens.viz.select import median_position, position, unit_of
+from tsfm_lens.viz.select import array, position, positions
 from tsfm_lens.viz.theme import VERMILION, number, untitled
 
 WIDE: dict[str, Any] = {"style": {"description_width": "initial"}}
 """Style of a control whose description is never cut."""
-_COORDINATES = ("x", "y", "base")
 
 
 def figure_widget(figure: go.Figure) -> go.FigureWidget:
@@ -47,7 +34,7 @@ def figure_widget(figure: go.Figure) -> go.FigureWidget:
     bare = untitled(figure).update_layout(width=None, autosize=True)
     # before the widget is made: a browser gets its first state, whatever changes its traces see later
     for trace in bare.data:
-        for name in _COORDINATES:
+        for name in ("x", "y", "base"):
             values = getattr(trace, name, None)
             # a widget sends dates of nanoseconds as whole numbers
             if isinstance(values, np.ndarray) and values.dtype.kind == "M":
@@ -69,149 +56,120 @@ class Fit(anywidget.AnyWidget):
     """
 
 
-def change_words(plain: np.ndarray, other: np.ndarray, truth: np.ndarray | None, unit: str, detail: str) -> str:
-    """Describe by how much a median (step,) moves, with a detail, and its error before and after."""
-    unit = unit or "data units"
-    words = f"the median moves by {number(float(np.abs(other - plain).mean()))} {unit} on average{detail}"
-    if truth is not None and np.isfinite(truth).any():
-        before, after = (number(float(mae(median, truth))) for median in (plain, other))
-        words += f"; mean absolute error {before} → {after} {unit}"
-    return words
+def without_stretch(run: Run, row: int, start: int, stop: int, reference: Reference) -> np.ndarray:
+    """Compute the median (step,) without steps ``[start, stop)`` of a series, counted from the forecast start."""
+    length = min(run.batch.lengths[0], run.lens.context_length)
+    if not 0 <= row < len(run.batch) or not -length <= start < stop <= 0:
+        raise InputError(
+            f"steps {start} to {stop} of series {row}: expected steps from {-length} to 0 of {len(run.batch)} series"
+        )
+    masks = Masks(run, (Segment("brushed", row, start, stop, "past"),), reference)
+    keep = np.zeros((1, 1), dtype=bool)
+    if run.lens.emits == "quantile":
+        return masks(keep)[0, masks.middle]
+    # masks of other models give one forward each, which has no median beside that of the run's draws
+    forecast = run.lens.forecast(masks.masked(keep), run.horizon, num_samples=run.num_samples, seed=run.seed)
+    return forecast.median[0]
 
 
-Head = tuple[int, int]
-"""Position of a layer and a head in the result."""
+_RENDER = """
+export default { render({ model, el }) {
+  const root = document.createElement("div");
+  // a page that says nothing of dark is light
+  root.dataset.theme = document.body.dataset.jpThemeLight === "false" ? "dark" : "light";
+  root.dataset.lmSuppressShortcuts = "true";
+  el.append(root);
+  const view = linkedView(root, model.get("state"), choice => model.send(choice));
+  const answer = () => view.answer(model.get("reply"));
+  model.on("change:reply", answer);
+  answer();
+  return () => model.off("change:reply", answer);
+} };
+"""
 
 
-class Explorer(widgets.VBox):
-    """One linked view of a model's heads; made by :func:`tsfm_lens.explore.explore`."""
+class Explorer(anywidget.AnyWidget):
+    """One linked view of a model's heads; made by :func:`tsfm_lens.explore.explore`.
+
+    ``chosen`` is a head, ``ablated`` a set of heads by component name, ``marked`` a stretch ``(start, stop)`` in steps
+    from the forecast start, ``masked`` the median (step,) without it, ``error`` why the last choice was refused.
+    """
+
+    _esm = Path(linked.__file__).with_suffix(".js").read_text() + _RENDER
+    _css = Path(linked.__file__).with_suffix(".css").read_text()
+    state = traitlets.Dict().tag(sync=True)
+    reply = traitlets.Dict().tag(sync=True)
 
     def __init__(self, run: Run, states: xr.Dataset) -> None:
-        self.run, self.states = run, states
-        self.chosen: Head = start(states)
-        self.ablated: tuple[Head, ...] = ()
-        self._names = [[str(name) for name in row] for row in states["component"].values]
-        self._places = {name: (i, j) for i, row in enumerate(self._names) for j, name in enumerate(row)}
-        alone = states["ablated_forecast"].isel(series=0).transpose("layer", "head", "quantile", "step").values
-        self._forecasts: dict[frozenset[Head], np.ndarray] = {
-            frozenset([head]): alone[head] for head in self._places.values()
-        }
-        figure = explore_figure(states)
-        self.figure = figure_widget(figure)
-        self.figure.data[TRACES.index("scores")].on_click(self._on_click)
-        self._build_controls()
-        heading = f"<b>{escape(str(figure.layout.meta['title']))}</b>"
-        bar = {"layout": widgets.Layout(flex_flow="row wrap", align_items="center")}
-        super().__init__(
-            [
-                widgets.HTML(heading),
-                widgets.HBox([self.score, self.head, self.toggle], **bar),
-                self.words,
-                self.figure,
-                Fit(),
-                widgets.HBox([widgets.Label("ablated:"), self.tags, self.empty], **bar),
-                self.effect,
-            ]
-        )
-        self._describe()
-
-    def _build_controls(self) -> None:
-        options = [(words, key) for key, (words, _) in scores(self.states).items()]
-        self.score = widgets.Dropdown(options=options, description="the map shows", **WIDE)
-        heads = [(head_name(self.states, *place), place) for place in self._places.values()]
-        self.head = widgets.Dropdown(options=heads, value=self.chosen, description="head", **WIDE)
-        self.toggle = widgets.ToggleButton(value=False, description="ablate this head", icon="scissors")
-        self.tags = widgets.TagsInput(value=[], allowed_tags=list(self._places), allow_duplicates=False)
-        self.empty = widgets.Button(description="clear")
-        self.words, self.effect = widgets.HTML(), widgets.HTML()
-        self.words.add_class("tsfm-lens-words")
-        self.effect.add_class("tsfm-lens-effect")
-        self.score.observe(lambda change: self._draw(score_update(self.states, change["new"])), "value")
-        self.head.observe(lambda change: self._choose(change["new"]), "value")
-        self.toggle.observe(lambda change: self._toggle(change["new"]), "value")
-        self.tags.observe(lambda change: self._ablate([self._places[name] for name in change["new"]]), "value")
-        self.empty.on_click(lambda _button: self._ablate([]))
+        state = linked.linked_state(states, whole=True)
+        self.run, self.states, self._names = run, states, state["names"]
+        self._length = len(state["series"][0]["context"])
+        self.chosen: int = state["series"][0]["start"]
+        self.ablated: tuple[str, ...] = ()
+        self.marked: tuple[int, int] | None = None
+        self.masked: np.ndarray | None = None
+        self.error, self._count = "", 0
+        plain = array(states, "quantile_forecast", "quantile", "step", series=0)
+        alone = array(states, "ablated_forecast", "layer", "head", "quantile", "step", series=0)
+        sets = zip(["", *self._names], [plain, *alone.reshape(-1, *plain.shape)], strict=True)
+        self._forecasts: dict[Any, np.ndarray] = {frozenset([name] if name else []): each for name, each in sets}
+        super().__init__(state=state)
+        self.on_msg(self._on_choice)
+        self._answer()
 
     def select(self, layer: str | int, head: str | int) -> None:
         """Show another head, by its labels."""
-        self._choose((position(self.states, "layer", layer), position(self.states, "head", head)))
+        place = position(self.states, "layer", layer), position(self.states, "head", head)
+        self.chosen = int(np.ravel_multi_index(place, self.states["component"].shape))
+        self._answer()
 
     def ablate(self, *components: str) -> None:
         """Show the forecast without exactly these heads, by component name; without arguments none is ablated."""
-        flat = self.states["component"].values.ravel().tolist()
-        labels = xr.Dataset(coords={"component": flat})
-        for name in components:
-            position(labels, "component", name, what="head")
-        self._ablate([self._places[name] for name in dict.fromkeys(components)])
+        positions(xr.Dataset(coords={"component": self._names}), "component", components)
+        self._choose(tuple(dict.fromkeys(components)), self.marked)
+
+    def brush(self, start: int, stop: int) -> None:
+        """Show the forecast without steps ``[start, stop)``, from the forecast start; all are given if none."""
+        self._choose(self.ablated, (start, stop) if start != stop else None)
 
     @property
     def forecast(self) -> np.ndarray:
         """Forecast (quantile, step) without the ablated heads, the plain one if there are none; data units."""
-        if self.ablated:
-            return self._forecasts[frozenset(self.ablated)]
-        return self.states["quantile_forecast"].isel(series=0).transpose("quantile", "step").values
+        return self._forecasts[frozenset(self.ablated)]
 
-    def _on_click(self, _trace: Any, points: Any, _state: Any) -> None:
-        if points.xs:
-            self._choose((round(points.ys[0]), round(points.xs[0])))
+    def _on_choice(self, _widget: Any, choice: dict[str, Any], _buffers: Any) -> None:
+        self.chosen, brush = choice["head"], choice["brush"]
+        marked = (brush[0] - self._length, brush[1] - self._length) if brush else None
+        self._choose(tuple(self._names[at] for at in choice["ablated"]), marked)
 
-    def _choose(self, head: Head) -> None:
-        if head == self.chosen:
-            return
-        self.chosen = head
-        self._draw(head_update(self.states, *head))
-        self.head.value = head
-        self._describe()
-
-    def _toggle(self, on: bool) -> None:
-        others = [head for head in self.ablated if head != self.chosen]
-        self._ablate([*others, self.chosen] if on else others)
-
-    def _ablate(self, heads: Sequence[Head]) -> None:
-        if tuple(heads) == self.ablated:
-            return
+    def _choose(self, ablated: tuple[str, ...], marked: tuple[int, int] | None) -> None:
+        """Forecast what is chosen, once each; what is refused changes nothing."""
+        run, self.error = self.run, ""
         try:
-            quantiles = self._without(heads) if heads else None
+            if (heads := frozenset(ablated)) not in self._forecasts:
+                with run.lens.ablate(*ablated):
+                    forecast = run.lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
+                self._forecasts[heads] = forecast.quantiles[0]
+            if marked and marked not in self._forecasts:
+                self._forecasts[marked] = without_stretch(run, 0, *marked, "mean")
+            self.ablated, self.marked, self.masked = ablated, marked, self._forecasts[marked] if marked else None
         except LensError as error:
-            self._describe(str(error))
-            return
-        self.ablated = tuple(heads)
-        self._draw(ablation_update(self.states, heads, quantiles))
-        self._describe()
+            self.error = str(error)
+        finally:
+            # a view that waits hears of every end
+            self._answer()
 
-    def _without(self, heads: Sequence[Head]) -> np.ndarray:
-        """Compute the forecast without some heads, (quantile, step); once for each set."""
-        key = frozenset(heads)
-        if key not in self._forecasts:
-            run = self.run
-            with run.lens.ablate(*(self._names[layer][head] for layer, head in heads)):
-                forecast = run.lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
-            self._forecasts[key] = forecast.quantiles[0]
-        return self._forecasts[key]
-
-    def _draw(self, update: Update) -> None:
-        with self.figure.batch_update():
-            for name, properties in update.items():
-                self.figure.data[TRACES.index(name)].update(properties)
-
-    def _describe(self, error: str = "") -> None:
-        """Bring texts and controls in line with the selected and the ablated heads."""
-        self.words.value = escape(head_words(self.states, *self.chosen))
-        self.effect.value = escape(error or "; ".join(filter(None, [self._effect(), sampling_words(self.states)])))
-        self.toggle.value = self.chosen in self.ablated
-        self.tags.value = [self._names[layer][head] for layer, head in self.ablated]
-
-    def _effect(self) -> str:
-        """Describe the difference of the forecast without the ablated heads from the plain one."""
-        if not self.ablated:
-            return "no head is ablated"
-        middle = median_position(self.states["quantile"].values)
-        plain = self.states["quantile_forecast"].isel(series=0).transpose("quantile", "step").values[middle]
-        without = self.forecast[middle]
-        ranks = f", Spearman distance {number(float(spearman_distance(without, plain)))}" if len(plain) > 1 else ""
-        truth = self.states["truth"].values[0] if "truth" in self.states else None
-        heads = f"{len(self.ablated)} head{'s' * (len(self.ablated) > 1)}"
-        return f"without {heads} {change_words(plain, without, truth, unit_of(self.states, 0), ranks)}"
+    def _answer(self) -> None:
+        self._count += 1
+        self.reply = {
+            "count": self._count,
+            "head": self.chosen,
+            "ablated": [self._names.index(name) for name in self.ablated],
+            "brush": [step + self._length for step in self.marked] if self.marked else None,
+            "without": linked.fan(self.states, self.forecast),
+            "masked": linked.line(self.states, self.masked) if self.masked is not None else {},
+            "error": self.error,
+        }
 
 
 WITHOUT = "median without the brushed stretch"
@@ -254,8 +212,8 @@ class Brush(widgets.VBox):
         self.which.observe(lambda change: self.mark(*(self.marked or (0, 0)), series=change["new"]), "value")
         self.steps.observe(lambda change: self.mark(*change["new"]), "value")
         heading = f"<b>{escape(str(figure.layout.meta['title']))}: drag over the past to leave a stretch out</b>"
-        controls = widgets.HBox([self.which, self.steps])
-        super().__init__([widgets.HTML(heading + _THROUGH), controls, self.figure, Fit(), self.words])
+        bars = [widgets.HTML(heading + _THROUGH), widgets.HBox([self.which, self.steps])]
+        super().__init__([*bars, self.figure, Fit(), self.words])
         self._describe()
 
     def _on_selection(self, layout: Any, _selections: Any) -> None:
@@ -293,17 +251,10 @@ class Brush(widgets.VBox):
 
     def _forecast(self, row: int, start: int, stop: int) -> np.ndarray:
         """Compute the median without a stretch, (step,); once for each."""
-        if not 0 <= row < len(self.run.batch) or not -self._length <= start < stop <= 0:
-            raise InputError(
-                f"steps {start} to {stop} of series {row}: expected steps from {-self._length} to 0 of one of "
-                f"{len(self.run.batch)} series"
-            )
         key = (row, start, stop)
         if key not in self._cache:
             self.words.value = f"forecasting without steps {start} to {stop - 1} …"
-            masks = Masks(self.run, (Segment("brushed", row, start, stop, "past"),), self.reference)
-            quantiles = masks(np.zeros((1, 1), dtype=bool))[0]
-            self._cache[key] = quantiles[len(quantiles) // 2]
+            self._cache[key] = without_stretch(self.run, *key, self.reference)
         return self._cache[key]
 
     def _describe(self, error: str = "") -> None:
@@ -312,9 +263,11 @@ class Brush(widgets.VBox):
             return
         name = self.run.batch.variates[self.series] or self.run.batch.ids[self.series]
         start, stop = self.marked
-        largest = f", by {number(float(np.max(np.abs(self.without - self.median))))} at most"
-        truth = None if self.run.truth is None else self.run.truth[0]
-        change = change_words(self.median, self.without, truth, self.run.batch.units[0], largest)
+        gap, unit = np.abs(self.without - self.median), self.run.batch.units[0] or "data units"
+        change = f"the median moves by {number(gap.mean())} {unit} on average, by {number(gap.max())} at most"
+        if (truth := self.run.truth) is not None and np.isfinite(truth[0]).any():
+            before, after = (number(float(mae(median, truth[0]))) for median in (self.median, self.without))
+            change += f"; mean absolute error {before} → {after} {unit}"
         time = self._view.time
         dates = "" if time.stamps is None else f" ({time.date(start)} to {time.date(stop - 1)})".replace(" 00:00", "")
         self.words.value = escape(f"without steps {start} to {stop - 1}{dates} of {name} {change}")

@@ -21,8 +21,8 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.places import refuse_unwritable
 from tsfm_lens.registry import Measurement, ReportPanel, find, measurements
 from tsfm_lens.report.cards import cards_of
-from tsfm_lens.report.linked import linked_state
 from tsfm_lens.viz.findings import ONCE
+from tsfm_lens.viz.linked import linked_state
 from tsfm_lens.viz.saving import BROWSER_CONFIG, write_together
 from tsfm_lens.viz.select import kind_word, model_of, names, shown
 from tsfm_lens.viz.theme import true_minus, untitled
@@ -121,9 +121,10 @@ def page_of(
     # the rest of the page: template, provenance, headings
     _fit(sections, LIMIT - len(script) - len(screen["state"]) - 100_000)
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
-    loader = PackageLoader("tsfm_lens", "report")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, **blocks)
-    page = environment.get_template("template.html.j2").render(
+    environment = Environment(
+        loader=PackageLoader("tsfm_lens", "."), autoescape=True, undefined=StrictUndefined, **blocks
+    )
+    page = environment.get_template("report/template.html.j2").render(
         title=title,
         sections=sections,
         screen=screen,
@@ -151,14 +152,10 @@ def _first_screen(results: Mapping[str, Any], anchors: Mapping[str, str]) -> dic
         facts += [f"{steps} steps"] * bool(steps)
     state = linked_state(linked) if linked is not None else None
     seen = [each["name"] for each in state["series"]] if state else []
-    omitted = [name for name in series if name not in seen] if state else []
-    notes = [*(state["notes"] if state else []), *_omitted(omitted)]
+    if state and (omitted := [name for name in series if name not in seen]):
+        state["notes"].append(f"The linked view is not precomputed for {shown(omitted)}; their cards are below.")
     text = packed(json.dumps(state, separators=(",", ":"))) if state else ""
-    return {"facts": facts, "series": series or seen, "state": text, "cards": cards, "notes": notes}
-
-
-def _omitted(series: list[str]) -> list[str]:
-    return [f"The linked view is not precomputed for {shown(series)}; their cards are below."] if series else []
+    return {"facts": facts, "series": series or seen, "state": text, "cards": cards}
 
 
 def _said_once(sections: list[Section]) -> list[str]:

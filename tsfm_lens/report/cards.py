@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.report.linked import effects
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.head_states import head_name
+from tsfm_lens.viz.linked import effects
 from tsfm_lens.viz.select import array, forecast_series, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.theme import number, percent
 from tsfm_lens.viz.words import measured

@@ -9,30 +9,8 @@ const config = JSON.parse(document.getElementById("config").textContent);
 if (window.matchMedia("(hover: none)").matches) config.displayModeBar = false;
 
 // dark or light: the system's, unless the button says otherwise
-const dark = () => getComputedStyle(document.documentElement).getPropertyValue("--dark").trim() === "1";
-// as tsfm_lens.viz.dark: light and dark of every colour are exchanged, between the page's ground and its text
-const COLOUR = /(^|color:)(?:#([0-9a-f]{6})|rgba\(([\d., ]+)\))(?=$|[";])/gi;
-function turned(_, before, hex, rgba) {
-  const parts = hex ? [0, 2, 4].map(at => parseInt(hex.slice(at, at + 2), 16)) : rgba.split(",").map(Number);
-  const rgb = parts.slice(0, 3).map(part => part / 255), high = Math.max(...rgb), low = Math.min(...rgb);
-  const light = 0.09 + (1 - (high + low) / 2) * 0.86, reach = 0.8 * (high - low ? (high - low) / (1 - Math.abs(high + low - 1)) : 0);
-  const chroma = (1 - Math.abs(2 * light - 1)) * reach, middle = (high + low) / 2;
-  const now = rgb.map(part => Math.round(255 * (light + (high - low ? (part - middle) / (high - low) : 0) * chroma)));
-  return `${before}rgba(${now},${parts.length > 3 ? parts[3] : 1})`;
-}
-function themed(value) {
-  if (!dark()) return value;
-  if (typeof value === "string") return value.replace(COLOUR, turned);
-  if (Array.isArray(value)) return value.length && typeof value[0] === "number" ? value : value.map(themed);
-  if (!value || typeof value !== "object" || ArrayBuffer.isView(value)) return value;
-  return Object.fromEntries(Object.entries(value).map(([name, each]) => [name, themed(each)]));
-}
-function grounded(layout) {
-  const now = themed(layout), clear = "rgba(0,0,0,0)";
-  // a map's own ground says what is missing
-  return {...now, paper_bgcolor: clear, plot_bgcolor: now.plot_bgcolor || clear};
-}
-
+const system = window.matchMedia("(prefers-color-scheme: dark)");
+const dark = () => document.documentElement.dataset.theme ? document.documentElement.dataset.theme === "dark" : system.matches;
 const plots = Array.from(document.querySelectorAll(".plot"));
 const specs = new Map();
 let library;
@@ -51,7 +29,8 @@ async function fetched(plot) {
 function render(plot) {
   const spec = specs.get(plot);
   plot.dataset.drawn = "1";
-  Plotly.react(plot, themed(spec.data), grounded(spec.layout), config);
+  const {data, layout} = darkFigure(spec, dark());
+  Plotly.react(plot, data, layout, config);
 }
 async function show(plot) {
   await Promise.all([plotly(), fetched(plot)]);
@@ -101,7 +80,7 @@ document.getElementById("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = dark() ? "light" : "dark";
   redraw();
 });
-window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+system.addEventListener("change", redraw);
 document.getElementById("print").addEventListener("click", async () => {
   await drawAll();
   window.print();
@@ -113,7 +92,7 @@ window.addEventListener("beforeprint", () => {
 });
 (async () => {
   const place = document.getElementById("linked");
-  if (place) follow = linkedView(place, JSON.parse(await packed("linked-state")));
+  if (place) follow = linkedView(place, JSON.parse(await packed("linked-state"))).show;
   tabs();
   document.documentElement.dataset.ready = "1";
   const watch = new IntersectionObserver(entries => {

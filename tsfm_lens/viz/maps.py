@@ -137,7 +137,7 @@ def head_maps(
         panel.cells(one.values, heads, layers, one.hover, write=one.write or two_digits, printed=printed, **look)
         if several:
             place = canvas.fig.get_subplot(*canvas.places[index])
-            colours = one.colours(titles[index], **_under(place, canvas.plot_height))
+            colours = one.colours(titles[index], **under(place, canvas.plot_height))
             canvas.fig.update_layout({axis: colours})
         else:
             canvas.colours(one.colours())
@@ -151,7 +151,7 @@ def head_maps(
     return canvas.dress(title, *remarks)
 
 
-def _under(place: Any, height: int) -> dict[str, Any]:
+def under(place: Any, height: int) -> dict[str, Any]:
     """Place a colour bar under its map, in a sheet whose panels have so many pixels of height together."""
     first, last = place.xaxis.domain
     where: Look = {"orientation": "h", "x": (first + last) / 2, "len": 0.9 * (last - first), "yanchor": "top"}

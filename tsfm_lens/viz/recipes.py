@@ -68,7 +68,18 @@ def overlay(
     """Draw forecasts of one series over each other: medians, the interval of the first, the ends of the others'."""
     first, *_ = forecasts.values()
     view, figure = scene(first, series, context_steps), blank()
-    panel, x, medians = figure.panel(), view.time.at(view.future), []
+    panel = figure.panel()
+    medians, ends = draw_overlaid(panel, view, forecasts)
+    view.title_axes(panel)
+    size = f"{num(float(np.abs(medians[-1] - medians[0]).mean()))} {view.unit}".strip()
+    heading = title.format(size=size) or f"{listed(list(forecasts))}: forecasts of {view.id} differ by {size}"
+    about = f"{view.id} by {model_of(first)}" if title else "medians, mean over steps"
+    return figure.dress(heading, about, f"{len(view.future)} steps ahead from {view.remark}", ends)
+
+
+def draw_overlaid(panel: Panel, view: Scene, forecasts: Mapping[str, xr.Dataset]) -> tuple[list[np.ndarray], str]:
+    """Draw forecasts of one series as :func:`overlay` does; return medians, (step,) each, and what intervals are."""
+    x, medians = view.time.at(view.future), []
     for place, (name, ds) in enumerate(forecasts.items()):
         values = array(ds, "quantile_forecast", "quantile", "step", series=view.place)
         order, colour = np.argsort(ds["quantile"].values), CATEGORICAL[place % len(CATEGORICAL)]
@@ -81,14 +92,8 @@ def overlay(
     for place, (name, median) in enumerate(zip(forecasts, medians, strict=True)):
         view.forecast(panel, median, name, CATEGORICAL[place % len(CATEGORICAL)])
     view.draw(panel)
-    view.title_axes(panel)
-    size = f"{num(float(np.abs(medians[-1] - medians[0]).mean()))} {view.unit}".strip()
-    heading = title.format(size=size) or f"{listed(list(forecasts))}: forecasts of {view.id} differ by {size}"
-    ends = "intervals: from the {:.3g} to the {:.3g} quantile".format(
-        *sorted(first["quantile"].values)[:: len(order) - 1]
-    )
-    about = f"{view.id} by {model_of(first)}" if title else "medians, mean over steps"
-    return figure.dress(heading, about, f"{len(view.future)} steps ahead from {view.remark}", ends)
+    levels = ds["quantile"].values[order]
+    return medians, f"intervals: from the {levels[0]:.3g} to the {levels[-1]:.3g} quantile"
 
 
 @RECIPES.figure()

@@ -20,14 +20,14 @@ def names(ds: xr.Dataset, dim: str) -> list[str]:
     return [str(v) for v in ds[dim].values]
 
 
-def position(ds: xr.Dataset, dim: str, value: str | int, *, what: str | None = None) -> int:
+def position(ds: xr.Dataset, dim: str, value: str | int) -> int:
     """Return the position of a label along ``dim``; a negative integer counts from the end."""
     labels = names(ds, dim)
     if str(value) in labels:
         return labels.index(str(value))
     if not isinstance(value, str) and -len(labels) <= as_index(value) < 0:
         return as_index(value) % len(labels)
-    raise unknown_name(what or dim, value, labels, hint=f"There are {len(labels)}.")
+    raise unknown_name(dim, value, labels, hint=f"There are {len(labels)}.")
 
 
 def series_position(ds: xr.Dataset, series: str | int) -> int:

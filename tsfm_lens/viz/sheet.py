@@ -47,9 +47,9 @@ class Sheet:
     floors: dict[str, None] = field(default_factory=dict)
     has_band: bool = False
 
-    def panel(self, row: int = 1, col: int = 1, **axes: Any) -> Panel:
-        """Return one panel; ``axes`` says which, where a place has two."""
-        return Panel(self, {"row": row, "col": col, **axes} if self.places else {})
+    def panel(self, row: int = 1, col: int = 1) -> Panel:
+        """Return one panel."""
+        return Panel(self, {"row": row, "col": col} if self.places else {})
 
     def __iter__(self) -> Iterator[Panel]:
         return (self.panel(*place) for place in self.places) if self.places else iter([self.panel()])

@@ -1,9 +1,41 @@
 // The linked view: series with the attention strip → heads → forecast with and without a head. Everything answers to
 // three choices: a head (click), a step of the forecast (click or slider), a brushed stretch of the context (drag).
-function linkedView(root, state) {
+// Where a model stands behind it, ask(choice) has it forecast without a set of heads, and without the brushed stretch;
+// answer(reply) brings what came.
+function linkedView(root, state, ask) {
   const UNREAD = 1e-4;
   const ns = "http://www.w3.org/2000/svg";
-  const view = {series: 0, head: state.series[0].start, step: -1, brush: null};
+  const view = {series: 0, head: state.series[0].start, step: -1, brush: null, ablated: []};
+  root.classList.add("linked");
+  root.innerHTML = `<div class="panels">
+<div><h3>What is given, and what <span data-part="head"></span> reads of it</h3><div data-part="context"></div>
+<p class="key"><b>—</b> observed (<span data-part="unit"></span>) <b class="k-read">■</b> attention; drag to brush a stretch</p></div>
+<div><h3>The heads, in order of computation; click one</h3>
+<div class="stream"><span class="end">tokens</span><span class="wire"></span><div data-part="map" role="group" aria-label="Heads"></div><span class="wire"></span><span class="end">output head → forecast</span></div>
+<p class="key" data-part="scale"></p></div>
+<div><h3>The forecast, with and without <span data-part="less"></span>; click a step</h3><div data-part="forecast"></div>
+<p class="key"><b>—</b> observed <b>┈</b> what came <b class="k-median">━</b> forecast, with its band <b class="k-less">╍</b> without <span data-part="lesskey"></span>
+<span data-part="maskedkey"><b class="k-masked">╍</b> without the brushed stretch</span></p></div>
+</div>
+<p class="words" data-part="words" aria-live="polite"></p>
+<div class="choices" data-part="live"${ask ? "" : " hidden"}>
+<label><input type="checkbox" data-part="ablate"> ablate this head (or shift-click any)</label>
+<span>ablated: <span data-part="set"></span></span>
+<button type="button" class="plain" data-part="empty">clear heads</button>
+<strong data-part="news" role="status"></strong>
+</div>
+<div class="choices">
+<label>forecast step <input type="range" min="0" value="0" data-part="step"> <span data-part="stepname"></span></label>
+<label>brush from <input type="range" min="0" value="0" data-part="from"></label>
+<label>to <input type="range" min="0" value="0" data-part="to"></label>
+<button type="button" class="plain" data-part="clear">clear brush</button>
+</div>`;
+  for (const text of state.notes) {
+    const note = document.createElement("p");
+    note.className = "note";
+    note.textContent = text;
+    root.append(note);
+  }
   const part = name => root.querySelector(`[data-part="${name}"]`);
   const number = value => {
     const text = Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
@@ -21,6 +53,18 @@ function linkedView(root, state) {
     return bytes.get(row);
   }
   const series = () => state.series[view.series];
+
+  // one question at a time: what is chosen before its answer comes is asked then
+  let reply = {ablated: [], brush: null, error: ""}, waits = false, again = false;
+  function question() {
+    again = waits;
+    if (!waits) ask({head: view.head, ablated: view.ablated, brush: view.brush});
+    waits = true;
+  }
+  const answered = name => JSON.stringify(reply[name]) === JSON.stringify(view[name]);
+  // without the ablated heads; where none is, without the selected one
+  const less = () => !view.ablated.length ? series().states[view.head] : answered("ablated") ? reply.without : {};
+  const masked = () => ask && view.brush && answered("brush") ? reply.masked : {};
   function attention(head) {
     const own = series().states[head];
     return unpacked(own.rows && view.step >= 0 ? own.rows[series().row[view.step]] : own.mean);
@@ -159,13 +203,13 @@ function linkedView(root, state) {
         cell.type = "button";
         cell.dataset.head = at;
         cell.style.setProperty("--share", `${Math.round(100 * share)}%`);
-        cell.className = share > 0.55 ? "cell deep" : "cell";
+        cell.className = `cell${share > 0.55 ? " deep" : ""}${view.ablated.includes(at) ? " out" : ""}`;
         cell.textContent = small ? "" : view.brush ? percent(shown[at]) : number(shown[at]);
         cell.title = `${state.labels[at]}: ${view.brush ? `${percent(shown[at])} of its attention` : `${number(shown[at])} ${own.unit}`}`;
         cell.setAttribute("aria-label", cell.title);
         cell.setAttribute("aria-pressed", String(at === view.head));
         cell.tabIndex = at === view.head ? 0 : -1;
-        cell.addEventListener("click", () => choose({head: at}));
+        cell.addEventListener("click", event => ask && event.shiftKey ? toggle(at) : choose({head: at}));
         place.append(cell);
         if (focus && at === view.head) cell.focus({preventScroll: true});
       });
@@ -176,11 +220,14 @@ function linkedView(root, state) {
   }
 
   function drawForecast() {
-    const own = series(), without = own.states[view.head], height = 300, floor = 250;
-    const [svg, width] = drawing("forecast", height, `forecast of ${own.name} with and without ${state.labels[view.head]}`);
+    const own = series(), without = less(), other = masked(), height = 300, floor = 250;
+    const words = view.ablated.length ? "the ablated heads" : "this head";
+    for (const name of ["less", "lesskey"]) part(name).textContent = words;
+    part("maskedkey").hidden = !other.median;
+    const [svg, width] = drawing("forecast", height, `forecast of ${own.name} with and without ${words}`);
     const tail = Math.max(Math.floor(own.median.length / 2), 2), past = own.context.slice(-tail), n = own.median.length;
     const right = width - 6, x = scale(-past.length, n, left, right);
-    const [low, high] = extent(past, own.low, own.high, own.truth || [], without.low || [], without.high || []);
+    const [low, high] = extent(past, own.low, own.high, own.truth || [], without.low || [], without.high || [], other.median || []);
     const y = scale(low, high, floor, top), ahead = at => x(at + 0.5);
     axis(svg, y, low, high, left, right);
     if (view.step >= 0)
@@ -196,6 +243,7 @@ function linkedView(root, state) {
     if (own.truth) line(own.truth, ahead, y, {class: "truth"}, svg);
     line(own.median, ahead, y, {class: "median"}, svg);
     if (without.median) line(without.median, ahead, y, {class: "without"}, svg);
+    if (other.median) line(other.median, ahead, y, {class: "masked"}, svg);
     element("text", {x: x(0), y: height - 22, class: "tick"}, svg, own.ahead[0]);
     element("text", {x: right, y: height - 22, class: "tick", "text-anchor": "end"}, svg, own.ahead[n - 1]);
     svg.addEventListener("click", event => {
@@ -204,18 +252,16 @@ function linkedView(root, state) {
     });
   }
 
-  function error(median) {
-    const {truth} = series(), gaps = median.map((value, at) => truth[at] === null ? NaN : Math.abs(value - truth[at]));
-    const real = gaps.filter(Number.isFinite);
-    return real.reduce((sum, gap) => sum + gap, 0) / real.length;
+  function change(subject, fan) {
+    const own = series(), errors = fan.error === undefined || fan.error === null ? ""
+      : ` (mean absolute error ${number(own.error)} → ${number(fan.error)})`;
+    return `${subject} the median moves by ${number(fan.effect)} ${own.unit} on average${errors}.`;
   }
   function say() {
     const own = series(), head = own.states[view.head], label = state.labels[view.head];
     const weights = Array.from(attention(view.head)), best = weights.indexOf(Math.max(...weights));
     const alone = own.row.every(row => row === own.row[0]);
-    const words = [`${label.charAt(0).toUpperCase()}${label.slice(1)} of ${own.name}: without it the median moves by ${number(head.effect)} ${own.unit} on average`];
-    if (head.median && own.truth) words[0] += ` (mean absolute error ${number(error(own.median))} → ${number(error(head.median))})`;
-    words[0] += ".";
+    const words = [change(`${label.charAt(0).toUpperCase()}${label.slice(1)} of ${own.name}: without it`, head)];
     const when = view.step < 0 ? "Over all steps" : head.rows ? `For step ${view.step + 1}, ${own.ahead[view.step]},`
       : alone ? "Over all steps, which share one query," : "Over all steps (single steps of this head are not in this file)";
     const from = edge(best, weights.length), to = edge(best + 1, weights.length) - 1;
@@ -227,7 +273,14 @@ function linkedView(root, state) {
       const [low, high] = view.brush;
       words.push(`It gives ${percent(shares[view.head])} of its attention to the brushed ${high - low} steps (${own.times[low]} to ${own.times[high - 1]}); ${state.labels[first]} gives most: ${percent(shares[first])}.`);
     }
+    if (masked().median) words.push(change("Without the brushed steps, their series' mean in their place,", masked()));
+    const count = view.ablated.length, set = less();
+    if (count && set.median) words.push(change(`Without the ${count > 1 ? `${count} ablated heads` : "ablated head"}`, set));
     part("words").textContent = words.join(" ");
+    part("ablate").checked = view.ablated.includes(view.head);
+    part("set").textContent = view.ablated.map(at => state.names[at]).join(", ") || "no head";
+    part("empty").disabled = !count;
+    part("news").textContent = !ask || answered("ablated") && answered("brush") ? reply.error : "computing …";
     part("head").textContent = label;
     part("stepname").textContent = view.step < 0 ? "all" : own.ahead[view.step];
     part("step").max = own.median.length;
@@ -238,7 +291,15 @@ function linkedView(root, state) {
     part("clear").disabled = !view.brush;
   }
   function draw() { drawContext(); drawMap(); drawForecast(); say(); }
-  function choose(change) { Object.assign(view, change); draw(); }
+  function choose(change, silent) {
+    Object.assign(view, change);
+    if (ask && !silent) question();
+    draw();
+  }
+  function toggle(at) {
+    const others = view.ablated.filter(each => each !== at);
+    choose({ablated: others.length < view.ablated.length ? others : [...others, at]});
+  }
 
   part("map").addEventListener("keydown", event => {
     const columns = state.heads.length, moves = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns};
@@ -250,15 +311,28 @@ function linkedView(root, state) {
   part("step").addEventListener("input", event => choose({step: event.target.value - 1}));
   for (const name of ["from", "to"]) part(name).addEventListener("input", () => {
     const [low, high] = [Number(part("from").value), Number(part("to").value)];
-    choose({brush: high > low ? [low, high] : name === "from" && low < series().context.length ? [low, low + 1] : null});
+    choose({brush: high > low ? [low, high] : name === "from" && low < series().context.length ? [low, low + 1] : null}, true);
   });
+  // while a slider moves nothing is forecast
+  for (const name of ["from", "to"]) part(name).addEventListener("change", () => choose({}));
+  part("ablate").addEventListener("change", () => toggle(view.head));
+  part("empty").addEventListener("click", () => choose({ablated: []}));
   part("clear").addEventListener("click", () => choose({brush: null}));
   root.addEventListener("keydown", event => { if (event.key === "Escape") choose({brush: null, step: -1}); });
   let width = 0;
   new ResizeObserver(() => { if (root.clientWidth !== width) { width = root.clientWidth; draw(); } }).observe(root);
-  return name => {
-    const at = state.series.findIndex(each => each.name === name);
-    root.hidden = at < 0;
-    if (at >= 0) choose({series: at, head: state.series[at].start, brush: null, step: -1});
+  return {
+    show(name) {
+      const at = state.series.findIndex(each => each.name === name);
+      root.hidden = at < 0;
+      if (at >= 0) choose({series: at, head: state.series[at].start, brush: null, step: -1});
+    },
+    answer(news) {
+      waits = false;
+      reply = news;
+      if (again) question();
+      else Object.assign(view, {head: reply.head, ablated: reply.ablated, brush: reply.brush});
+      draw();
+    },
   };
 }

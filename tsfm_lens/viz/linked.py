@@ -1,4 +1,4 @@
-"""State of a report's linked view: of every series what each head reads, and the forecast without it."""
+"""State of the linked view: of every series what each head reads, and the forecast without it."""
 
 from __future__ import annotations
 
@@ -8,37 +8,34 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.viz.head_states import head_name, sampling_words
+from tsfm_lens.viz.head_states import head_name
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, median_position, names, unit_of
-from tsfm_lens.viz.words import capital
 
 _BYTES = 1_200_000  # of attention at single steps, all series together
 _FORECASTS = 64  # heads of a series whose forecasts are in the page
 
 
-def linked_state(ds: xr.Dataset) -> dict[str, Any]:
-    """Collect what the linked view shows of an "explore" result, for :file:`linked.js`, bounded in bytes."""
+def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
+    """Collect what :file:`linked.js` shows of an "explore" result; bounded in bytes unless it is ``whole``."""
     heads = [(i, j) for i in range(ds.sizes["layer"]) for j in range(ds.sizes["head"])]
     per_head = ds.sizes["series"] * ds.sizes["row"] * ds.sizes["bin"]
-    n_rows = len(heads) if ds.sizes["row"] == 1 else min(len(heads), max(_BYTES // per_head, 1))
-    levels = np.asarray(ds["quantile"].values, dtype=float)
-    notes = [f"{capital(words)}." for words in [sampling_words(ds)] if words]
-    if n_rows < len(heads):
-        notes.append(f"Attention at single steps is in this file for {n_rows} of {len(heads)} heads, the strongest.")
-    if len(heads) > _FORECASTS:
-        notes.append(
-            f"Forecasts without a head are in this file for {_FORECASTS} of {len(heads)} heads, the strongest."
-        )
+    n_rows = n_fans = len(heads)
+    if not whole:
+        n_rows = n_rows if ds.sizes["row"] == 1 else min(n_rows, max(_BYTES // per_head, 1))
+        n_fans = min(n_fans, _FORECASTS)
+    notes = [f"Every forecast from {ds.attrs['samples']} sample paths of one seed."] if ds.attrs.get("samples") else []
+    for what, count in (("Attention at single steps is", n_rows), ("Forecasts without a head are", n_fans)):
+        if count < len(heads):
+            notes.append(f"{what} in this file for {count} of {len(heads)} heads, the strongest.")
     return {
-        "series": [_series(ds, place, heads, n_rows) for place in range(ds.sizes["series"])],
+        "series": [_series(ds, place, heads, n_rows, n_fans) for place in range(ds.sizes["series"])],
         "layers": names(ds, "layer"),
         "heads": names(ds, "head"),
         "labels": [head_name(ds, *head) for head in heads],
         "names": [str(ds["component"].values[head]) for head in heads],
         "bin": int(ds["attention_row"].attrs["bin_steps"]),
         "token": int(ds["attention"].attrs.get("token_steps", 1)),
-        "band": f"{100 * (levels.max() - levels.min()):.3g} % band",
         "notes": notes,
     }
 
@@ -51,14 +48,13 @@ def effects(ds: xr.Dataset, series: int) -> np.ndarray:
     return np.abs(without - plain).mean(axis=-1)
 
 
-def _series(ds: xr.Dataset, place: int, heads: list[tuple[int, int]], n_rows: int) -> dict[str, Any]:
+def _series(ds: xr.Dataset, place: int, heads: list[tuple[int, int]], n_rows: int, n_fans: int) -> dict[str, Any]:
     """Collect one series; steps before its start are left away."""
     view = scene(ds, place, ds.sizes["time"])
     effect = effects(ds, place)
     order = sorted(range(len(heads)), key=lambda at: -effect[heads[at]])
-    rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=place)
     n_bins = -(-len(view.past) // int(ds["attention_row"].attrs["bin_steps"]))
-    rows = rows[..., -n_bins:]
+    rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=place)[..., -n_bins:]
     without = array(ds, "ablated_forecast", "layer", "head", "quantile", "step", series=place)
     states: list[dict[str, Any]] = []
     for at, head in enumerate(heads):
@@ -66,8 +62,8 @@ def _series(ds: xr.Dataset, place: int, heads: list[tuple[int, int]], n_rows: in
         state: dict[str, Any] = {"effect": _short(effect[head]), "mean": _packed(rows[head].mean(axis=0))}
         if rank < n_rows and rows.shape[2] > 1:
             state["rows"] = [_packed(row) for row in rows[head]]
-        if rank < _FORECASTS:
-            state |= _fan(ds, without[head])
+        if rank < n_fans:
+            state |= fan(ds, without[head], place)
         states.append(state)
     return {
         "name": names(ds, "series")[place],
@@ -79,14 +75,24 @@ def _series(ds: xr.Dataset, place: int, heads: list[tuple[int, int]], n_rows: in
         "row": [int(each) for each in array(ds, "step_row", "step", series=place)],
         "start": order[0],
         "states": states,
-        **_fan(ds, array(ds, "quantile_forecast", "quantile", "step", series=place)),
+        **fan(ds, array(ds, "quantile_forecast", "quantile", "step", series=place), place),
     }
 
 
-def _fan(ds: xr.Dataset, quantiles: np.ndarray) -> dict[str, Any]:
+def fan(ds: xr.Dataset, quantiles: np.ndarray, series: int = 0) -> dict[str, Any]:
+    """Describe a forecast (quantile, step): its ends, and :func:`line` of its median."""
     levels = np.asarray(ds["quantile"].values, dtype=float)
-    ends = {"low": int(levels.argmin()), "high": int(levels.argmax()), "median": median_position(levels)}
-    return {name: _short(quantiles[at]) for name, at in ends.items()}
+    ends = {"low": _short(quantiles[levels.argmin()]), "high": _short(quantiles[levels.argmax()])}
+    return ends | line(ds, quantiles[median_position(levels)], series)
+
+
+def line(ds: xr.Dataset, median: np.ndarray, series: int = 0) -> dict[str, Any]:
+    """Describe a median (step,): ``effect``, its mean distance from the plain one, and its mean absolute ``error``."""
+    plain = array(ds, "quantile_forecast", "quantile", "step", series=series)[median_position(ds["quantile"].values)]
+    gaps = np.abs(median - array(ds, "truth", "step", series=series)) if "truth" in ds else np.empty(0)
+    gaps = gaps[np.isfinite(gaps)]
+    sizes = {"effect": np.abs(median - plain).mean(), "error": gaps.mean() if len(gaps) else np.nan}
+    return {"median": _short(median)} | {key: _short(size, 9) for key, size in sizes.items()}
 
 
 def _packed(weights: np.ndarray) -> list[Any]:
@@ -96,8 +102,8 @@ def _packed(weights: np.ndarray) -> list[Any]:
     return [_short(top), base64.b64encode(np.rint(255 * shares).astype(np.uint8).tobytes()).decode()]
 
 
-def _short(values: Any) -> Any:
-    """Round to five digits; missing values are None."""
+def _short(values: Any, digits: int = 5) -> Any:
+    """Round to digits; missing values are None."""
     if np.ndim(values):
         return [_short(value) for value in values]
-    return float(f"{values:.5g}") if np.isfinite(values) else None
+    return float(f"{values:.{digits}g}") if np.isfinite(values) else None
