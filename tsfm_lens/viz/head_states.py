@@ -72,8 +72,8 @@ def explore_figure(ds: xr.Dataset, *, layer: str | int | None = None, head: str 
     framed = np.zeros(shift.shape, dtype=bool)
     framed[row, col] = True
     each, name = HeadMap(shift, "", "mean change", view.unit or "data units", low=0.0), head_name(ds, row, col)
-    titles = [f"the forecast without each head; framed: {name}", "the forecast, and without this head"]
-    canvas = sheet([max(24 * len(layers), 220)], [0.4, 0.6], titles=titles, column_gap=0.12, min_width=780, below=122)
+    titles = ["without each head", "with and without the framed one"]
+    canvas = sheet([max(24 * len(layers), 220)], [0.4, 0.6], titles=titles, column_gap=0.18, min_width=780, below=122)
     left, right = canvas
     left.cells(shift, heads, layers, each.hover, write=num, printed=_MAX_NUMBERED, customdata=each.words)
     left.frames(framed, VERMILION)
