@@ -14,7 +14,7 @@ from tsfm_lens.errors import CheckpointError
 from tsfm_lens.places import replacing
 from tsfm_lens.zoo.planted.rules import Rule
 
-__all__ = ["CARD", "Attends", "Card", "PlantedPart", "read_card", "write_card"]
+__all__ = ["Attends", "Card", "PlantedPart", "read_card", "write_card"]
 
 CARD, SEAL = "mechanism.json", "seal"
 """File of the card, in the folder of the checkpoint, and its entry that only these fields and these weights have."""

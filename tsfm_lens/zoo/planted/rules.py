@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
 
 from tsfm_lens.errors import InputError
 
-__all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "Rule", "SeasonalCopy", "draw_contexts"]
+__all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "SeasonalCopy", "draw_contexts"]
 
 Array = NDArray[np.float64]
 Reads = Literal["recent", "old", "middle", "spread"]
