@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parametrize
 
 from tsfm_lens.data import SeriesBatch, as_series
@@ -19,6 +19,7 @@ from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
+from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.residual import branch_sums, carry_factors
 from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 from tsfm_lens.models.architecture import Encoded
@@ -318,17 +319,6 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
         yield
 
 
-class _FixedValues(nn.Module):
-    """Module that returns these values, in place of the one that computes a parametrised weight."""
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.values = values
-
-    def forward(self) -> Tensor:
-        return self.values
-
-
 @contextmanager
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
     """Replace a layer's weight or bias while the block runs, also of a parametrised layer or one of factors."""
@@ -337,12 +327,8 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
             yield
         return
     if parametrize.is_parametrized(layer, name):
-        original = layer.parametrizations[name]
-        layer.parametrizations[name] = _FixedValues(values)
-        try:
+        with shadowed([(layer.parametrizations[name], lambda _forward: lambda: values)]):
             yield
-        finally:
-            layer.parametrizations[name] = original
         return
     tensor = getattr(layer, name)
     backup = tensor.detach().clone()
