@@ -71,16 +71,12 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
 
 
 @cache
-def _table() -> pd.DataFrame:
-    with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(encoding="utf-8") as handle:
-        return pd.read_csv(handle, keep_default_na=False)
-
-
-@cache
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
     """List the 97 configurations, in the order of the benchmark."""
     configs = []
-    for row in _table().to_dict("records"):
+    with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(encoding="utf-8") as handle:
+        table = pd.read_csv(handle, keep_default_na=False)
+    for row in table.to_dict("records"):
         _, freq, term = row["key"].split("/")
         horizon, season = gift_eval_horizon(row["folder"], freq, term), season_of(stamp_frequency(freq))
         facts = {name: row[name] for name in ("key", "folder", "variates", "domain")}
