@@ -267,8 +267,9 @@ class SharedSource:
             return self._repeat(forward(*args, **kwargs), 1)
         leaves = [leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if self._memo is not None and _same(self._memo[0], tensors):
-            return self._repeat(self._memo[1], copies)
+        memo = self._memo
+        if memo is not None and len(memo[0]) == len(tensors) and all(map(torch.equal, memo[0], tensors)):
+            return self._repeat(memo[1], copies)
         args, kwargs = tree_unflatten(leaves, spec)
         output = forward(*args, **kwargs)
         # the first pass over the batch is the one that comes again
@@ -290,10 +291,6 @@ def _alike(tensor: Tensor, copies: int) -> bool:
         return False
     blocks = tensor.unflatten(0, (copies, -1))
     return torch.equal(blocks, blocks[:1].expand_as(blocks))
-
-
-def _same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _forecasts(
