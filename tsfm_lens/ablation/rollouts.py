@@ -229,11 +229,12 @@ class VariantRequest(ForecastRequest):
             self.lens.edit(*side_by_side(variants, self.rows)),
         ):
             prediction = self.predicted(copies)
-        forecast = Forecast.of(prediction, self.levels, self.batch, {})
+        blocks = [slice(block * size, (block + 1) * size) for block in range(copies)]
+        parts = [map_tensors(prediction, lambda tensor, rows=rows: tensor[rows]) for rows in blocks]
         failures = drawing.failures if drawing else set()
         return [
-            self.nothing() if block in failures else _block_of(forecast, slice(block * size, (block + 1) * size))
-            for block in range(copies)
+            self.nothing() if block in failures else Forecast.of(part, self.levels, self.batch, {})
+            for block, part in enumerate(parts)
         ]
 
     def fitting(self, most: int) -> int:
@@ -394,12 +395,6 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
 
     columns = {name: getattr(batch, name) * copies for name in ("values", *COLUMNS)}
     return replace(batch, **{**columns, "ids": label(batch.ids), "groups": label(batch.groups)})
-
-
-def _block_of(forecast: Forecast, rows: slice) -> Forecast:
-    samples = None if forecast.samples is None else forecast.samples[rows]
-    quantiles, mean = forecast.quantiles[rows], forecast.mean[rows]
-    return replace(forecast, quantiles=quantiles, mean=mean, samples=samples)
 
 
 def all_finite(forecast: Forecast) -> bool:

@@ -157,12 +157,8 @@ def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: s
             f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format="
             f"{' or '.join(map(repr, formats))}, or leave the column out to read the values without dates"
         )
-    kind = (
-        "whole numbers of column {!r} are read as step numbers"
-        if whole
-        else "broken numbers of column {!r} as positions"
-    )
-    return Times(numbers, note=f"the {kind.format(name)}, without a date")
+    kind, reading = ("whole", "are read as step numbers") if whole else ("broken", "as positions")
+    return Times(numbers, note=f"the {kind} numbers of column {name!r} {reading}, without a date")
 
 
 def _date_formats(numbers: np.ndarray) -> list[str]:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tsfm_lens.ablation.engine import Variant, run_variants
 from tsfm_lens.ablation.rollouts import repeated
@@ -50,11 +51,11 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
         _, whole = lens.run_with_cache(encoded, names_filter=names)
     yield from _offsets(steps, names)
     for name in names:
-        if name.endswith("hook_pattern"):
-            sequence = _join_patterns([call.value for call in steps.calls(name)])
-        else:
-            sequence = torch.cat([call.value for call in steps.calls(name)], dim=1)
-        yield name, relative(sequence, whole[name])
+        parts = [call.value for call in steps.calls(name)]
+        # a pattern is as wide as the keys that are there
+        width = max(part.shape[-1] for part in parts)
+        parts = [pad(part, (0, width - part.shape[-1])) for part in parts]
+        yield name, relative(torch.cat(parts, dim=2 if name.endswith("hook_pattern") else 1), whole[name])
 
 
 def _offsets(steps: Activations, names: list[str]) -> Deviations:
@@ -64,11 +65,6 @@ def _offsets(steps: Activations, names: list[str]) -> Deviations:
         for index, call in enumerate(steps.calls(name)):
             yield f"{name}: positions held before call {index}", float(abs(call.offset - length))
             length += call.value.shape[1]
-
-
-def _join_patterns(parts: list[Tensor]) -> Tensor:
-    width = max(part.shape[-1] for part in parts)
-    return torch.cat([torch.nn.functional.pad(p, (0, width - p.shape[-1])) for p in parts], dim=2)
 
 
 def _refeed_rollout(case: Case) -> Deviations:
