@@ -26,6 +26,8 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.tolerance import rounding
 
+__all__ = ["Case", "OracleResult", "example_case", "quick_check"]
+
 # what the roundings of one block, or of two, make of a value of 1 in single precision
 ONE_BLOCK, TWO_BLOCKS = (rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2))
 
@@ -235,7 +237,9 @@ def reading_changes_nothing(case: Case) -> Deviations:
     lens = case.lens
     fast = lens.forward(case.encoded)
     # torch's fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is set
-    with _no_fast_path():
+    with ExitStack() as after:
+        after.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         plain = lens.forward(case.encoded)
     fused, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS))
     projections, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: name.endswith(ATTENTION_POINTS[:3]))
@@ -244,16 +248,6 @@ def reading_changes_nothing(case: Case) -> Deviations:
         return
     yield "attention recomputed", relative(case.captured[0], plain)
     yield "torch's fast path", relative(fast, plain)
-
-
-@contextmanager
-def _no_fast_path() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @oracle(

@@ -24,6 +24,8 @@ from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, Deviations, first_stream, oracle, relative
 
+__all__ = ["native_traces"]
+
 
 @oracle(7, "rollout = forward", None, "`cached`, `joined`, `rollout`, token positions")
 def rollout_equals_forward(case: Case) -> Deviations:

@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+__all__ = ["assert_close", "last_digit", "rounding"]
+
 
 def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, depth: int) -> float:
     """Bound the difference of two orders of summation: ``depth`` roundings of the largest intermediate value.
