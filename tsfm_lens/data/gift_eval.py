@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -127,13 +127,12 @@ def gift_eval(
         if missing == "error" or len(absent) == len(selection):
             raise InputError(f'{message}. missing="skip" leaves out those that are not there.')
         warnings.warn(message, stacklevel=2)
-    sets, folder, rows = [], "", []
+    # terms of one dataset follow one another
+    sets, rows_of = [], lru_cache(maxsize=1)(read_folder)
     for config in selection:
         if config in absent:
             continue
-        if config.folder != folder:
-            # terms of one dataset follow one another
-            folder, rows = config.folder, read_folder(root / config.folder)
+        folder, rows = config.folder, rows_of(root / config.folder)
         # the stored frequency may be anchored
         freq, variates = rows[0].freq or config.freq, len(rows[0].values)
         if parse_frequency(freq)[:2] != parse_frequency(config.freq)[:2]:

@@ -26,8 +26,6 @@ _STEPS = 10**8  # larger numbers are no steps
 # the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
 _FIRST, _END = pd.Timestamp("1678-01-01"), pd.Timestamp("2262-01-01")
 _BEYOND = "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out to read the values without dates"
-
-
 _SLACK, _FREE = 50, 1000
 """A grid may have _FREE steps and _SLACK for every value; a longer one comes from a mistyped date or frequency."""
 _SPARSE = 0.2
