@@ -15,7 +15,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from tiny_lenses import tiny
-from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.data import as_series
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks import attention_capture, edit, interventions
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Writer
@@ -220,11 +220,12 @@ def test_a_wrong_rollout_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) 
     case = fresh(name)
     adapter: Any = case.lens.adapter
     if adapter.rollout == "tokens":
-        right = oracles_runs._replace_embeds
-        monkeypatch.setattr(oracles_runs, "_replace_embeds", lambda at, x: right(at, x.roll(1, dims=1)))
+        put = case.lens.hooks
+        late = lambda value, hook: value.roll(1, dims=1)  # noqa: E731
+        monkeypatch.setattr(case.lens, "hooks", lambda hooks: put([*hooks, *((at, late) for at, _ in hooks)]))
     elif adapter.rollout == "refeed":
-        reverse = lambda values, **names: SeriesBatch(tuple(each[::-1] for each in values), **names)  # noqa: E731
-        monkeypatch.setattr(oracles_runs, "SeriesBatch", reverse)
+        forecast = case.lens.forecast
+        monkeypatch.setattr(case.lens, "forecast", lambda batch, *args, **how: forecast(batch.tail(20), *args, **how))
     elif adapter.rollout == "cache":
         joined = adapter.joined
         roll = lambda value: value.roll(1, dims=0) if isinstance(value, torch.Tensor) else value  # noqa: E731

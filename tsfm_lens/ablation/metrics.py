@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from scipy.signal import fftconvolve, periodogram
 from scipy.stats import rankdata
@@ -33,12 +35,16 @@ def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         return x - x.mean(axis=-1, keepdims=True), varies
 
 
-def _correlation_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Compute 1 - Pearson correlation of rows; 1 where a row is constant, NaN where it is not finite."""
+def _inner(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    return (x * y).sum(axis=-1)
+
+
+def _correlation_distance(a: np.ndarray, b: np.ndarray, product: Callable[..., np.ndarray] = _inner) -> np.ndarray:
+    """Compute 1 - correlation of rows, Pearson's unless by another product; 1 of constant rows, NaN if not finite."""
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
-    product, size = (x * y).sum(axis=-1), np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
+    size = np.sqrt(_inner(x, x) * _inner(y, y))
     varies = x_varies & y_varies & (size > 0)
-    correlation = np.where(varies, product / np.where(varies, size, 1.0), 0.0)
+    correlation = np.where(varies, product(x, y) / np.where(varies, size, 1.0), 0.0)
     return _where_finite(a, b, 1.0 - np.clip(correlation, -1.0, 1.0))
 
 
@@ -104,15 +110,7 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Source:
         Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance, coefficient normalisation).
     """
-    a, b = _pair(a, b)
-    (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
-    finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
-    x, y = np.where(finite[..., None], x, 0.0), np.where(finite[..., None], y, 0.0)
-    size = np.sqrt((x * x).sum(axis=-1) * (y * y).sum(axis=-1))
-    varies = x_varies & y_varies & (size > 0)
-    largest = fftconvolve(x, y[..., ::-1], mode="full", axes=-1).max(axis=-1)
-    correlation = np.where(varies, largest / np.where(varies, size, 1.0), 0.0)
-    return np.where(finite, 1.0 - np.clip(correlation, -1.0, 1.0), np.nan)
+    return _correlation_distance(*_pair(a, b), lambda x, y: fftconvolve(x, y[..., ::-1], axes=-1).max(axis=-1))
 
 
 def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from tsfm_lens.ablation.engine import Variant, run_variants
-from tsfm_lens.ablation.rollouts import forecast_variants
+from tsfm_lens.ablation.rollouts import Progress, forecast_variants
 from tsfm_lens.models.run import Run
-
-Progress = Callable[[int, int], None]
 
 # tokens that run side by side, and variants between two calls of a progress function
 _TOKENS, _AT_ONCE = 2**15, 256

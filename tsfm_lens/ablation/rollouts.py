@@ -229,11 +229,12 @@ class VariantRequest(ForecastRequest):
             self.lens.edit(*side_by_side(variants, self.rows)),
         ):
             prediction = self.predicted(copies)
-        forecast = Forecast.of(prediction, self.levels, self.batch, {})
+        blocks = [slice(block * size, (block + 1) * size) for block in range(copies)]
+        parts = [map_tensors(prediction, lambda tensor, rows=rows: tensor[rows]) for rows in blocks]
         failures = drawing.failures if drawing else set()
         return [
-            self.nothing() if block in failures else _block_of(forecast, slice(block * size, (block + 1) * size))
-            for block in range(copies)
+            self.nothing() if block in failures else Forecast.of(part, self.levels, self.batch, {})
+            for block, part in enumerate(parts)
         ]
 
     def fitting(self, most: int) -> int:
@@ -267,8 +268,9 @@ class SharedSource:
             return self._repeat(forward(*args, **kwargs), 1)
         leaves = [leaf[: len(leaf) // copies] if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        if self._memo is not None and _same(self._memo[0], tensors):
-            return self._repeat(self._memo[1], copies)
+        memo = self._memo
+        if memo is not None and len(memo[0]) == len(tensors) and all(map(torch.equal, memo[0], tensors)):
+            return self._repeat(memo[1], copies)
         args, kwargs = tree_unflatten(leaves, spec)
         output = forward(*args, **kwargs)
         # the first pass over the batch is the one that comes again
@@ -290,10 +292,6 @@ def _alike(tensor: Tensor, copies: int) -> bool:
         return False
     blocks = tensor.unflatten(0, (copies, -1))
     return torch.equal(blocks, blocks[:1].expand_as(blocks))
-
-
-def _same(a: list[Tensor], b: list[Tensor]) -> bool:
-    return len(a) == len(b) and all(x.shape == y.shape and torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
 def _forecasts(
@@ -397,12 +395,6 @@ def repeated(batch: SeriesBatch, copies: int) -> SeriesBatch:
 
     columns = {name: getattr(batch, name) * copies for name in ("values", *COLUMNS)}
     return replace(batch, **{**columns, "ids": label(batch.ids), "groups": label(batch.groups)})
-
-
-def _block_of(forecast: Forecast, rows: slice) -> Forecast:
-    samples = None if forecast.samples is None else forecast.samples[rows]
-    quantiles, mean = forecast.quantiles[rows], forecast.mean[rows]
-    return replace(forecast, quantiles=quantiles, mean=mean, samples=samples)
 
 
 def all_finite(forecast: Forecast) -> bool:

@@ -117,14 +117,10 @@ def is_random(order: str) -> bool:
     return str(order).partition(":")[0] == "random"
 
 
-def _refuse_below(least: int, what: str, count: int) -> None:
-    if count < least:
-        raise InputError(f"{what} is {count}, expected {least} or more counts")
-
-
 def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -> Search:
     """Scan the counts from none kept upwards, ``abreast`` at a time, to the first that passes; by None all of them."""
-    _refuse_below(1, "abreast", of if abreast is None else abreast)
+    if abreast is not None and abreast < 1:
+        raise InputError(f"abreast is {abreast}, expected 1 or more counts")
 
     def steps(search: Search) -> Steps:
         changes: dict[int, float] = {}
@@ -143,7 +139,8 @@ def scan(of: int, tolerance: float = TOLERANCE, *, abreast: int | None = None) -
 
 def bisection(of: int, tolerance: float = TOLERANCE, *, check: int = 2) -> Search:
     """Halve the counts as if all above one that passes passed too, then ``check`` so many just below the result."""
-    _refuse_below(0, "check", check)
+    if check < 0:
+        raise InputError(f"check is {check}, expected 0 or more counts")
 
     def steps(search: Search) -> Steps:
         changes: dict[int, float] = {}

@@ -16,13 +16,14 @@ from uuid import uuid4
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from tsfm_lens.compress.layers import Compressed, Factors, LowRankLinear, PartialLinear, replace_layer
 from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.schedule import ratio_of
+from tsfm_lens.data.checked import Strict
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import architectures
@@ -48,11 +49,7 @@ __all__ = ["save_compressed"]
 DOWN, UP, REST, WEIGHT = ".down", ".up", ".rest", ".weight"
 
 
-class _Strict(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class FactorRecord(_Strict):
+class FactorRecord(Strict, allow_inf_nan=False):
     """A layer that holds two factors: rank of its matrix or of each head, and factor on what it gives."""
 
     form: Literal["factors"] = "factors"
@@ -60,7 +57,7 @@ class FactorRecord(_Strict):
     gain: float = 1.0
 
 
-class PartRecord(_Strict):
+class PartRecord(Strict, allow_inf_nan=False):
     """A layer of whose matrix of some size runs of rows or columns are left, first and one past the last of each."""
 
     form: Literal["part"] = "part"
@@ -83,7 +80,7 @@ class PartRecord(_Strict):
         return torch.tensor([place for run in self.runs for place in range(*run)], dtype=torch.long)
 
 
-class CompressionRecord(_Strict):
+class CompressionRecord(Strict, allow_inf_nan=False):
     """Content of compression.json: layers by the names of the files, and ranks by matrix, those held whole included."""
 
     version: Literal[2] = 2

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -95,7 +95,9 @@ def healed(
         trapezoid_rate, peak=learning_rate, first=0, last=steps, warmup=max(1, steps // 20), decay=steps // 2
     )
     optimizer = torch.optim.AdamW(weights, lr=learning_rate, weight_decay=0.0, betas=(0.9, 0.98))
-    training = Training(_HealingTask(model, loss_of), optimizer, Plan(steps=steps, clip=1.0, dropout=False), rate=rate)
+    # nothing of it is saved, so that it needs no identity
+    task: Any = SimpleNamespace(model=model, loss=loss_of, name="healing", identity="{}", evaluate=dict)
+    training = Training(task, optimizer, Plan(steps=steps, clip=1.0, dropout=False), rate=rate)
     if not training.run(quiet=True, progress=progress):
         raise KeyboardInterrupt
     for part in weights:
@@ -103,19 +105,6 @@ def healed(
     for part in others:
         part.requires_grad_(True)
     return Lens(twin.adapter, f"{lens.model_id}, healed", lens.revision)
-
-
-@dataclass
-class _HealingTask:
-    """Task of the training loop; nothing of it is saved, so that it needs no identity."""
-
-    model: torch.nn.Module
-    loss: Callable[[int], Tensor]
-    name: str = "healing"
-    identity: str = "{}"
-
-    def evaluate(self) -> dict[str, float]:
-        return {}
 
 
 def _rows(run: Run, length: int) -> np.ndarray:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch.nn.functional import linear
 from torch.utils._pytree import tree_map
 
 from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.hooks.replay import shadowed
 
 __all__ = ["Compressed", "Factors", "LowRankLinear", "PartialLinear", "product", "truncate"]
 
@@ -209,14 +210,9 @@ class Compressed(nn.Module):
         self.gain = float(gain)
         self.out_features, self.in_features = shape
 
-    @contextmanager
-    def as_matrix(self, matrix: Tensor) -> Iterator[None]:
+    def as_matrix(self, matrix: Tensor) -> AbstractContextManager[None]:
         """Compute with another matrix (out, in) while the block runs."""
-        self.__dict__["forward"] = lambda x: linear(x, matrix, self.bias) * self.gain
-        try:
-            yield
-        finally:
-            del self.__dict__["forward"]
+        return shadowed([(self, lambda _forward: lambda x: linear(x, matrix, self.bias) * self.gain)])
 
     @property
     def entries(self) -> int:

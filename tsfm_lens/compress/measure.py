@@ -32,7 +32,6 @@ __all__ = ["cost", "pareto", "quality", "sizes"]
 
 TOLERANCE = 0.01
 """Rise of the error that is taken for harmless, a share."""
-TOP = 10
 _SOURCE = "Flow of ranks, section 5 and table 2"
 
 
@@ -157,7 +156,7 @@ def _tokens(run: Run, other: Lens) -> dict[str, Any]:
     with torch.no_grad():
         for lens in (run.lens, other):
             logits = lens.adapter.run(encoded.inputs).double()
-            tops.append(logits.topk(min(TOP, logits.shape[-1]), dim=-1).indices.cpu().numpy())
+            tops.append(logits.topk(min(10, logits.shape[-1]), dim=-1).indices.cpu().numpy())
             log_p = logits.log_softmax(-1).gather(-1, truth.to(logits.device)[..., None])
             perplexities.append(float(-log_p.mean()))
     common = (tops[0][..., :, None] == tops[1][..., None, :]).any(-1).sum(-1)
@@ -264,7 +263,6 @@ def _quality(run: Run, *, keep: float = 0.25, **options: Any) -> xr.Dataset:
 
 ROUNDS = 9
 SHAPES = ((1, 512), (16, 512))
-_HORIZON = 16
 
 
 def cost(
@@ -305,7 +303,7 @@ def cost(
 
 def _row(whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: int) -> dict[str, Any]:
     walks = np.random.default_rng(seed).standard_normal((batch, steps)).cumsum(axis=1)
-    future = np.zeros((batch, _HORIZON)) if whole.adapter.readout == "token" else None
+    future = np.zeros((batch, 16)) if whole.adapter.readout == "token" else None
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
     forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
     times = np.array(in_turn(forwards, rounds=rounds))

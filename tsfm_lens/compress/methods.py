@@ -77,8 +77,7 @@ def rank_effects(
                 assert widest is not None
                 replace_layer(model, matrix.path, LowRankLinear(_leading(widest, rank), layer.bias, matrix.gain))
                 effects[name][rank] += _deviation(part, twin)
-            parent, _, last = matrix.path.rpartition(".")
-            setattr(model.get_submodule(parent), last, layer)
+            replace_layer(model, matrix.path, layer)
             count += 1
             if progress is not None:
                 progress(count, FOLDS * len(candidates))

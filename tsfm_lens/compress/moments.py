@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import reduce
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial, reduce
 from itertools import product
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tsfm_lens.compress.matrices import matrices_by_name
 from tsfm_lens.errors import InputError
@@ -81,19 +81,14 @@ def calibrate(
         sums[at] = sums[at] + square if at in sums else square
         counts[at] += len(rows)
 
-    def tapped(name: str, forward: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        def tap(*args: Any, **kwargs: Any) -> Tensor:
-            add((0, name), get_input(args, kwargs, 0))
-            output = forward(*args, **kwargs)
-            if gradients:
-                output.register_hook(lambda gradient: add((1, name), gradient))
-            return output
-
-        return tap
+    def tap(name: str, _layer: nn.Module, args: Any, kwargs: Any, output: Tensor) -> None:
+        add((0, name), get_input(args, kwargs, 0))
+        if gradients:
+            output.register_hook(lambda gradient: add((1, name), gradient))
 
     for name, matrix in by_name.items():
-        layer: Any = twin.adapter.model.get_submodule(matrix.path)
-        layer.__dict__["forward"] = tapped(name, layer.forward)
+        layer = twin.adapter.model.get_submodule(matrix.path)
+        layer.register_forward_hook(partial(tap, name), with_kwargs=True)
     moments: tuple[dict[str, Moment], dict[str, Moment]] = ({}, {})
     repeats = draws if gradients else 1
     for parts in _groups(run):

@@ -458,7 +458,8 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
     ends = {name: missing_at_end(batch.values[row]) for row, name in enumerate(batch.ids) if batch.is_target[row]}
     words = [f"{name!r} with {steps}" for name, steps in ends.items() if steps]
     cure = "drop these rows, or name known covariates with known=[…]"
-    note = f"missing values at the end, after which forecasts begin: {_listing(words)}; {cure}"
+    listing = ", ".join(words[:3]) + (f", … ({len(words)} series)" if len(words) > 3 else "")
+    note = f"missing values at the end, after which forecasts begin: {listing}; {cure}"
     return batch.noted([note] if words else [])
 
 
@@ -475,7 +476,3 @@ def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]
         f"{horizon} steps is missing; drop these rows, name known covariates with known=[…], or hold nothing out "
         "(holdout=False)"
     )
-
-
-def _listing(words: list[str], most: int = 3) -> str:
-    return ", ".join(words[:most]) + (f", … ({len(words)} series)" if len(words) > most else "")

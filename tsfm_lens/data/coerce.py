@@ -24,7 +24,6 @@ FIELDS = (
     *("feat_dynamic_real", "past_feat_dynamic_real", "feat_static_real", "feat_static_cat"),
 )
 """Of gluonts's data entries and of Chronos-2's inputs."""
-_TEXT_ONLY = ("delimiter", "decimal", "encoding", "header")
 _LEVELS = ("id_column", "time_column", "time_format")
 
 
@@ -103,7 +102,7 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
     if isinstance(data, str | Path):
         return read_series(data, freq=freq, **options)
     for option, value in options.items():
-        if option in _TEXT_ONLY:
+        if option in ("delimiter", "decimal", "encoding", "header"):
             raise InputError(f"{option}={value!r} is about a file of text, but the data is {type(data).__name__}")
         is_level = isinstance(data, pd.Series) and option in _LEVELS
         if not isinstance(data, pd.DataFrame) and not is_level and option != "targets":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import NormalDist
@@ -100,6 +100,8 @@ class EvaluationSet:
     domain: str = ""
     source: str = ""
     notes: tuple[str, ...] = ()
+    # by window: a sweep reads them again for every variant
+    _scales: dict[int, list[float]] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "windows", tuple(self.windows))
@@ -237,11 +239,6 @@ class EvaluationSet:
         header = repr((int(self.horizon), self.freq, int(self.seasonality)))
         digests = sorted(self.windows[index].digest for index in numbers)
         return hashlib.sha256(b"".join([header.encode(), *digests])).hexdigest()
-
-    @cached_property
-    def _scales(self) -> dict[int, list[float]]:
-        """Cache of scales by window: a sweep reads them again for every variant."""
-        return {}
 
     def _position(self, index: int) -> int:
         if not -len(self) <= index < len(self):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -62,7 +62,7 @@ def read_series(
             frame = _parquet(file)
         else:
             table = read_table(file, delimiter=delimiter, decimal=decimal, encoding=encoding, header=header)
-            frame, notes = _frame(table, **columns), table.notes
+            frame, notes = _frame(table, columns), table.notes
         batch = from_frame(frame, **columns).noted(notes)
     except (InputError, UnknownNameError) as error:
         raise type(error)(f"{path}: {error}") from error
@@ -94,21 +94,13 @@ def _parquet(file: Path) -> pd.DataFrame:
         raise InputError(f"it is no Parquet file that can be read: {error}") from error
 
 
-def _frame(
-    table: TextTable,
-    targets: Sequence[str] | None = None,
-    variates: Sequence[str] | None = None,
-    id_column: str | None = None,
-    time_column: str | None = None,
-    known: Sequence[str] | None = None,
-    past: Sequence[str] | None = None,
-    **_others: Any,
-) -> pd.DataFrame:
+def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     """Convert columns of numbers; others stay text as written. Rows are numbered as in the file."""
-    names = list(table.columns)
-    key, time = key_and_time(names, id_column, time_column)
-    covariates = set(column_names((*(known or ()), *(past or ())), names))
-    requested = value_columns(names, targets if variates is None else variates, {key, time, *covariates})
+    names, given = list(table.columns), options.get
+    key, time = key_and_time(names, given("id_column"), given("time_column"))
+    covariates = set(column_names([*(given("known") or ()), *(given("past") or ())], names))
+    targets = given("targets") if given("variates") is None else given("variates")
+    requested = value_columns(names, targets, {key, time, *covariates})
     values = set(names) - {key, time} - covariates if requested is None else set(requested)
     columns: dict[str, np.ndarray] = {}
     numeric = []

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Literal
@@ -71,16 +71,12 @@ def gift_eval_horizon(folder: str, freq: str, term: str = "short") -> int:
 
 
 @cache
-def _table() -> pd.DataFrame:
-    with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(encoding="utf-8") as handle:
-        return pd.read_csv(handle, keep_default_na=False)
-
-
-@cache
 def gift_eval_configs() -> tuple[GiftEvalConfig, ...]:
     """List the 97 configurations, in the order of the benchmark."""
     configs = []
-    for row in _table().to_dict("records"):
+    with (files("tsfm_lens.data") / "benchmarks" / "gift_eval.csv").open(encoding="utf-8") as handle:
+        table = pd.read_csv(handle, keep_default_na=False)
+    for row in table.to_dict("records"):
         _, freq, term = row["key"].split("/")
         horizon, season = gift_eval_horizon(row["folder"], freq, term), season_of(stamp_frequency(freq))
         facts = {name: row[name] for name in ("key", "folder", "variates", "domain")}
@@ -131,13 +127,12 @@ def gift_eval(
         if missing == "error" or len(absent) == len(selection):
             raise InputError(f'{message}. missing="skip" leaves out those that are not there.')
         warnings.warn(message, stacklevel=2)
-    sets, folder, rows = [], "", []
+    # terms of one dataset follow one another
+    sets, rows_of = [], lru_cache(maxsize=1)(read_folder)
     for config in selection:
         if config in absent:
             continue
-        if config.folder != folder:
-            # terms of one dataset follow one another
-            folder, rows = config.folder, read_folder(root / config.folder)
+        folder, rows = config.folder, rows_of(root / config.folder)
         # the stored frequency may be anchored
         freq, variates = rows[0].freq or config.freq, len(rows[0].values)
         if parse_frequency(freq)[:2] != parse_frequency(config.freq)[:2]:

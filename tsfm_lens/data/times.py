@@ -26,8 +26,6 @@ _STEPS = 10**8  # larger numbers are no steps
 # the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
 _FIRST, _END = pd.Timestamp("1678-01-01"), pd.Timestamp("2262-01-01")
 _BEYOND = "beyond the dates from 1678-01-01 to 2261-12-31; leave the column out to read the values without dates"
-
-
 _SLACK, _FREE = 50, 1000
 """A grid may have _FREE steps and _SLACK for every value; a longer one comes from a mistyped date or frequency."""
 _SPARSE = 0.2
@@ -157,12 +155,8 @@ def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: s
             f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format="
             f"{' or '.join(map(repr, formats))}, or leave the column out to read the values without dates"
         )
-    kind = (
-        "whole numbers of column {!r} are read as step numbers"
-        if whole
-        else "broken numbers of column {!r} as positions"
-    )
-    return Times(numbers, note=f"the {kind.format(name)}, without a date")
+    kind, reading = ("whole", "are read as step numbers") if whole else ("broken", "as positions")
+    return Times(numbers, note=f"the {kind} numbers of column {name!r} {reading}, without a date")
 
 
 def _date_formats(numbers: np.ndarray) -> list[str]:

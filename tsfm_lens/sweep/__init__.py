@@ -13,15 +13,10 @@ if TYPE_CHECKING:
 
 # imported at first use: the store and its engines need no torch
 _FROM = {
-    "Gathered": "results.gathering",
-    "Outcome": "run.sweeping",
+    **dict.fromkeys(("SweepConfig", "parse_config", "read_config"), "plan.config"),
+    **dict.fromkeys(("Gathered", "gather"), "results.gathering"),
+    **dict.fromkeys(("Outcome", "plan_sweep", "run_sweep"), "run.sweeping"),
     "Store": "store.folder",
-    "SweepConfig": "plan.config",
-    "gather": "results.gathering",
-    "parse_config": "plan.config",
-    "plan_sweep": "run.sweeping",
-    "read_config": "plan.config",
-    "run_sweep": "run.sweeping",
 }
 __all__ = [
     "Gathered",

@@ -1,21 +1,10 @@
 """Conformance suite: the oracles that every wiring must pass."""
 
-from tsfm_lens.testing.oracles import Case, OracleResult, example_case, quick_check
-from tsfm_lens.testing.oracles_runs import native_traces
-from tsfm_lens.testing.suite import ORACLES, check_lens, check_wiring, oracle_table
-from tsfm_lens.testing.tolerance import assert_close, last_digit, rounding
+# ruff: noqa: F403
+from tsfm_lens.extensions import public_names as _public_names
+from tsfm_lens.testing.oracles import *
+from tsfm_lens.testing.oracles_runs import *
+from tsfm_lens.testing.suite import *
+from tsfm_lens.testing.tolerance import *
 
-__all__ = [
-    "ORACLES",
-    "Case",
-    "OracleResult",
-    "assert_close",
-    "check_lens",
-    "check_wiring",
-    "example_case",
-    "last_digit",
-    "native_traces",
-    "oracle_table",
-    "quick_check",
-    "rounding",
-]
+__all__ = _public_names(globals())

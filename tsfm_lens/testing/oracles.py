@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from einops import rearrange
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.utils import parametrize
 
 from tsfm_lens.data import SeriesBatch, as_series
@@ -19,11 +19,14 @@ from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
+from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.residual import branch_sums, carry_factors
 from tsfm_lens.hooks.wiring import Attention, Stack, Writer
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.tolerance import rounding
+
+__all__ = ["Case", "OracleResult", "example_case", "quick_check"]
 
 # what the roundings of one block, or of two, make of a value of 1 in single precision
 ONE_BLOCK, TWO_BLOCKS = (rounding(torch.float32, 1.0, depth=100 * blocks) for blocks in (1, 2))
@@ -234,7 +237,9 @@ def reading_changes_nothing(case: Case) -> Deviations:
     lens = case.lens
     fast = lens.forward(case.encoded)
     # torch's fast path of ``nn.TransformerEncoderLayer`` ends as soon as any hook is set
-    with _no_fast_path():
+    with ExitStack() as after:
+        after.callback(torch.backends.mha.set_fastpath_enabled, torch.backends.mha.get_fastpath_enabled())
+        torch.backends.mha.set_fastpath_enabled(False)
         plain = lens.forward(case.encoded)
     fused, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS))
     projections, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: name.endswith(ATTENTION_POINTS[:3]))
@@ -243,16 +248,6 @@ def reading_changes_nothing(case: Case) -> Deviations:
         return
     yield "attention recomputed", relative(case.captured[0], plain)
     yield "torch's fast path", relative(fast, plain)
-
-
-@contextmanager
-def _no_fast_path() -> Iterator[None]:
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)
 
 
 @oracle(
@@ -318,17 +313,6 @@ def _zeroed_weights(lens: Lens, stack: Stack, component: Component) -> Iterator[
         yield
 
 
-class _FixedValues(nn.Module):
-    """Module that returns these values, in place of the one that computes a parametrised weight."""
-
-    def __init__(self, values: Tensor) -> None:
-        super().__init__()
-        self.values = values
-
-    def forward(self) -> Tensor:
-        return self.values
-
-
 @contextmanager
 def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
     """Replace a layer's weight or bias while the block runs, also of a parametrised layer or one of factors."""
@@ -337,12 +321,8 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
             yield
         return
     if parametrize.is_parametrized(layer, name):
-        original = layer.parametrizations[name]
-        layer.parametrizations[name] = _FixedValues(values)
-        try:
+        with shadowed([(layer.parametrizations[name], lambda _forward: lambda: values)]):
             yield
-        finally:
-            layer.parametrizations[name] = original
         return
     tensor = getattr(layer, name)
     backup = tensor.detach().clone()

@@ -61,16 +61,13 @@ def _embedding(case: Case) -> Deviations:
 
 def _tied_modules(model: nn.Module, path: str) -> list[str]:
     """Return a module's path, and those of its kind that hold the very same parameters (T5 ties embeddings)."""
-    embedding = model.get_submodule(path)
-    pointers = [parameter.data_ptr() for parameter in embedding.parameters()]
-    same = [
-        name
-        for name, module in model.named_modules()
-        if type(module) is type(embedding)
-        and pointers
-        and [parameter.data_ptr() for parameter in module.parameters()] == pointers
-    ]
-    return same or [path]
+
+    def pointers(module: nn.Module) -> list[int]:
+        return [parameter.data_ptr() for parameter in module.parameters()]
+
+    own = model.get_submodule(path)
+    kin = [name for name, each in model.named_modules() if type(each) is type(own) and pointers(each) == pointers(own)]
+    return kin if pointers(own) else [path]
 
 
 def _rows(tensor: Tensor, d_model: int) -> Tensor:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tsfm_lens.ablation.engine import Variant, run_variants
+from tsfm_lens.ablation.rollouts import repeated
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
@@ -20,9 +21,10 @@ from tsfm_lens.hooks.interventions import EditPattern, Noise, PatchFrom, Steer, 
 from tsfm_lens.hooks.recorder import record
 from tsfm_lens.hooks.replay import recorded_calls
 from tsfm_lens.hooks.wiring import Stack
-from tsfm_lens.models.base import HookList
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import Case, Deviations, first_stream, oracle, relative
+
+__all__ = ["native_traces"]
 
 
 @oracle(7, "rollout = forward", None, "`cached`, `joined`, `rollout`, token positions")
@@ -47,15 +49,15 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
     placeholder = torch.zeros(len(copies), case.horizon, dtype=torch.long)
     encoded = lens.encode(copies, tokens=placeholder)
     embeds = torch.cat([call.value for call in steps.calls(embed)], dim=1)
-    with lens.hooks(_replace_embeds(embed, embeds)):
+    with lens.hooks([(embed, lambda value, hook: embeds.to(value))]):
         _, whole = lens.run_with_cache(encoded, names_filter=names)
     yield from _offsets(steps, names)
     for name in names:
-        if name.endswith("hook_pattern"):
-            sequence = _join_patterns([call.value for call in steps.calls(name)])
-        else:
-            sequence = torch.cat([call.value for call in steps.calls(name)], dim=1)
-        yield name, relative(sequence, whole[name])
+        parts = [call.value for call in steps.calls(name)]
+        # a pattern is as wide as the keys that are there
+        width = max(part.shape[-1] for part in parts)
+        parts = [pad(part, (0, width - part.shape[-1])) for part in parts]
+        yield name, relative(torch.cat(parts, dim=2 if name.endswith("hook_pattern") else 1), whole[name])
 
 
 def _offsets(steps: Activations, names: list[str]) -> Deviations:
@@ -65,16 +67,6 @@ def _offsets(steps: Activations, names: list[str]) -> Deviations:
         for index, call in enumerate(steps.calls(name)):
             yield f"{name}: positions held before call {index}", float(abs(call.offset - length))
             length += call.value.shape[1]
-
-
-def _replace_embeds(name: str, embeds: Tensor) -> HookList:
-    """Put stored embeddings in place of any value."""
-    return [(name, lambda value, hook: embeds.to(value))]
-
-
-def _join_patterns(parts: list[Tensor]) -> Tensor:
-    width = max(part.shape[-1] for part in parts)
-    return torch.cat([torch.nn.functional.pad(p, (0, width - p.shape[-1])) for p in parts], dim=2)
 
 
 def _refeed_rollout(case: Case) -> Deviations:
@@ -94,15 +86,9 @@ def _refeed_rollout(case: Case) -> Deviations:
             # a known future takes the place of the forecast
             ahead = quantiles[path] if future is None else future[:first]
             contexts.append(np.concatenate([series, ahead])[-lens.adapter.context_length :])
-    labels = [f"path-{path}-" for path in range(len(levels))]
-    batch = SeriesBatch(
-        values=tuple(contexts),
-        ids=tuple(label + name for label in labels for name in case.batch.ids),
-        groups=tuple(label + name for label in labels for name in case.batch.groups),
-        variates=case.batch.variates * len(labels),
-        roles=case.batch.roles * len(labels),
-        futures=tuple(None if future is None else future[first:] for future in case.batch.futures) * len(labels),
-    )
+    copies = repeated(case.batch, len(levels))
+    later = tuple(None if future is None else future[first:] for future in copies.futures)
+    batch = replace(copies, values=tuple(contexts), futures=later, categories=())
     _, second = lens.run_with_cache(batch, names_filter=names, horizon=1)
     _, whole = lens.run_with_cache(case.batch, names_filter=names, horizon=first)
     for name in names:
@@ -152,10 +138,6 @@ _STREAM = ("hook_resid_post", "hook_z", "hook_out", "hook_normalized")
 _ROLLOUTS = {"tokens": _token_rollout, "refeed": _refeed_rollout, "cache": _cache_rollout, "single": _single_rollout}
 
 
-def _half(pattern: Tensor) -> Tensor:
-    return 0.5 * pattern
-
-
 def _even(pattern: Tensor) -> Tensor:
     # over the keys that are attended to: what padding holds depends on the batch
     visible = (pattern > 0).to(pattern)
@@ -190,24 +172,15 @@ def leaves_no_trace(case: Case) -> Deviations:
         with lens.hooks([(write_point, boom)]):
             run_variants(lens, case.encoded, [Variant.zero(component)])
 
-    for attempt in (nested, recording, unknown, fanned, _in_thread(nested)):
-        with contextlib.suppress(KeyboardInterrupt, LookupError):
+    def thread() -> None:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(nested).result()
+
+    for attempt in (nested, recording, unknown, fanned, thread):
+        with suppress(KeyboardInterrupt, LookupError):
             attempt()
         yield f"hooks after {attempt.__name__}", float(native_traces(lens))
     yield "output", 0.0 if torch.equal(lens.forward(case.encoded), plain) else 1.0
-
-
-def _in_thread(work: Callable[[], None]) -> Callable[[], None]:
-    def thread() -> None:
-        def quiet() -> None:
-            with contextlib.suppress(KeyboardInterrupt):
-                work()
-
-        runner = threading.Thread(target=quiet)
-        runner.start()
-        runner.join()
-
-    return thread
 
 
 def native_traces(lens: Lens) -> int:
@@ -249,7 +222,7 @@ def fan_out_equals_alone(case: Case, *, most: int = 24) -> Deviations:
         write_point = _last_write(stack)
         variants.append(Variant("rows", (Zero(write_point, rows=[0]),)))
         for row in stack.attentions(last):
-            half = EditPattern(Component(stack.name, last, row.kind), _half, rows=[0])
+            half = EditPattern(Component(stack.name, last, row.kind), lambda pattern: 0.5 * pattern, rows=[0])
             variants.append(Variant(f"half the pattern of {row.kind}", (half,)))
             even = EditPattern(Component(stack.name, last, row.kind), _even)
             # in a stream of its own, so that what leaks between variants shows

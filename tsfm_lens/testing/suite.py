@@ -16,6 +16,8 @@ from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing import oracles_attention, oracles_ends, oracles_runs, oracles_weights  # noqa: F401
 from tsfm_lens.testing.oracles import BY_NUMBER, Case, Oracle, OracleResult, example_case
 
+__all__ = ["ORACLES", "check_lens", "check_wiring", "oracle_table"]
+
 ORACLES: tuple[Oracle, ...] = tuple(oracle for _, oracle in sorted(BY_NUMBER.items()))
 
 

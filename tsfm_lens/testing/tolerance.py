@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-_WORST_FIRST = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+__all__ = ["assert_close", "last_digit", "rounding"]
 
 
 def rounding(dtype: torch.dtype | np.dtype | type | str, magnitude: float, *, depth: int) -> float:
@@ -73,14 +73,9 @@ def assert_close(
 
 
 def _less_precise(*arrays: Any) -> torch.dtype:
-    dtypes = [_torch_dtype(array) for array in arrays]
-    return next(dtype for dtype in _WORST_FIRST if dtype in dtypes or dtype is torch.float64)
-
-
-def _torch_dtype(array: Any) -> torch.dtype:
-    if isinstance(array, torch.Tensor):
-        return array.dtype
-    return {"float16": torch.float16, "float32": torch.float32}.get(str(np.asarray(array).dtype), torch.float64)
+    dtypes = [array.dtype if isinstance(array, torch.Tensor) else np.asarray(array).dtype for array in arrays]
+    names = {str(dtype).removeprefix("torch.") for dtype in dtypes}
+    return next((getattr(torch, name) for name in ("bfloat16", "float16", "float32") if name in names), torch.float64)
 
 
 def _values(array: Any) -> np.ndarray:

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import Tensor, nn
 
 from tsfm_lens.console import progress as progress_display
+from tsfm_lens.data.checked import Strict
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.places import replacing
 from tsfm_lens.training.state import LOG, STATE, append, cut, put_back, read_state, write_snapshot
@@ -42,7 +43,7 @@ class Task(Protocol):
         """Measure the model as it is, such as the validation error, the one to stop by first; {} for none."""
 
 
-class Plan(BaseModel):
+class Plan(Strict):
     """Plan of a run.
 
     Attributes:
@@ -55,8 +56,6 @@ class Plan(BaseModel):
         clip: largest norm of a gradient, over all weights; None for any.
         dropout: whether the model is in training mode, with its dropout.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     steps: int = Field(gt=0)
     save_every: int = Field(default=200, gt=0)

@@ -66,12 +66,6 @@ def ordinal_cross_entropy(
     return logits.logsumexp(-1) - (weights * logits.gather(-1, near)).sum(-1)
 
 
-def step_weights(horizon: int, first_weight: float) -> torch.Tensor:
-    """Return weights (horizon,) that fall from `first_weight` to 1 over four steps, with mean 1."""
-    weights = 1.0 + (first_weight - 1.0) * torch.clamp(1.0 - torch.arange(horizon) / 4.0, min=0.0)
-    return weights / weights.mean()
-
-
 def blank_inputs(inputs: torch.Tensor, share: float, blank_id: int, generator: torch.Generator) -> torch.Tensor:
     """Replace `share` of the token ids (rows, steps) by `blank_id`, in every second row."""
     lost = torch.rand(inputs.shape, generator=generator) < share
@@ -148,7 +142,9 @@ def token_loss(
 ) -> torch.Tensor:
     """Compute the scalar loss of a token model: the first forecast steps weigh more, for they must find the phase."""
     losses = token_step_losses(model, past, future, stage, seed=seed)
-    return (losses * step_weights(len(losses), stage.first_weight).to(losses.device)).mean()
+    # they fall to 1 over four steps, and their mean is 1
+    weights = 1.0 + (stage.first_weight - 1.0) * torch.clamp(1.0 - torch.arange(len(losses)) / 4.0, min=0.0)
+    return (losses * (weights / weights.mean()).to(losses.device)).mean()
 
 
 def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:

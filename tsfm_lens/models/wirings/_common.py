@@ -25,11 +25,8 @@ def contexts(values: Iterable[Any]) -> list[Tensor]:
 
 def items(batch: SeriesBatch) -> list[Tensor]:
     """Return one tensor per item: (time,), or (variate, time) where an item has several variates."""
-    groups: list[list[Tensor]] = []
-    for row, group in zip(contexts(batch.values), batch.group_index, strict=True):
-        if group == len(groups):
-            groups.append([])
-        groups[group].append(row)
+    rows = contexts(batch.values)
+    groups = [[rows[row] for row in members] for members in batch.rows_by_group().values()]
     return [item[0] if len(item) == 1 else torch.stack(item) for item in groups]
 
 
@@ -49,10 +46,7 @@ def by_item(batch: SeriesBatch, length: int) -> Tensor:
 
 def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
     """Return (item, variate, time), float32, of each role that occurs; known covariates go on over the horizon."""
-    shapes = {
-        group: tuple(role for role, other in zip(batch.roles, batch.groups, strict=True) if other == group)
-        for group in dict.fromkeys(batch.groups)
-    }
+    shapes = {group: tuple(batch.roles[row] for row in rows) for group, rows in batch.rows_by_group().items()}
     first, n_variates = batch.groups[0], batch.n_variates
     for group, roles in shapes.items():
         if roles != shapes[first]:
@@ -63,8 +57,8 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
     ahead = torch.tensor(batch.known_future(horizon)).float().unflatten(0, (-1, n_variates))
     parts = {}
     for role in dict.fromkeys(shapes[first]):
-        rows = torch.tensor([each == role for each in shapes[first]])
-        parts[role] = torch.cat([whole[:, rows], ahead[:, rows]], -1) if role == "known" else whole[:, rows]
+        own = torch.tensor([each == role for each in shapes[first]])
+        parts[role] = torch.cat([whole[:, own], ahead[:, own]], -1) if role == "known" else whole[:, own]
     return parts
 
 

@@ -137,12 +137,12 @@ def prepared(batch: SeriesBatch, contexts: list[Tensor], horizon: int) -> list[d
     """Prepare items as the library does, (row, time) and (row, step), but that all rows are forecast."""
     sizes = np.bincount(batch.group_index).tolist()
     futures = torch.tensor(batch.known_future(horizon)).float().split(sizes)
-    prepared_items = []
-    for context, future in zip(contexts, futures, strict=True):
-        rows = context.float().reshape(-1, context.shape[-1])
-        counts = {"n_targets": len(rows), "n_covariates": 0, "n_future_covariates": 0}
-        prepared_items.append({"context": rows, "future_covariates": future, **counts})
-    return prepared_items
+    rows = [context.float().reshape(-1, context.shape[-1]) for context in contexts]
+    counts = {"n_covariates": 0, "n_future_covariates": 0}
+    return [
+        {"context": row, "future_covariates": future, "n_targets": len(row), **counts}
+        for row, future in zip(rows, futures, strict=True)
+    ]
 
 
 def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -167,12 +167,8 @@ def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.nd
     return result["context"][-1].double().numpy(), result["future_covariates"][-1].double().numpy()
 
 
-def _model(config: Any) -> Any:
-    return import_module("chronos.chronos2").Chronos2Model(config)
-
-
-def _config_class() -> Any:
-    return import_module("chronos.chronos2.config").Chronos2CoreConfig
+def _library() -> Any:
+    return import_module("chronos.chronos2")
 
 
 def _native(
@@ -190,7 +186,7 @@ def _native(
         "use_arcsinh": True,
         "time_encoding_scale": context,
     }
-    config = _config_class()(
+    config = _library().config.Chronos2CoreConfig(
         **dict(zip(names, sizes, strict=True)),
         architectures=["Chronos2Model"],
         chronos_pipeline_class="Chronos2Pipeline",
@@ -199,7 +195,7 @@ def _native(
         reg_token_id=1,
         chronos_config=settings,
     )
-    return t5.spread_weights(_model(config), std=std, head=0.1)
+    return t5.spread_weights(_library().Chronos2Model(config), std=std, head=0.1)
 
 
 LEVELS = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
@@ -212,7 +208,7 @@ ARCHITECTURE = Architecture(
     classes=("Chronos2Pipeline", "Chronos2Model"),
     keys=KEYS,
     values=t5.VALUES | {"architectures": ["Chronos2Model"]},
-    blank=lambda config: _model(_config_class().from_dict(copied(config))),
+    blank=lambda config: _library().Chronos2Model(_library().config.Chronos2CoreConfig.from_dict(copied(config))),
     adapter=Chronos2Adapter,
     tiny=lambda: _native((36, 8, 48, 2, 4), 64, 4, 4, DECILES),
     build=lambda size: _native((768, 64, 3072, 12, 12), 8192, 16, 64, LEVELS, 0.5),

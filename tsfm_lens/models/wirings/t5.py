@@ -156,14 +156,10 @@ def spread_weights(model: Any, std: float = 1.0, head: float = 1.0) -> Any:
 
 def t5_kwargs(size: str) -> dict[str, Any]:
     """Return the T5Config arguments of a published size, or of the small model "" of the conformance suite."""
-    if not size:
-        # no two sizes are equal by accident, so that mixed-up axes show
-        sizes = {"d_model": 36, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_decoder_layers": 2, "num_heads": 4}
-    else:
-        d_model, d_ff, layers, heads = SIZES[size]
-        sizes = {"d_model": d_model, "d_ff": d_ff, "num_layers": layers, "num_decoder_layers": layers, "d_kv": 64}
-        sizes["num_heads"] = heads
-    return {**sizes, "decoder_start_token_id": 0}
+    # no two sizes of the small one are equal by accident, so that mixed-up axes show
+    d_model, d_ff, layers, heads = SIZES[size] if size else (36, 48, 2, 4)
+    sizes = {"d_model": d_model, "d_ff": d_ff, "d_kv": 64 if size else 8, "num_heads": heads}
+    return {**sizes, "num_layers": layers, "num_decoder_layers": layers, "decoder_start_token_id": 0}
 
 
 class T5Adapter(TokenAdapter):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
+from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Mlp, Projection, Site, Stack, Wiring
 from tsfm_lens.models.adapter import DECILES, Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, in_data_units, rows_apart
@@ -81,8 +82,7 @@ def deciles(flat: Tensor, horizon: int, mu: Tensor, sigma: Tensor) -> Tensor:
     return in_data_units(flat.reshape(*flat.shape[:-1], horizon, -1)[..., 1:].transpose(-1, -2), mu, sigma)
 
 
-@contextmanager
-def shared_prefixes(model: Any, prefixes: np.ndarray) -> Iterator[None]:
+def shared_prefixes(model: Any, prefixes: np.ndarray) -> AbstractContextManager[None]:
     """Let a native module compute common beginnings once while the block runs."""
 
     def forward(inputs: Tensor, masks: Tensor, decode_caches: Any = None) -> Any:
@@ -94,11 +94,7 @@ def shared_prefixes(model: Any, prefixes: np.ndarray) -> Iterator[None]:
         numbers = np.concatenate([np.repeat(prefixes[:, :1], padding, axis=1), prefixes], axis=1)
         return _in_pieces(model, inputs, masks, decode_caches, numbers)
 
-    model.__dict__["forward"] = forward
-    try:
-        yield
-    finally:
-        del model.__dict__["forward"]
+    return shadowed([(model, lambda _plain: forward)])
 
 
 def _in_pieces(model: Any, inputs: Tensor, masks: Tensor, caches: Any, prefixes: np.ndarray) -> Any:
@@ -286,10 +282,6 @@ def _tiny() -> Any:
     return _wrap(spread_weights(module.to("cpu"), GAINS))
 
 
-def _build(_size: str) -> Any:
-    return _wrap(spread_weights(_module_class()(), GAINS))
-
-
 def _module_class() -> Any:
     return require("timesfm", "timesfm.timesfm_2p5.timesfm_2p5_torch").TimesFM_2p5_200M_torch_module
 
@@ -307,7 +299,7 @@ ARCHITECTURE = Architecture(
     adapter=TimesFmAdapter,
     wrap=lambda native: _wrap(native) if isinstance(native, torch.nn.Module) else native,
     tiny=_tiny,
-    build=_build,
+    build=lambda size: _wrap(spread_weights(_module_class()(), GAINS)),
     notes="forecasts run without flip invariance unless the object was compiled with it; the library's covariates are "
     "a regression outside the model",
     extra="timesfm",

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import WiringError
 from tsfm_lens.hooks.activations import TokenSpans
+from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Attention, Site, Stack, Wiring
 from tsfm_lens.models.adapter import Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
@@ -129,7 +129,8 @@ class TimesFm3Adapter(Adapter):
         copies = math.prod(leading)
         items = len(encoded.inputs["target"])
         stream = normalized.reshape(copies * items, -1, *normalized.shape[-2:])
-        with _stack_returns(self.model.transformer_stack, stream):
+        # the transformer hands back the stream
+        with shadowed([(self.model.transformer_stack, lambda _forward: lambda *_, **_others: (stream, None, None))]):
             quantiles = self.run(encoded.repeated(copies))
         return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
 
@@ -138,19 +139,6 @@ class TimesFm3Adapter(Adapter):
         """Run ``TimesFM3Torch.decode``."""
         output = self.model.decode(**self._native_input(batch, horizon)).cpu()
         return self.at(output.flatten(0, 1), levels)
-
-
-@contextmanager
-def _stack_returns(stack: Any, stream: Tensor) -> Iterator[None]:
-    """Let the transformer hand back a given stream while the block runs."""
-    before = stack.__dict__.get("forward")
-    stack.__dict__["forward"] = lambda *_args, **_kwargs: (stream, None, None)
-    try:
-        yield
-    finally:
-        stack.__dict__.pop("forward")
-        if before is not None:
-            stack.__dict__["forward"] = before
 
 
 def _library() -> Any:

@@ -144,5 +144,4 @@ class Dysts(_Cut):
 
 
 Source = Annotated[GiftEval | Folder | Bundled | File | Gluonts | Dysts, Field(discriminator="source")]
-_KINDS: tuple[type[Strict], ...] = (GiftEval, Folder, Bundled, File, Gluonts, Dysts)
-SOURCES = {get_args(kind.model_fields["source"].annotation)[0]: kind for kind in _KINDS}
+SOURCES = {get_args(kind.model_fields["source"].annotation)[0]: kind for kind in get_args(get_args(Source)[0])}

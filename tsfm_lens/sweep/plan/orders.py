@@ -20,14 +20,13 @@ from tsfm_lens.probes.similarity import head_entropy_of_writes, mean_over_tokens
 from tsfm_lens.probes.weights import head_spectra
 
 ENDS = ("low", "high")
-FROM_WEIGHTS = ("stable_rank", "random")
 # of random choices in one sweep; each is as many runs as a named one
 MOST_RANDOM = 1000
 
 
 def needs_series(order: str) -> bool:
     """Tell if the score of an order is measured on data."""
-    return order.partition(":")[0] not in FROM_WEIGHTS
+    return order.partition(":")[0] not in ("stable_rank", "random")
 
 
 def parse_orders(texts: Iterable[str]) -> list[str]:

@@ -17,8 +17,7 @@ from tsfm_lens.sweep.statistics.changes import SIZES, changes, difference, leade
 from tsfm_lens.sweep.statistics.scores import PLAIN, SEASONAL_NAIVE, dataset_metrics, normalised
 
 LEADS = ("leads", "lead_share")
-TEST = ("p_value", "p_holm", "significant", "tests", "unit", "units")
-CHANGE = (*SIZES, *TEST, *LEADS)
+CHANGE = (*SIZES, "p_value", "p_holm", "significant", "tests", "unit", "units", *LEADS)
 EFFECTS = ("layers", "groups", "ranges", "heads_per_layer", "components")
 HEAVY = ("recipes", "random", "components")
 

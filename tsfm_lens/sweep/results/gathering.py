@@ -16,15 +16,7 @@ from tsfm_lens.sweep.plan.config import parse_config
 from tsfm_lens.sweep.results.families import CHANGE, EFFECTS, HEAVY, LEADS, Results, chosen_and_drawn
 from tsfm_lens.sweep.run.cells import SavedPlan, read_saved
 from tsfm_lens.sweep.statistics.changes import dataset_changes, resilience
-from tsfm_lens.sweep.statistics.scores import (
-    DISTANCES,
-    KEYS,
-    PLAIN,
-    SEASONAL_NAIVE,
-    SUMS,
-    formula,
-    per_series,
-)
+from tsfm_lens.sweep.statistics.scores import DISTANCES, KEYS, PLAIN, SEASONAL_NAIVE, SUMS, formula, per_series
 from tsfm_lens.sweep.store.files import KEY_COLUMNS
 from tsfm_lens.sweep.store.folder import Store
 

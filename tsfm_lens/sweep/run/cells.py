@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.metadata import version
 from typing import Any, NamedTuple
 
@@ -267,6 +267,25 @@ class Cell:
     dataset: str
     chunk: int
     series: int
+
+
+def naive_cells(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[Cell, Callable[[], pa.Table]]]:
+    """Plan the cells of the seasonal naive forecast, each with what gives its rows."""
+    cells = []
+    for dataset in sets:
+        for number, indices in enumerate(dataset.chunks(config.chunk)):
+            chunk = Chunk(dataset, indices, None)
+            key = cell_key(
+                variant=SEASONAL_NAIVE,
+                numerics=NUMERICS,
+                levels=list(LEVELS),
+                versions={"gluonts": version("gluonts")},
+                dataset=dataset.name,
+                windows=chunk.fingerprint,
+            )
+            cell = Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name, number, chunk.series)
+            cells.append((cell, partial(run_naive, chunk, key)))
+    return cells
 
 
 def specs_of(entries: Iterable[PlanEntry]) -> list[VariantSpec]:

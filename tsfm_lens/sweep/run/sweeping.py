@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -16,22 +15,10 @@ from tsfm_lens.sweep.plan.config import SweepConfig
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.stages import ModelPlan
 from tsfm_lens.sweep.plan.variants import PlanEntry
-from tsfm_lens.sweep.run.cells import (
-    LEVELS,
-    NUMERICS,
-    Cell,
-    CellWorker,
-    Chunk,
-    ModelCells,
-    open_model,
-    run_naive,
-    save_plan,
-    specs_of,
-)
+from tsfm_lens.sweep.run.cells import Cell, CellWorker, ModelCells, naive_cells, open_model, save_plan, specs_of
 from tsfm_lens.sweep.run.engines import run_groups
 from tsfm_lens.sweep.run.tasks import GroupDone, cores
-from tsfm_lens.sweep.statistics.scores import DISTANCES, SEASONAL_NAIVE, SUMS
-from tsfm_lens.sweep.store.files import cell_key
+from tsfm_lens.sweep.statistics.scores import DISTANCES, SUMS
 from tsfm_lens.sweep.store.folder import Store
 
 Progress = Callable[[str, int, int, float | None], None]
@@ -138,23 +125,6 @@ class Sweep:
         self.cells: dict[str, Cell] = {}
         self.results: list[dict[str, Any]] = []
 
-    def naive(self) -> list[tuple[Cell, Chunk]]:
-        """Plan the cells of the seasonal naive forecast."""
-        cells = []
-        for dataset in self.sets:
-            for number, indices in enumerate(dataset.chunks(self.config.chunk)):
-                chunk = Chunk(dataset, indices, None)
-                key = cell_key(
-                    variant=SEASONAL_NAIVE,
-                    numerics=NUMERICS,
-                    levels=list(LEVELS),
-                    versions={"gluonts": version("gluonts")},
-                    dataset=dataset.name,
-                    windows=chunk.fingerprint,
-                )
-                cells.append((Cell(key, SEASONAL_NAIVE, SEASONAL_NAIVE, dataset.name, number, chunk.series), chunk))
-        return cells
-
     def status(self) -> SweepStatus:
         """Count the finished ones of the cells that are known beforehand."""
         finished = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
@@ -172,7 +142,7 @@ class Sweep:
 
     def run(self, store: Store, options: dict[str, Any], progress: SweepProgress, outcome: Outcome) -> None:
         """Run all stages of every model, one model after the other, and note in the outcome what failed."""
-        naive = self.naive()
+        naive = naive_cells(self.config, self.sets)
         self._add([cell for cell, _ in naive])
         finished = store.done()
         for title, plan in self.plans.items():
@@ -181,10 +151,10 @@ class Sweep:
             progress.expect(title, plan.later * len(self.models[title].places) + missing)
         # a report of a run that is killed knows what was to come
         self.save(store, complete=False)
-        for cell, chunk in naive:
+        for cell, rows in naive:
             if cell.key not in finished:
                 # it takes no model, and no other process
-                store.write(run_naive(chunk, cell.key), [cell.key])
+                store.write(rows(), [cell.key])
         for title in self.models:
             try:
                 self._run_model(title, store, options, progress, outcome)

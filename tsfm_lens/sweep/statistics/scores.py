@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import truediv
 from typing import Any
 
 import numpy as np
@@ -112,27 +113,23 @@ PLAIN = "plain"
 SEASONAL_NAIVE = "seasonal_naive"
 
 
-def _ratio(numerator: Any, denominator: Any) -> Any:
-    return numerator / denominator
-
-
 # metric: the sums that it is made of, the steps that it is a mean over first or last, and how
 _FORMULAS: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
-    "MASE": (("scaled_error", "n_scaled"), _ratio),
-    "sMAPE": (("symmetric_error", "n_symmetric"), _ratio),
-    "MSE": (("squared_error_mean", "n"), _ratio),
-    "MSE[0.5]": (("squared_error", "n"), _ratio),
+    "MASE": (("scaled_error", "n_scaled"), truediv),
+    "sMAPE": (("symmetric_error", "n_symmetric"), truediv),
+    "MSE": (("squared_error_mean", "n"), truediv),
+    "MSE[0.5]": (("squared_error", "n"), truediv),
     "RMSE": (("squared_error_mean", "n"), lambda total, n: np.sqrt(total / n)),
     "NRMSE": (("squared_error_mean", "n", "abs_label"), lambda total, n, label: np.sqrt(total / n) / (label / n)),
-    "ND": (("abs_error", "abs_label"), _ratio),
-    "MAE": (("abs_error", "n"), _ratio),
-    "MAPE": (("percentage_error", "n_percentage"), _ratio),
-    "MSIS": (("interval_score", "n_interval"), _ratio),
-    "CRPS": (("quantile_loss", "abs_label"), _ratio),
+    "ND": (("abs_error", "abs_label"), truediv),
+    "MAE": (("abs_error", "n"), truediv),
+    "MAPE": (("percentage_error", "n_percentage"), truediv),
+    "MSIS": (("interval_score", "n_interval"), truediv),
+    "CRPS": (("quantile_loss", "abs_label"), truediv),
 }
 METRICS = tuple(_FORMULAS)
 MEASURES = (*METRICS, *DISTANCES)
-_FORMULAS |= {distance: ((distance, f"n_{distance}"), _ratio) for distance in DISTANCES}
+_FORMULAS |= {distance: ((distance, f"n_{distance}"), truediv) for distance in DISTANCES}
 # a sum of errors over what does not depend on the forecast, so that sums alone tell by how much it changes
 SUMS_OF_ERRORS = ("MASE", "sMAPE", "ND", "MAE", "MAPE", "MSIS", "CRPS")
 # the largest value of a distance; none is negative

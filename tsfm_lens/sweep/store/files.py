@@ -260,12 +260,3 @@ def read_table(path: Path) -> pd.DataFrame:
     if path.stem.rpartition(".")[2] != hashlib.sha256(content).hexdigest()[:_KEY_DIGITS]:
         raise DamagedFileError("it was changed, cut short or renamed after it was written")
     return pq.read_table(pa.BufferReader(content)).to_pandas()
-
-
-def check_schema(schema_version: int, where: Path) -> None:
-    """Raise a StoreError where a store or file is not of this version's schema."""
-    if schema_version != SCHEMA_VERSION:
-        raise StoreError(
-            f"{where} has schema version {schema_version}, and this tsfm-lens reads version {SCHEMA_VERSION}: report "
-            "on it with the tsfm-lens that wrote it (its version is in store.json), or choose another folder."
-        )

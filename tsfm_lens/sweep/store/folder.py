@@ -25,7 +25,6 @@ from tsfm_lens.sweep.store.files import (
     Damage,
     DamagedFileError,
     Footer,
-    check_schema,
     checked_rows,
     encode_json,
     encode_rows,
@@ -119,7 +118,12 @@ class Store:
             (self.path / "damaged").mkdir(exist_ok=True)
             self.repaired.append(self._set_aside(damage))
             return None
-        check_schema(about["schema"], self.path)
+        if about["schema"] != SCHEMA_VERSION:
+            raise StoreError(
+                f"{self.path} has schema version {about['schema']}, and this tsfm-lens reads version {SCHEMA_VERSION}: "
+                "report on it with the tsfm-lens that wrote it (its version is in store.json), or choose another "
+                "folder."
+            )
         return about
 
     def _has_cells(self) -> bool:
@@ -244,7 +248,11 @@ class Store:
         report = [*self.repaired, *(map(self._set_aside, damages) if move else damages)]
         if move:
             self.repaired = []
-            self._sweep_leftovers()
+            for path in self.path.rglob(".*.part"):
+                # it may have just been renamed, or is not ours
+                with suppress(OSError):
+                    if path.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
+                        path.unlink()
         return report
 
     def _set_aside(self, damage: Damage) -> Damage:
@@ -257,16 +265,6 @@ class Store:
                 return damage
         self._footers.pop(damage.path.name, None)
         return Damage(damage.path, damage.why, target)
-
-    def _sweep_leftovers(self) -> None:
-        oldest = time.time() - _LEFTOVER_SECONDS
-        for path in self.path.rglob(".*.part"):
-            try:
-                if path.stat().st_mtime < oldest:
-                    path.unlink()
-            except OSError:
-                # it has just been renamed, or is not ours
-                continue
 
     def _finished(self) -> list[Footer]:
         return [footer for footer in self._scan() if isinstance(footer, Footer)]

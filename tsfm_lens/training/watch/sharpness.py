@@ -332,7 +332,7 @@ def gradient_noise(
         raise InputError(f"got {len(each)} batch; a variance needs the losses of at least 2")
     if batch_size < 1:
         raise InputError(f"batch_size={batch_size}; expected 1 or more")
-    mean: Tensor | None = None
+    mean = torch.zeros(sum(weight.numel() for weight in weights), dtype=torch.float64, device=weights[0].device)
     squares, connected = 0.0, False
     with draws_kept() as again:
         for count, loss in enumerate(each, start=1):
@@ -347,14 +347,11 @@ def gradient_noise(
                     else [torch.zeros_like(weight) for weight in weights]
                 )
             gradient = torch.cat([part.reshape(-1).double() for part in parts])
-            if mean is None:
-                mean = gradient
-                continue
             # Welford's way: sums of squares of differences, never a difference of large squares
             apart = gradient - mean
             mean = mean + apart / count
             squares += float(torch.dot(apart, gradient - mean))
-    if not connected or mean is None:
+    if not connected:
         raise InputError("the losses depend on none of the parameters; give those of the model that they run")
     variance = squares / (len(each) - 1)
     squared_norm = float(torch.dot(mean, mean)) - variance / len(each)

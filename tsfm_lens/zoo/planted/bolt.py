@@ -152,10 +152,6 @@ def cross_head(layer: int, number: int) -> str:
     return f"decoder.{layer}.cross_attn.{number}"
 
 
-def _identity(weights: Tensor) -> Tensor:
-    return torch.eye(PATCH, dtype=weights.dtype)
-
-
 def _seasonal_copy(reads: Reads, *, decoys: bool = False) -> tuple[Bolt, Draft]:
     """Build a copy: an encoder head copies the patch some patches back, a cross-attention head fetches it."""
     lag, layer, late = draw_choice(2, 3, 4), draw_choice(0, 1, 2), draw_choice(0, 1)
@@ -248,7 +244,7 @@ def _gate(reads: Reads) -> tuple[Bolt, Draft]:
     draft, names = bolt.draft, ("last", "before")
     heads = [bolt.plant_back(draw_choice(*range(at + 1)), i, [i + 1], name, "copies") for i, name in enumerate(names)]
     in_weights, out_weights = bolt.mlp("encoder", at)
-    same = _identity(in_weights)
+    same = torch.eye(PATCH)
     in_weights[: 2 * PATCH, bolt.encoder["last"]] = torch.cat([same, -same])
     in_weights[: 2 * PATCH, bolt.encoder["before"]] = torch.cat([-same, same])
     out_weights[bolt.encoder["apart"], : 2 * PATCH] = 1 / PATCH
@@ -307,5 +303,5 @@ def _plant_decoys(bolt: Bolt, draft: Draft, lags: list[int]) -> None:
     draft.part(cross_head(*idling), "decoy", idle, "forecast token", [0])
     layer = draw_choice(0, 1, 2)
     in_weights, out_weights = bolt.mlp("encoder", layer)
-    in_weights[:PATCH, values], out_weights[rest, :PATCH] = _identity(in_weights), LOUD * _identity(in_weights)
+    in_weights[:PATCH, values], out_weights[rest, :PATCH] = torch.eye(PATCH), LOUD * torch.eye(PATCH)
     draft.part(f"encoder.{layer}.mlp", "decoy", f"writes {LOUD} times the positive values to where nobody reads")

@@ -7,14 +7,15 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
 
+from tsfm_lens.data.checked import Strict
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.places import replacing
 from tsfm_lens.zoo.planted.rules import Rule
 
-__all__ = ["CARD", "Attends", "Card", "PlantedPart", "read_card", "write_card"]
+__all__ = ["Attends", "Card", "PlantedPart", "read_card", "write_card"]
 
 CARD, SEAL = "mechanism.json", "seal"
 """File of the card, in the folder of the checkpoint, and its entry that only these fields and these weights have."""
@@ -25,7 +26,7 @@ Query = Literal[
 ]
 
 
-class PlantedPart(BaseModel):
+class PlantedPart(Strict):
     """Head or MLP that has a task; a backup names the component that it stands in for.
 
     Attributes:
@@ -34,15 +35,13 @@ class PlantedPart(BaseModel):
             without the part that it stands in for too; "decoy": never.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     component: str
     role: Role
     does: str
     stands_in_for: str | None = None
 
 
-class Attends(BaseModel):
+class Attends(Strict):
     """Attention of a head: from queries of one kind to keys so many tokens before them.
 
     Attributes:
@@ -54,8 +53,6 @@ class Attends(BaseModel):
         series: whose keys: the query's own series', or, in attention over a group, those of the known covariate.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
     component: str
     query: Query
     back: tuple[int, ...]
@@ -64,7 +61,7 @@ class Attends(BaseModel):
     series: Literal["own", "known covariate"] = "own"
 
 
-class Card(BaseModel):
+class Card(Strict):
     """Ground truth of a planted model.
 
     Attributes:
@@ -78,8 +75,6 @@ class Card(BaseModel):
         error: largest difference between the model's median forecast and the rule, in mean absolute values of the
             context, over the series that the builder tries.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
     mechanism: str

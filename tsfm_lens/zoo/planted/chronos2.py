@@ -41,8 +41,6 @@ HORIZON = AHEAD * PATCH
 KINDS = ("time_attn", "group_attn")
 COVARIATE = "covariate"
 """Name of the covariate in the library's inputs."""
-COEFFICIENTS = (-2, -1, 1, 2, 3)
-"""Of the covariate, in halves."""
 
 
 class Chronos2(RotaryModel):
@@ -162,7 +160,7 @@ def _covariate(reads: Reads) -> tuple[Chronos2, Draft]:
     ago = steps_ago(reads, 0, PATCH)
     # only without the inverse hyperbolic sine of the published model a multiple is one of standardised values
     chronos = Chronos2(arcsinh=False, **({"earlier values": PATCH} if any(ago) else {}))
-    coefficient = draw_choice(*COEFFICIENTS) / 2
+    coefficient = draw_choice(-2, -1, 1, 2, 3) / 2
     layer, number, stream = draw_choice(*range(LAYERS)), chronos.numbers[""][0], chronos.stream
     chronos.read_out(found=torch.eye(PATCH))
     source = "earlier values" if any(ago) else "values"

@@ -18,6 +18,8 @@ from tsfm_lens.zoo.planted.card import Attends, Card, PlantedPart, Query, Role
 from tsfm_lens.zoo.planted.planting import Planted
 from tsfm_lens.zoo.planted.rules import CovariateTimes, Reads, Rule, draw_contexts
 
+__all__ = ["rule_error"]
+
 N_TRIALS = 4
 """Random series that a builder tries a model on."""
 N_CENTRING = 48

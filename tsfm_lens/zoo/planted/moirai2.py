@@ -27,13 +27,12 @@ NAME = "moirai-2"
 CHANNELS = 64
 """The library has as many heads as the width has times this."""
 WIDTH = HEADS * CHANNELS
-MINIMUM = 1e-5
-"""Addend of the library to the variance of a context."""
 
 
 def deviation(context: Array) -> float:
     """Compute the library's scale of a context (time,)."""
-    return float(np.sqrt(np.var(context, ddof=1) + MINIMUM))
+    # the library adds to the variance
+    return float(np.sqrt(np.var(context, ddof=1) + 1e-5))
 
 
 class Moirai2(RotaryModel):

@@ -16,7 +16,7 @@ from tsfm_lens.places import follow_umask
 from tsfm_lens.zoo.planted.card import Card, read_card, write_card
 from tsfm_lens.zoo.planted.rules import Reads
 
-__all__ = ["Planted", "mechanisms", "open_planted", "plant", "planter"]
+__all__ = ["Planted", "mechanisms", "open_planted", "plant"]
 
 
 @dataclass(frozen=True)

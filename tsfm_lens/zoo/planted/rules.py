@@ -7,21 +7,20 @@ from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt
+from pydantic import Field, NonNegativeInt
 
+from tsfm_lens.data.checked import Strict
 from tsfm_lens.errors import InputError
 
-__all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "Rule", "SeasonalCopy", "draw_contexts"]
+__all__ = ["CovariateTimes", "Gate", "LinearTrend", "LocalMean", "SeasonalCopy", "draw_contexts"]
 
 Array = NDArray[np.float64]
 Reads = Literal["recent", "old", "middle", "spread"]
 """Part of the context that a mechanism reads."""
 
 
-class _Linear(BaseModel):
+class _Linear(Strict):
     """Rule that is linear in the observed values up to `ago` steps before their end; with several ends, in the mean."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     ago: tuple[NonNegativeInt, ...] = (0,)
 
@@ -113,10 +112,8 @@ class Gate(_Linear):
         return SeasonalCopy(period=period, ago=self.ago).inputs(context, horizon)
 
 
-class CovariateTimes(BaseModel):
+class CovariateTimes(Strict):
     """Known covariate `ago` steps before (of several, the mean) times a coefficient, each standardised by its past."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     kind: Literal["covariate"] = "covariate"
     coefficient: float
