@@ -230,7 +230,7 @@ def measures() -> dict[str, float]:
 BOUNDS = {
     "core lines": 53_000,
     "studies lines": 16_200,
-    "tests lines": 36_900,
+    "tests lines": 37_300,
     "upward imports": 0,
     "largest circle": 0,
     "participles per 1,000 lines": 1,

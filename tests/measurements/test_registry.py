@@ -26,7 +26,7 @@ from tsfm_lens.testing import assert_close
 ROOT = Path(__file__).parents[2]
 OF_RUNS = [kind for kind, each in measurements().items() if each.of_run]
 # functions that write or lay out figures
-WRITERS = {"for_print", "save", "compare"}
+WRITERS = {"compare", "compose", "dark", "for_print", "plot", "save"}
 
 
 @pytest.mark.parametrize("kind", OF_RUNS)

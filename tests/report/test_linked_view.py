@@ -117,7 +117,7 @@ def test_the_page_is_short_and_small_at_every_width_in_dark_and_light(screen, pa
     plot = screen.find_element("css selector", ".plot")
     until(lambda: screen.execute_script("return arguments[0].dataset.drawn", plot), "no plot is drawn")
     until(lambda: screen.execute_script("return Boolean(arguments[0]._fullLayout)", plot), "no plot is drawn")
-    assert screen.execute_script("return arguments[0]._fullLayout.font.color.toUpperCase()", plot) == "#E8EAED"
+    assert screen.execute_script("return arguments[0]._fullLayout.font.color", plot) == "rgba(220,220,220,1)"
     assert screen.get_log("browser") == []
 
 

@@ -183,15 +183,14 @@ def run_errors_over(ds: xr.Dataset, over: str = "rho") -> go.Figure:
     titles = [_without(name, over, float(value)) for name, value in zip(names(ds, "arm"), at, strict=True)]
     figure = blank(300, min_width=420)
     panel = next(iter(figure))
-    for place, title in enumerate(title for title in dict.fromkeys(titles) if titles.count(title) > 1):
+    for place, title in enumerate(name for name in dict.fromkeys(titles) if titles.count(name) > 1):
         colour = CATEGORICAL[place % len(CATEGORICAL)]
         rows = sorted((row for row, name in enumerate(titles) if name == title), key=lambda row: float(at[row]))
         finite = [errors[row][np.isfinite(errors[row])] for row in rows]
         panel.line(at[rows], [one.mean() for one in finite], "", "", colour=mixed(colour, 0.6), width=1.2, group=title)
         for row, one in zip(rows, finite, strict=True):
             _dots(panel, float(at[row]), one, title, colour)
-    word = "radius ρ of sharpness-aware minimisation" if over == "rho" else "horizon"
-    panel.x(word)
+    panel.x("radius ρ of sharpness-aware minimisation" if over == "rho" else "horizon")
     panel.y("test error (mean square)")
     return figure.dress(f"Test error by {'ρ' if over == 'rho' else 'horizon'}", _seeds(errors))
 
@@ -264,8 +263,8 @@ def in_context_errors(ds: xr.Dataset) -> go.Figure:
             means = [finite[row][:, -1].mean() for row in rows]
             last.line([at[row] * shift[row] for row in rows], means, "", "", colour=mixed(colour, 0.6), width=1.2)
         for row in rows:
-            x, ends = float(at[row] * shift[row]), finite[row][:, -1]
-            _dots(last, x, ends, title, colour, size=9, digits=3, symbol=_symbol(place))
+            where = float(at[row] * shift[row])
+            _dots(last, where, finite[row][:, -1], title, colour, size=9, digits=3, symbol=_symbol(place))
         if rows:
             hover = f"{title}<br>after %{{x}} pairs: %{{y:.3g}}"
             by_pairs.line(pairs, finite[rows[-1]].mean(0), title, hover, colour=colour, width=1.8, dots=4)

@@ -130,10 +130,9 @@ def _blocks(context: Context) -> list[xr.Dataset]:
     for number, part in enumerate(np.array_split(np.arange(context.n_sequences), count)):
         seed = int(np.random.SeedSequence((context.seed, number)).generate_state(1)[0])
         try:
-            data: xr.Dataset = induction_scores(
-                context.model, motif=MOTIF, repeats=REPEATS, n_sequences=len(part), seed=seed
+            blocks.append(
+                induction_scores(context.model, motif=MOTIF, repeats=REPEATS, n_sequences=len(part), seed=seed)
             )
-            blocks.append(data)
         except InputError as error:
             # no sequence of this part rolled out to a token of its context; raised below if that is so of all parts
             failure = error
