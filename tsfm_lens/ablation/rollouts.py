@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import itemgetter
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -230,7 +231,7 @@ class VariantRequest(ForecastRequest):
         ):
             prediction = self.predicted(copies)
         blocks = [slice(block * size, (block + 1) * size) for block in range(copies)]
-        parts = [map_tensors(prediction, lambda tensor, rows=rows: tensor[rows]) for rows in blocks]
+        parts = [map_tensors(prediction, itemgetter(rows)) for rows in blocks]
         failures = drawing.failures if drawing else set()
         return [
             self.nothing() if block in failures else Forecast.of(part, self.levels, self.batch, {})

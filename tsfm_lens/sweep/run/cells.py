@@ -271,7 +271,7 @@ class Cell:
 
 def naive_cells(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[Cell, Callable[[], pa.Table]]]:
     """Plan the cells of the seasonal naive forecast, each with what gives its rows."""
-    cells = []
+    cells: list[tuple[Cell, Callable[[], pa.Table]]] = []
     for dataset in sets:
         for number, indices in enumerate(dataset.chunks(config.chunk)):
             chunk = Chunk(dataset, indices, None)
