@@ -79,7 +79,7 @@ ARGUMENTS = {
 # beyond the aliases of get_act_name
 _SAME = {"in": "resid_pre", "rot_k": "k", "rot_q": "q"}
 _DOTTED = re.compile(r"(?:(?:(\w+)_)?blocks\.(\d+)\.)?(?:([\w.]+)\.)?hook_(\w+)")
-_COMPONENT = re.compile(r"(?:([a-z]\w*)\.)?(\d+|\*)(?:\.([a-z_*]+)(?:\.(\d+|\*))?)?")
+_COMPONENT = re.compile(r"(?:((?!\w*blocks\.)[a-z]\w*)\.)?(\d+|\*)(?:\.((?!hook_)[a-z_*]+)(?:\.(\d+|\*))?)?")
 _LETTERS = re.compile(r"([a-z_]+?)_?(\d+)([a-z]\w*)?")
 
 
