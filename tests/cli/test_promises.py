@@ -20,6 +20,7 @@ from tsfm_lens.cli import app
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.report import explanation
+from tsfm_lens.testing import assert_close
 
 NILE = ["--data", "bundled:nile", "--horizon", "8"]
 PAGES = ("report", "explain", "figure forecast_fan", "compress --rank 1")
@@ -114,15 +115,15 @@ def test_json_holds_the_numbers(tmp_path: Path) -> None:
     figure = run("figure forecast_fan", *NILE, "--format", "json", "--json", out=tmp_path)
     for result in (json.loads(report.stdout)["results"]["forecast"], json.loads(figure.stdout)["results"][0]):
         values = np.array(result["data_vars"]["quantile_forecast"]["data"])
-        np.testing.assert_allclose(values.ravel(), expected.ravel(), rtol=1e-6)
+        assert_close(values.ravel(), expected.ravel(), depth=4, dtype=np.float32)
     kinds = ["forecast", "input_attribution"]
     told = json.loads(run("explain", *NILE, "--sections", ",".join(kinds), "--json", out=tmp_path).stdout)
     effect = explanation.explain(lens.run(past, 8), sections=kinds)[kinds[1]]["attribution"].sel(quantile=0.5)
     sizes = abs(effect).mean("step").to_series().sort_values(ascending=False)
     assert [each["input"] for each in told["inputs"]] == list(sizes.index)
-    np.testing.assert_allclose([each["mean_absolute"] for each in told["inputs"]], sizes, rtol=1e-5, atol=1e-6)
+    assert_close([each["mean_absolute"] for each in told["inputs"]], sizes.to_numpy(), depth=100, dtype=np.float32)
     means = [float(effect.sel(segment=name).mean()) for name in sizes.index]
-    np.testing.assert_allclose([each["mean"] for each in told["inputs"]], means, rtol=1e-5, atol=1e-6)
+    assert_close([each["mean"] for each in told["inputs"]], means, depth=100, dtype=np.float32)
     assert told["headline"].startswith("The forecast of nile averages ")
     assert list(told["results"]) == kinds
 

@@ -209,7 +209,7 @@ def test_what_cannot_be_compressed_is_refused(calibration: Callable, tmp_path: P
     with pytest.raises(WiringError, match="something else"):
         compress.matrices(spoilt)
     turning = lens_of("toto-1")
-    with pytest.raises(InputError, match="take turns"):
+    with pytest.raises(InputError, match="alternate in its rows"):
         compress.factorised(turning, {next(iter(compress.matrices(turning))): 2}, by_head=True)
 
 

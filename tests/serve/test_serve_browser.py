@@ -23,6 +23,7 @@ from tsfm_lens import load
 from tsfm_lens.data import bundled, read_series
 from tsfm_lens.explain import Masks, Segment
 from tsfm_lens.models import Run
+from tsfm_lens.testing import assert_close
 
 pytest.importorskip("voila")
 
@@ -72,7 +73,7 @@ def drag_over(driver: Any, view: Brush) -> None:
             view.mark(min(first, last) + 1 - past, max(first, last) + 1 - past)
             words = unescape(view.words.value)
         until(lambda words=words: words in text(driver), words)
-        np.testing.assert_allclose(plot.trace(WITHOUT, "y"), view.without, rtol=1e-6)
+        assert_close(plot.trace(WITHOUT, "y"), view.without, depth=4, dtype=np.float32)
 
 
 def without(run: Run, *heads: str) -> np.ndarray:
@@ -128,7 +129,7 @@ def test_by_keyboard_offline_and_nothing_left_running(
         run = load("bolt-nano").run(read_series(file), 8, holdout=True)
         plot = Plot(driver, FORECAST, [trace.name for trace in brush(run).figure.data])
         until(lambda: plot.run("return plot?._fullLayout?.xaxis?.type === 'date'"), "the old figure stays")
-        np.testing.assert_allclose(plot.trace("median forecast", "y"), run.forecast.median[0], rtol=1e-6)
+        assert_close(plot.trace("median forecast", "y"), run.forecast.median[0], depth=4, dtype=np.float32)
         steps = driver.find_element("css selector", "input[type=number]")
         steps.send_keys(Keys.ARROW_DOWN, Keys.ARROW_DOWN)
         until(lambda: "Press Forecast. The page still shows bolt-nano on level, 8" in status(), "no word of waiting")

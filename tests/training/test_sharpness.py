@@ -178,7 +178,7 @@ def test_what_cannot_be_is_refused() -> None:
         with pytest.raises(InputError, match=words):
             sharpness(losses, parameters)  # type: ignore[arg-type]
     for options in ({"steps": 0}, {"tolerance": -1.0}, {"tolerance": 1.0}):
-        with pytest.raises(InputError, match="expected steps from 1 on"):
+        with pytest.raises(InputError, match="expected steps of 1 or more"):
             sharpness(lambda: weights.sum(), [weights], **options)  # type: ignore[arg-type]
     with torch.inference_mode(), pytest.raises(InputError, match="inference_mode"):
         sharpness(lambda: weights.sum(), [weights])

@@ -12,6 +12,7 @@ from colorspacious import cspace_convert, deltaE
 
 import planted
 from tsfm_lens import viz
+from tsfm_lens.testing import last_digit
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.printing import COLUMNS, DASHES, SYMBOLS
 
@@ -96,4 +97,4 @@ def test_nothing_is_white_on_a_dark_page_and_words_are_light() -> None:
 def test_the_style_for_matplotlib_has_these_colours() -> None:
     style = matplotlib.rc_params_from_file(Path(theme.__file__).with_name("paper.mplstyle"), use_default_template=False)
     assert [each["color"] for each in style["axes.prop_cycle"]] == list(theme.CATEGORICAL)
-    assert style["figure.figsize"][0] * 25.4 == pytest.approx(COLUMNS["single"], rel=1e-3)
+    assert style["figure.figsize"][0] * 25.4 == pytest.approx(COLUMNS["single"], abs=last_digit(1))
