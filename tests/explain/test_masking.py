@@ -82,7 +82,7 @@ def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) ->
     assert np.isfinite(mixed[0]).all()
     assert not mixed[1].any()
     assert np.isnan(mixed[2]).all()
-    refused = {"says nothing of known": {"target": "mean", "past": "zero"}, "naive": "seasonal", "past": {"x": "mean"}}
+    refused = {"has no value for known": {"target": "mean", "past": "zero"}, "naive": "seasonal", "past": {"x": "mean"}}
     for words, reference in refused.items():
         with pytest.raises((InputError, UnknownNameError), match=words):
             explain.reference_values(one, reference, 16)
