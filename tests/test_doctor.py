@@ -86,7 +86,7 @@ def test_browser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(chromium, "get_chrome_download_path", lambda **_: None)
     browser = tmp_path / "chrome"
     monkeypatch.setenv("BROWSER_PATH", str(browser))
-    assert "no file" in examine()["static"]["missing"]
+    assert "is not a file" in examine()["static"]["missing"]
     browser.touch()
     assert examine()["static"]["browser"] == str(browser)
     monkeypatch.setattr(chromium.Chromium, "find_browser", lambda **_: None)

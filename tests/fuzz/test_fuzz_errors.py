@@ -103,5 +103,5 @@ def test_a_forecast_of_no_number_is_refused() -> None:
 def test_levels_that_a_model_does_not_emit_are_refused(name: str) -> None:
     lens = lens_of(name)
     for level in (lens.levels[0] / 2, (1 + lens.levels[-1]) / 2):
-        with pytest.raises(InputError, match=f"quantile {level} was asked for"):
+        with pytest.raises(InputError, match=f"quantile {level} is outside"):
             lens.forecast(np.arange(64.0), 2, quantiles=[level])

@@ -194,7 +194,7 @@ def test_nothing_but_the_token_lets_in(served: Served, channel: str) -> None:
 
 
 def test_a_refusal_says_why_and_static_files_are_open(served: Served) -> None:
-    assert "token included" in served.ask("/").text
+    assert "with the token" in served.ask("/").text
     assert "alone" in served.ask("/", "evil.example").text
     assert served.status("static", None) == 200
     # what is open leads nowhere else

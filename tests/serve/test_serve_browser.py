@@ -108,7 +108,7 @@ def test_by_keyboard_offline_and_nothing_left_running(
     try:
         # without the token of the address nobody gets a page, and no kernel starts
         driver.get(address.split("?")[0])
-        until(lambda: "token included" in driver.find_element("css selector", "body").text, "no refusal")
+        until(lambda: "with the token" in driver.find_element("css selector", "body").text, "no refusal")
         assert not process.children(recursive=True)
         driver.get(address)
         until(lambda: "bolt-nano on nile, 8 steps" in status(), "no first forecast")

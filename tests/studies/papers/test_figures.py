@@ -20,7 +20,7 @@ from tsfm_lens.studies.papers.figures import windows
 from tsfm_lens.studies.papers.items import ITEMS
 
 PAPER = ("1B", "1C", "1D", "1E", "5", "6B", "6C", "12", "13", "14", "15", "20", "21", "22", "23")
-NO_FIGURES = {"for_print", "save", "compare"}
+NO_FIGURES = {"compare", "compose", "dark", "for_print", "plot", "save"}
 
 
 def short() -> SeriesBatch:
