@@ -195,7 +195,7 @@ def test_nothing_but_the_token_lets_in(served: Served, channel: str) -> None:
 
 def test_a_refusal_says_why_and_static_files_are_open(served: Served) -> None:
     assert "with the token" in served.ask("/").text
-    assert "alone" in served.ask("/", "evil.example").text
+    assert "is only at" in served.ask("/", "evil.example").text
     assert served.status("static", None) == 200
     # what is open leads nowhere else
     for path in ("static/../../../../../../../../etc/passwd", "static/%2e%2e/%2e%2e/app.py", "static/../api/kernels/x"):
