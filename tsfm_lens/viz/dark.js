@@ -18,6 +18,7 @@ const darkFigure = (() => {
   return (spec, dark) => {
     const {data, layout} = dark ? exchanged({data: spec.data, layout: spec.layout}) : spec, clear = "rgba(0,0,0,0)";
     // a map's own ground says what is missing
-    return {data, layout: {...layout, paper_bgcolor: clear, plot_bgcolor: layout.plot_bgcolor || clear}};
+    const bar = {...layout.modebar, bgcolor: clear, color: "rgba(128,128,128,0.6)", activecolor: "rgb(128,128,128)"};
+    return {data, layout: {...layout, modebar: bar, paper_bgcolor: clear, plot_bgcolor: layout.plot_bgcolor || clear}};
   };
 })();
