@@ -130,6 +130,15 @@ def test_plot_draws_what_it_is_given(lens: Lens) -> None:
     assert_close(medians["two"], other.forecast.median[0], depth=100)
     pair = tsfm_lens.plot(parts, run.attribute())
     assert len(pair.data) == 2 * len(parts.plot().data)
+    # an option leads to the figure that has it; forecasts read from layers are no forecasts
+    effects = run.measure("ablation", components=["**.mlp"])
+    one = effects["component"].values[:1].tolist()
+    assert effects.plot(context_steps=9) == tsfm_lens.viz.ablation_forecasts(effects, context_steps=9)
+    assert effects.plot(components=one) != effects.plot()
+    layers = run.measure("logit_lens")
+    assert len(tsfm_lens.plot(layers, layers).data) > len(layers.plot().data)
+    braced = run.without("**.mlp").assign_coords(recipe=["original", "without {x}"])
+    assert "Without {x}, the forecast moves by" in braced.plot().layout.meta["title"]
 
 
 def test_what_cannot_be_drawn_is_refused() -> None:
@@ -140,6 +149,10 @@ def test_what_cannot_be_drawn_is_refused() -> None:
         tsfm_lens.plot({})
     with pytest.raises(InputError, match="ndarray cannot be drawn"):
         tsfm_lens.plot(np.ones(3))
+    with pytest.raises(InputError, match="no figure of attribution takes size"):
+        run.attribute().plot(size=3)
+    with pytest.raises(InputError, match="expected one for each"):
+        tsfm_lens.plot(run, run, names=["one"])
     with pytest.raises(InputError, match="3 things"):
         tsfm_lens.plot(run, run, run)
 
@@ -175,6 +188,8 @@ def test_a_place_has_two_names(lens: Lens) -> None:
     assert torch.equal(acts[branch], acts[f"{at}.hook_out"])
     assert lens.components(f"{at}.hook_z") == lens.components(f"{branch}.*")
     assert lens.components(f"{at}.hook_out") == lens.components(at) == lens.components(branch)
+    with pytest.raises(UnknownNameError, match="no head '99'"):
+        _ = acts[f"{branch}.99"]
     with pytest.raises(UnknownNameError, match="is one head of"), lens.hooks([(str(head), lambda value, hook: None)]):
         pass
     zeros = []

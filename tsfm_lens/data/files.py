@@ -96,10 +96,10 @@ def _parquet(file: Path) -> pd.DataFrame:
 
 def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     """Convert columns of numbers; others stay text as written. Rows are numbered as in the file."""
-    names, given = list(table.columns), options.get
-    key, time = key_and_time(names, given("id_column"), given("time_column"))
-    covariates = set(column_names([*(given("known") or ()), *(given("past") or ())], names))
-    targets = given("targets") if given("variates") is None else given("variates")
+    names, option = list(table.columns), options.get
+    key, time = key_and_time(names, option("id_column"), option("time_column"))
+    covariates = set(column_names([*(option("known") or ()), *(option("past") or ())], names))
+    targets = option("targets") if option("variates") is None else option("variates")
     requested = value_columns(names, targets, {key, time, *covariates})
     values = set(names) - {key, time} - covariates if requested is None else set(requested)
     columns: dict[str, np.ndarray] = {}

@@ -359,12 +359,12 @@ def continued(frame: pd.DataFrame, future: pd.DataFrame, options: Mapping[str, A
     key, time = key_and_time(past.columns, *keys)
     others = {key, time or dated_column(past, {key}), find(ahead.columns, TARGET_COLUMNS)}
     others |= {name for role in ("targets", "variates", "past") for name in options.get(role, ())}
-    known = [str(name) for name in ahead.columns if name not in others]
-    for name in known if "known" not in options else ():
+    covariates = [str(name) for name in ahead.columns if name not in others]
+    for name in covariates if "known" not in options else ():
         if name not in past.columns:
             raise InputError(f"future has a column {name!r}, whose past the data do not have; leave it out, or add it")
     names = {name: each for name, each in zip(("id_column", "time_column"), keys, strict=True) if each is not None}
-    return pd.concat([past, ahead], ignore_index=True), {"known": known, **options, **names}
+    return pd.concat([past, ahead], ignore_index=True), {"known": covariates, **options, **names}
 
 
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:

@@ -128,7 +128,10 @@ class Activations(Decomposed):
     def __getitem__(self, name: Key) -> Tensor:
         head = point_of(name)[1] if isinstance(name, str) and name not in self.recorded else ""
         if head.isdigit():
-            return self[point_of(str(name))[0]][..., int(head), :]
+            heads = self[point_of(str(name))[0]]
+            if int(head) >= heads.shape[-2]:
+                raise unknown_name("head", head, map(str, range(heads.shape[-2])))
+            return heads[..., int(head), :]
         exact = self._name(name)
         values = [call.value for call in self.recorded[exact]]
         if len({tuple(value.shape) for value in values}) > 1:

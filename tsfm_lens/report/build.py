@@ -151,23 +151,23 @@ def _first_screen(results: Mapping[str, Any], anchors: Mapping[str, str]) -> dic
         steps = next((ds.sizes["step"] for ds in of_runs if "step" in ds.sizes), 0)
         facts += [f"{steps} steps"] * bool(steps)
     state = linked_state(linked) if linked is not None else None
-    seen = [each["name"] for each in state["series"]] if state else []
-    if state and (omitted := [name for name in series if name not in seen]):
+    ids = [each["name"] for each in state["series"]] if state else []
+    if state and (omitted := [name for name in series if name not in ids]):
         state["notes"].append(f"The linked view is not precomputed for {shown(omitted)}; their cards are below.")
     text = packed(json.dumps(state, separators=(",", ":"))) if state else ""
-    return {"facts": facts, "series": series or seen, "state": text, "cards": cards}
+    return {"facts": facts, "series": series or ids, "state": text, "cards": cards}
 
 
 def _said_once(sections: list[Section]) -> list[str]:
     """Take the sentences that any result may say out of all figures, and return each with the chapters it is of."""
-    told: dict[str, list[str]] = {}
+    repeated: dict[str, list[str]] = {}
     for section in sections:
         for figure in section["figures"]:
             for sentence in [each for each in figure["sentences"] if ONCE.match(each)]:
                 figure["sentences"].remove(sentence)
-                chapters = told.setdefault(sentence, [])
+                chapters = repeated.setdefault(sentence, [])
                 chapters += [section["heading"]] * (section["heading"] not in chapters)
-    return [f"{', '.join(chapters)}: {sentence}" for sentence, chapters in told.items()]
+    return [f"{', '.join(chapters)}: {sentence}" for sentence, chapters in repeated.items()]
 
 
 def packed(text: str) -> str:

@@ -24,17 +24,17 @@ Card = dict[str, Any]
 
 def cards_of(results: Mapping[str, Any], anchors: Mapping[str, str]) -> list[dict[str, Any]]:
     """Make the cards that the results allow, each with its title, the chapter it is of, and a card per series."""
-    made = []
+    rows = []
     for title, kind, make in _CARDS:
         name = next((name for name, ds in results.items() if isinstance(ds, xr.Dataset) and _kind(ds) == kind), None)
         if name is None:
             continue
         ds = results[name]
         cards = {names(ds, "series")[place]: make(ds, place) for place in forecast_series(ds, MAX_SERIES)}
-        made.append(
+        rows.append(
             {"title": title, "anchor": anchors[name], "cards": {key: card for key, card in cards.items() if card}}
         )
-    return [card for card in made if card["cards"]]
+    return [card for card in rows if card["cards"]]
 
 
 def _kind(ds: xr.Dataset) -> str:

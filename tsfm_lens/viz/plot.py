@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import signature
 from typing import Any
 
 import plotly.graph_objects as go
@@ -42,9 +43,11 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     word = words[0] if words else ""
     if len(things) == 1:
         return _draw(things[0], word, options)
-    labels = options.pop("names", None) or _labels(*(next(iter(each.values())) for each in things))
     pair = [next(iter(each.values())) for each in things]
-    if not word and all("quantile_forecast" in each for each in pair) and _same_series(*pair):
+    labels = options.pop("names", None) or _labels(*pair)
+    if len(labels) != 2:
+        raise InputError(f"names={labels!r}, expected one for each of two things")
+    if not word and _same_forecast(*pair):
         return overlay(dict(zip(labels, pair, strict=True)), **options)
     return compare([_draw(each, word, options) for each in things], labels)
 
@@ -70,14 +73,19 @@ def _draw(results: Mapping[str, Any], word: str, options: Mapping[str, Any]) -> 
         if len(matches) != 1:
             raise unknown_name(f"figure of {' and '.join(results)}", word, named)
         figures = [named[matches[0]]]
+    # an option decides which figure is meant; without one, the first that the result has everything for
+    fitting = [each for each in figures if options.keys() <= signature(each[0].function).parameters.keys()]
+    if not fitting:
+        drawings = ", ".join(figure.name for figure, _ in figures)
+        raise InputError(f"no figure of {' and '.join(results)} takes {', '.join(options)}; there are {drawings}")
     refusals: list[LensError] = []
-    for figure, result in figures:
+    for figure, result in fitting[: 1 if options else None]:
         others = [results[kind] for kind in figure.beside if kind in results]
         try:
             return figure.function(result, *others, **{**figure.options, **options})
         except InputError as error:
             refusals.append(error)
-    raise refusals[0] if refusals else InputError(f"a result of kind {next(iter(results))!r} has no figure")
+    raise refusals[0]
 
 
 def _figures(kind: str) -> list[Figure]:
@@ -89,5 +97,8 @@ def _labels(one: Any, other: Any) -> list[str]:
     return models if models[0] != models[1] else ["first", "second"]
 
 
-def _same_series(one: Any, other: Any) -> bool:
-    return all(names(one, dim) == names(other, dim) for dim in ("series", "step")) and "recipe" not in one.dims
+def _same_forecast(one: Any, other: Any) -> bool:
+    """Test if two results are forecasts of the same series and steps."""
+    if not {one.attrs["kind"], other.attrs["kind"]} <= {"forecast", "run"}:
+        return False
+    return all(names(one, dim) == names(other, dim) for dim in ("series", "step"))

@@ -72,7 +72,7 @@ def overlay(
     medians, ends = draw_overlaid(panel, view, forecasts)
     view.title_axes(panel)
     size = f"{num(float(np.abs(medians[-1] - medians[0]).mean()))} {view.unit}".strip()
-    heading = title.format(size=size) or f"{listed(list(forecasts))}: forecasts of {view.id} differ by {size}"
+    heading = title.replace("{size}", size) or f"{listed(list(forecasts))}: forecasts of {view.id} differ by {size}"
     about = f"{view.id} by {model_of(first)}" if title else "medians, mean over steps"
     return figure.dress(heading, about, f"{len(view.future)} steps ahead from {view.remark}", ends)
 
@@ -109,8 +109,8 @@ def forecast_overlay(
     Args:
         recipes: names to draw beside the original, all if None.
     """
-    chosen = dict.fromkeys([0, *positions(ds, "recipe", recipes)])
-    forecasts = {names(ds, "recipe")[at]: ds.isel(recipe=at) for at in chosen}
+    places = dict.fromkeys([0, *positions(ds, "recipe", recipes)])
+    forecasts = {names(ds, "recipe")[at]: ds.isel(recipe=at) for at in places}
     title = f"{capital(list(forecasts)[-1])}, the forecast moves by {{size}}" if len(forecasts) == 2 else ""
     words = title or f"Forecasts by {model_of(ds)} with and without components"
     return overlay(forecasts, series=series, context_steps=context_steps, title=words)

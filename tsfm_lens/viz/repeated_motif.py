@@ -32,9 +32,9 @@ def read_motif(ds: xr.Dataset) -> list[str]:
     advantage = judged(ds, "advantage", "layer", "head", target=0)
     labels = [head_at(ds, flat) for flat in range(advantage.size.size)]
     most = [f"{labels[flat]} ({advantage.told(flat, percent)})" for flat in advantage.named(3, advantage.size > 0)]
-    told = f"largest for {listed(most)}" if most else "below 1 % for every head"
+    words = f"largest for {listed(most)}" if most else "below 1 % for every head"
     return [
-        f"Attention to the motif's last instance, beyond that in a control without repeats: {told}.",
+        f"Attention to the motif's last instance, beyond that in a control without repeats: {words}.",
         *advantage.standing(labels, "heads", advantage.size > 0),
     ]
 
