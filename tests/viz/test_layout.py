@@ -15,7 +15,7 @@ from tsfm_lens import viz
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz import saving
 from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, fits, for_print
-from tsfm_lens.viz.sheet import shortened, text_width
+from tsfm_lens.viz.sheet import sheet, shortened, text_width
 from viz.marks import needs_browser
 
 A_PIXEL = 0.2  # mm: sizes are whole pixels of the screen
@@ -105,6 +105,29 @@ def test_a_figure_goes_into_the_narrowest_column_that_it_fits() -> None:
 def test_a_column_in_which_nothing_can_be_read_is_refused(column: str | float, message: str) -> None:
     with pytest.raises(InputError, match=message):
         for_print(go.Figure(layout={"meta": {"min_width": 500}}), column)
+
+
+def test_panels_abreast_stand_below_each_other_in_a_narrow_column() -> None:
+    canvas = sheet([200], [1] * 4, titles=list("abcd"), column_gap=0.04, min_width=700, shared_yaxes=True)
+    for at, panel in enumerate(canvas):
+        panel.line([0, 1], [0, at], f"line {at}")
+    canvas.panel().y("height")
+    wide = canvas.dress("Four panels")
+    printed = for_print(wide, "single")
+    assert (printed.layout.meta["width_mm"], printed.layout.meta["type_pt"]) == (89, 6)
+    corners = [(x.domain[0], y.domain[0]) for x, y in zip(printed.select_xaxes(), printed.select_yaxes(), strict=True)]
+    assert [round(left, 2) for left, _ in corners] == [0, 0.54] * 2
+    assert corners[0][1] == corners[1][1] > 0.5 > corners[2][1] == corners[3][1] == 0
+    # each title stands over its panel, and the first panel of each row says what the height is
+    for note, (left, foot), word in zip(printed.layout.annotations, corners, "abcd", strict=True):
+        assert (note.text, note.x > left, note.y > foot) == (word, True, True)
+    assert [axis.title.text for axis in printed.select_yaxes()] == ["height", None, "height", None]
+    high = printed.layout.height - printed.layout.margin.t - printed.layout.margin.b
+    share = printed.layout.yaxis.domain[1] - printed.layout.yaxis.domain[0]
+    assert share * high == pytest.approx(0.8 * 200, abs=A_PIXEL)
+    assert for_print(wide).layout.meta["width_mm"] == 183
+    with pytest.raises(InputError, match="30 mm"):
+        for_print(wide, 30)
 
 
 def test_files_are_written_all_or_none(tmp_path: Path) -> None:

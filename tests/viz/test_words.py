@@ -15,7 +15,7 @@ import planted
 import specimens
 from tsfm_lens import viz
 from tsfm_lens.report.build import panels_of
-from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, TALLEST, fits
+from tsfm_lens.viz.printing import COLUMNS, PIXELS_PER_POINT, TALLEST, narrowed
 from tsfm_lens.viz.theme import untitled
 
 pytestmark = pytest.mark.browser
@@ -66,7 +66,7 @@ def everywhere(fig: go.Figure) -> Iterator[tuple[str, go.Figure, float]]:
     yield "narrow", untitled(fig), narrow
     for column, width in COLUMNS.items():
         # what is refused in one column goes into both, whatever it takes
-        if column == "double" or fits(fig, width):
+        if column == "double" or narrowed(fig, width) is not None:
             printed = viz.for_print(fig, column)
             yield column, printed, printed.layout.width
 

@@ -19,6 +19,7 @@ from tsfm_lens.viz.printing import (
     fits,
     for_print,
     least_width,
+    narrowed,
 )
 from tsfm_lens.viz.sheet import legend_rows
 from tsfm_lens.viz.theme import LEGEND_ROW, template
@@ -90,6 +91,8 @@ def compose(
 
 def _printed(row: Sequence[go.Figure], width: float) -> list[go.Figure]:
     """Return the figures of a row in print, each as wide as its share of what they need."""
+    if len(row) == 1 and (one := narrowed(row[0], width)) is not None:
+        row = [one]
     need = sum(map(least_width, row))
     shares = [width * least_width(figure) / need for figure in row]
     if not all(map(fits, row, shares)):

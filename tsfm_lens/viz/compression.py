@@ -72,7 +72,7 @@ def size_and_error(ds: xr.Dataset) -> go.Figure:
         >>> fig.layout.meta["title"]
         'Rise of MASE of chronos-nano by parameters kept'
     """
-    canvas = blank(320, min_width=440)
+    canvas = blank(320, min_width=420)
     panel = next(iter(canvas))
     panel.level(0.0, colour=GREY, dash="dot")
     remaining = 100 * array(ds, "parameters", "method", "keep")
@@ -129,7 +129,7 @@ def compressed_forecasts(
         errors = f": MASE {mase[0]:.3g}, compressed {mase[-1]:.3g}" if np.isfinite(mase).all() else ""
         titles.append(shortened(f"{view.id}{errors}", _TITLE_WIDTH, 12, 2))
     room = 15 * max(title.count("\n") + 1 for title in titles)
-    canvas = sheet([150] * len(views), [1], titles=titles, row_gap=50 + room, above=20 + room, min_width=440)
+    canvas = sheet([150] * len(views), [1], titles=titles, row_gap=50 + room, above=20 + room, min_width=420)
     middle = median_position(ds["quantile"].values)
     levels = [float(level) for level in ds["quantile"].values]
     for panel, view in zip(canvas, views, strict=True):

@@ -137,7 +137,7 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     view = _Part(ds, step, quantile)
     window = scene(ds, view.target, context_steps=ds.sizes["time"])
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
-    canvas = sheet([210, _STRIP * len(rows)], row_gap=14, min_width=480, shared_xaxes=True)
+    canvas = sheet([210, _STRIP * len(rows)], row_gap=14, min_width=420, shared_xaxes=True)
     above, below = canvas
     window.draw(above)
     forecast, reference = (array(ds, name, "step", quantile=view.level) for name in ("forecast", "reference_forecast"))
@@ -206,7 +206,7 @@ def input_waterfall(
     start = view.at_step(array(ds, "reference_forecast", "step", quantile=view.level))
     ends = start + np.cumsum([length for _, length, _ in bars])
     begins = np.concatenate([[start], ends[:-1]])
-    canvas = blank(max(120, _BAR * (len(bars) + 2)), 460)
+    canvas = blank(max(120, _BAR * (len(bars) + 2)), 420)
     panel, places = canvas.panel(), np.arange(1, len(bars) + 1)
     panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
     for place, (name, length, reach), base in zip(places, bars, begins, strict=True):
@@ -337,7 +337,7 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     noise = finding(ds, "size", "segment", unit="MASE")
     mean = array(ds, "size_size", "segment")
     order = np.argsort(-np.nan_to_num(mean, nan=-1.0), kind="stable")[:top]
-    canvas = blank(max(150, _ROW * len(order)), 480)
+    canvas = blank(max(150, _ROW * len(order)), 420)
     panel, ids = canvas.panel(), names(ds, "series")
     finite = effect[order][np.isfinite(effect[order])]
     span = float(np.ptp(finite)) if len(finite) else 1.0

@@ -240,7 +240,7 @@ def carried_dots(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     order = np.argsort(-mean, kind="stable")[:components]
     carried = finding(ds, "carried", "component")
     labels, kinds = names(ds, "component"), [kind_word(str(kind)) for kind in ds["component_kind"].values]
-    sheet = blank(max(160, 20 * len(order)), min_width=480, below=64)
+    sheet = blank(max(160, 20 * len(order)), min_width=420, below=64)
     panel = sheet.panel()
     for place, kind in enumerate(dict.fromkeys(kinds)):
         rows = [row for row, i in enumerate(order) if kinds[i] == kind]

@@ -73,6 +73,7 @@ def thought_lines(
         _line(panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line])
     # labels of neighbouring panels would run into each other
     grid.x(nticks=2 if len(panels) > 2 else 4)
+    grid.min_width *= 1.15
     count = int(ds["spurious"].values[lines].sum())
     return grid.dress(
         f"Lines of thought of {model_of(ds)} on {view.id}: {count} of {len(lines)} spurious",

@@ -381,7 +381,7 @@ def layer_gain(
     labels, titles, ids = layer_names(ds, columns), [names(ds, "metric")[i] for i in rows], names(ds, "series")
     ends: list[np.ndarray] = []
     canvas = sheet(
-        [270], [1] * len(rows), titles=titles, column_gap=0.03, min_width=300 + 110 * len(rows), shared_yaxes=True
+        [270], [1] * len(rows), titles=titles, column_gap=0.03, min_width=240 + 100 * len(rows), shared_yaxes=True
     )
     for panel, row, title, values in zip(canvas, rows, titles, gain, strict=True):
         noise = finding(ds, "gain", "layer", metric=row, unit="%")

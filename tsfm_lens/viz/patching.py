@@ -191,8 +191,8 @@ def _map(
     aside = any(len(axis.aside) for _, axis in axes)
     first: list[Any] = [{}, None] if aside else [{}]
     others: list[Any] = [{}, {}] if aside else [{}]
-    room: Look = {"row_gap": _GAP, "column_gap": 0.03, "above": 14, "min_width": 560}
-    heights, widths = [_UPPER, *(height for _ in axes)], [0.94, 0.06] if aside else [1.0]
+    room: Look = {"row_gap": _GAP, "column_gap": 0.1, "above": 14, "min_width": 420}
+    heights, widths = [_UPPER, *(height for _ in axes)], [0.9, 0.1] if aside else [1.0]
     canvas = sheet(heights, widths, specs=[first, *(others for _ in axes)], **room)
     view, top = pair.view, canvas.panel(1, 1)
     pair.draw(top)
@@ -234,7 +234,7 @@ def _bars(
     ds: xr.Dataset, places: Places, values: np.ndarray, value: str, pair: Contrast, noise: Finding | None
 ) -> tuple[Sheet, str]:
     """Draw the series over a bar per place; return a remark too."""
-    canvas = sheet([_UPPER, 220], row_gap=70, above=14, below=76, min_width=560)
+    canvas = sheet([_UPPER, 220], row_gap=70, above=14, below=76, min_width=420)
     above, below = canvas
     pair.draw(above)
     pair.view.title_axes(above)

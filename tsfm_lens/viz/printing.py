@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import plotly.graph_objects as go
@@ -9,6 +10,7 @@ import plotly.graph_objects as go
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.findings import NOT_SIGNIFICANT
 from tsfm_lens.viz.sheet import legend_rows
+from tsfm_lens.viz.stacking import stacks
 from tsfm_lens.viz.theme import CATEGORICAL, GREEN, LEGEND_ROW, ORANGE, PURPLE, SKY, VERMILION, template
 
 __all__ = ["for_print"]
@@ -35,7 +37,7 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     Args:
         fig: any figure of ``tsfm_lens.viz``.
         column: "single" (89 mm), "double" (183 mm), or a width in mm. The narrowest of the two that the figure can
-            be read at if None.
+            be read at as it is if None. Panels side by side are put below each other where a width asks for it.
 
     Returns:
         A figure in pixels of 1/96 inch; ``layout.meta`` has its title, ``width_mm``, ``height_mm`` and ``type_pt``, the
@@ -49,7 +51,7 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
         >>> fig.layout.meta["width_mm"]
         89.0
     """
-    width_mm = _width(fig, column)
+    fig, width_mm = _width(fig, column)
     width, meta = width_mm * PIXELS_PER_MM, dict(fig.layout.meta or {})
     margin = {side: fig.layout.margin[side] or 80.0 for side in "lrtb"}
     panels = (fig.layout.height or 500.0) - margin["t"] - margin["b"]
@@ -111,10 +113,10 @@ def least_width(fig: go.Figure) -> float:
     return float(meta.get("bare_width", meta.get("min_width", 360)))
 
 
-def _width(fig: go.Figure, column: str | float | None) -> float:
-    """Return the width in mm."""
+def _width(fig: go.Figure, column: str | float | None) -> tuple[go.Figure, float]:
+    """Return the figure, its panels below each other where a column asks for that, and the width in mm."""
     if column is None:
-        return COLUMNS["single"] if fits(fig, COLUMNS["single"]) else COLUMNS["double"]
+        return fig, COLUMNS["single"] if fits(fig, COLUMNS["single"]) else COLUMNS["double"]
     if isinstance(column, str):
         if column not in COLUMNS:
             raise InputError(f"column {column!r} is not known, choose 'single' (89 mm), 'double' (183 mm) or mm")
@@ -124,6 +126,13 @@ def _width(fig: go.Figure, column: str | float | None) -> float:
         if not 20 <= width <= 1000:
             raise InputError(f"a column of {width:g} mm cannot be drawn, expected 20 to 1000")
     # nothing is wider than both columns of a page, so there is nothing to send the caller to
-    if width < COLUMNS["double"] and not fits(fig, width):
+    if width < COLUMNS["double"] and (fig := narrowed(fig, width)) is None:
         raise InputError(f"this figure has too many panels to be read at {width:g} mm; choose column='double' (183 mm)")
-    return width
+    return fig, width
+
+
+def narrowed(fig: go.Figure, width_mm: float) -> go.Figure | None:
+    """Return a figure that can be read at a width, its panels below each other if they must be; None if none can."""
+    page = TALLEST * PIXELS_PER_MM / SCALE
+    low = (each for each in stacks(fig) if each.layout.height - each.layout.meta["title_height"] <= page)
+    return next((each for each in chain([fig], low) if fits(each, width_mm)), None)

@@ -115,7 +115,7 @@ def training_history(ds: xr.Dataset) -> go.Figure:
     """
     heads = [row for row in _OF_HEADS if row[0] in ds]
     rows = len(heads) + ("loss" in ds) + ("copying" in ds)
-    canvas = sheet([_ROW] * rows, row_gap=_GAP, min_width=480, shared_xaxes="all")
+    canvas = sheet([_ROW] * rows, row_gap=_GAP, min_width=420, shared_xaxes="all")
     panels, steps = iter(canvas), np.asarray(ds["training_step"].values, dtype=float)
     # on a logarithmic axis step 0 stands left of the first one
     start = float(steps[steps > 0].min(initial=2.0)) / 2

@@ -330,7 +330,7 @@ def selected_patch(ds: xr.Dataset, *, layer: str | int = -1, head: int | None = 
     which = int(np.argmax(weights)) if head is None else position(ds, "head", head)
     view = scene(ds, 0, ds.sizes["time"])
     values = array(ds, "quantile_forecast", "quantile", "step", series=0)
-    sheet = blank(260, min_width=430 if len(view.past) + len(view.future) <= _NARROW else 640)
+    sheet = blank(260, min_width=420 if len(view.past) + len(view.future) <= _NARROW else 640)
     panel = sheet.panel()
     draw_bands(panel, view, ds["quantile"].values, values)
     view.draw(panel)

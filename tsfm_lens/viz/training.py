@@ -94,7 +94,7 @@ def training_measures(ds: xr.Dataset) -> go.Figure:
     rows = [row for row in _ROWS if row[0] in ds and bool(np.isfinite(ds[row[0]].values).any())]
     if "loss" in [row[0] for row in rows]:
         rows = [row for row in rows if row[0] != "watched_loss"]
-    canvas = sheet([_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=480, shared_xaxes="all")
+    canvas = sheet([_ROW] * max(len(rows), 1), row_gap=_GAP, min_width=420, shared_xaxes="all")
     steps = np.asarray(ds["step"].values, dtype=float)
     for panel, (name, title, word, _) in zip(canvas, rows, strict=False):
         for entry, colour, middle, low, high in _lines(ds, name):

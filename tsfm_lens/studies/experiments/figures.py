@@ -157,7 +157,7 @@ def run_errors(ds: xr.Dataset) -> go.Figure:
         'Test error by arm'
     """
     arms, errors = names(ds, "arm"), array(ds, "test_mse", "arm", "seed")
-    figure = blank(max(_ROW * len(arms), 120), min_width=460)
+    figure = blank(max(_ROW * len(arms), 120), min_width=420)
     panel = next(iter(figure))
     for place, (arm, of_seeds) in enumerate(zip(arms, errors, strict=True)):
         _dots(panel, float(place), of_seeds[np.isfinite(of_seeds)], arm, INK, across=True, legend=False)
