@@ -15,7 +15,9 @@ from typing import Any
 import plotly.graph_objects as go
 
 from sitepages.scenes import Scene, of_core, scene_of, scene_of_pair
+from tsfm_lens.models import Run
 from tsfm_lens.registry import Figure, Measurement, measurements
+from tsfm_lens.results import Results
 from tsfm_lens.viz.theme import untitled
 
 ROOT = Path(__file__).parents[2]
@@ -61,6 +63,19 @@ def slugs() -> dict[str, tuple[Measurement, Figure]]:
     return found
 
 
+class _Measured:
+    """A run whose measurements are computed once for all figures."""
+
+    def __init__(self, run: Run) -> None:
+        self.run, self._results = run, Results(run)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.run, name)
+
+    def measure(self, kind: str, **options: Any) -> Any:
+        return self._results.compute(kind, **options) if options else self._results[kind]
+
+
 class Studio:
     """Draws figures; what several stand on is computed once."""
 
@@ -103,6 +118,8 @@ class Studio:
             names: dict[str, Any] = {}
             with _inside(CACHE / "work"):
                 exec(code, names)
+            names |= {"run": _Measured(names["run"])} if "run" in names else {}
+            names |= {"runs": [*map(_Measured, names["runs"])]} if "runs" in names else {}
             self._opened[code] = names
         return self._opened[code]
 
@@ -156,7 +173,7 @@ def _caption(name: str, watched: _Watched, names: dict[str, Any]) -> str:
     if "run" not in names or name not in commands():
         return ""
     files = (FigureFile("", watched.figure, watched.results),)
-    return DrawnFigure(commands()[name], files, names["run"]).caption()
+    return DrawnFigure(commands()[name], files, names["run"].run).caption()
 
 
 @contextmanager

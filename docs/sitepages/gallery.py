@@ -25,6 +25,9 @@ def page_of(measurement: Measurement) -> str:
     return measurement.kind
 
 
+_FIRST = ("Behaviour", "Inputs", "Causes")  # what most people come for
+
+
 def theme_page(theme: str) -> str:
     """Name of a theme's page in docs/gallery."""
     return "theme-" + theme.lower().replace(" ", "-")
@@ -50,7 +53,11 @@ def write_gallery() -> None:
     for measurement in measurements().values():
         own = {slug: figure for slug, (other, figure) in entries.items() if other.kind == measurement.kind}
         write(f"gallery/{page_of(measurement)}.md", _page(measurement, own, drawn, set(pictures)))
-    present = [theme for theme in THEMES if any(each.theme == theme for each in measurements().values())]
+    present = [
+        theme
+        for theme in (*_FIRST, *(theme for theme in THEMES if theme not in _FIRST))
+        if any(each.theme == theme for each in measurements().values())
+    ]
     for theme in present:
         write(f"gallery/{theme_page(theme)}.md", _theme(theme, entries, drawn, set(pictures)))
     write(f"gallery/{PAIRS}.md", _paired(pairs, drawn, set(pictures)))

@@ -14,16 +14,15 @@ HORIZON = 24
 
 CHRONOS = f"""\
 import tsfm_lens
-from tsfm_lens import results, viz
+from tsfm_lens import viz
 
 lens = tsfm_lens.load("chronos-nano")
 run = lens.run(tsfm_lens.bundled("elnino", "co2"), {HORIZON}, holdout=True)
-cache = results.Results(run)  # results by kind, each computed once
 """
 DRIVEN = f"""\
 import pandas as pd
 import tsfm_lens
-from tsfm_lens import data, results, viz
+from tsfm_lens import data, viz
 
 series = tsfm_lens.bundled("pedestrians")
 table = pd.DataFrame({{"hour": series.timestamps(0), "people": series.values[0]}})
@@ -35,14 +34,13 @@ items = data.as_series(
 )
 lens = tsfm_lens.load("chronos2-nano")
 run = lens.run(items, {HORIZON}, holdout=True)
-cache = results.Results(run)  # results by kind, each computed once
 """
 PAIR = f"""\
 import tsfm_lens
-from tsfm_lens import results, viz
+from tsfm_lens import viz
 
 series, models = tsfm_lens.bundled("elnino", "co2"), ["chronos-nano", "bolt-nano"]
-caches = [results.Results(tsfm_lens.load(model).run(series, {HORIZON}, holdout=True)) for model in models]
+runs = [tsfm_lens.load(model).run(series, {HORIZON}, holdout=True) for model in models]
 """
 PAIRED = ("forecast_fan", "head_entropy_map", "stable_rank_map", "similarity_map")
 """Renderers whose figures of two models the gallery shows side by side."""
@@ -169,10 +167,9 @@ def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
 def _of_run(measurement: Measurement, figure: Figure) -> Scene:
     allowed = all(needs is None or needs.met(_chronos()) for needs in (measurement.needs, figure.needs))
     driven = measurement.theme == "Inputs" or not allowed
-    results = ", ".join(f'cache["{kind}"]' for kind in (measurement.kind, *figure.beside))
-    if figure.probe_options:
-        asked = f"{{{measurement.kind!r}: {dict(figure.probe_options)!r}}}".replace("'", '"')
-        results = results.replace("cache[", f"results.Results(run, {asked})[", 1)
+    asked = "".join(f", {name}={value!r}" for name, value in dict(figure.probe_options).items()).replace("'", '"')
+    of = {kind: asked if kind == measurement.kind else "" for kind in (measurement.kind, *figure.beside)}
+    results = ", ".join(f'run.measure("{kind}"{options})' for kind, options in of.items())
     options = "".join(f", {name}={value!r}" for name, value in figure.options.items())
     model, data = (
         ("chronos2-nano", "people.csv --target people --known weekend")
@@ -188,10 +185,10 @@ def _of_run(measurement: Measurement, figure: Figure) -> Scene:
 
 def scene_of_pair(measurement: Measurement, figure: Figure) -> Scene:
     """How a figure of two models is drawn in the gallery."""
-    each = f'{call_of(figure)}(cache["{measurement.kind}"])'
+    each = f'{call_of(figure)}(run.measure("{measurement.kind}"))'
     command = f"tsfm-lens figure {figure.name} chronos-nano bolt-nano --data bundled:elnino,co2 --horizon {HORIZON}"
     title = figure.title.rstrip(".")
-    return Scene(PAIR, f'viz.compare([{each} for cache in caches], models, "{title}")', command)
+    return Scene(PAIR, f'viz.compare([{each} for run in runs], models, "{title}")', command)
 
 
 @cache
