@@ -118,7 +118,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Which heads are induction heads?",
             "induction",
-            "The test uses random tokens, far from real series. Repeated motifs test patch models, with less certainty.",
+            "The test uses random tokens, far from real series. Repeated motifs test patch models less surely.",
             "induction: repeated tokens, copy",
         ),
         Question(

@@ -147,7 +147,7 @@ def _decoys(decoys: pd.DataFrame) -> str:
         by_kind = [group[group["decoy"] == kind] for kind in kinds]
         shares = [[_share(own["fooled"]), _share(own["claimed"])] for own in by_kind]
         table.append([name, *(" / ".join(filter(None, pair)) for pair in shares)])
-    words = "Share of decoys among the top scores, as many as there are true parts; after the slash, the share that it claims."
+    words = "Share of decoys among as many top scores as there are true parts; after the slash, the share claimed."
     return f"{words}\n\n{markdown(table)}"
 
 
