@@ -118,8 +118,8 @@ def route_faithfulness(
 
     Example:
         >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
-        >>> proof = explain.route_faithfulness(run, found, reference="mean", controls=4)
-        >>> float(proof["necessity"].max()) <= 1.5
+        >>> tested = explain.route_faithfulness(run, found, reference="mean", controls=4)
+        >>> float(tested["necessity"].max()) <= 1.5
         True
     """
     for what, value in (("controls", controls), ("most", most)):
@@ -178,7 +178,7 @@ def route_faithfulness(
         as_good = (values[:, 1:] >= values[:, :1]).sum(-1)
         data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
     words = reference_words(reference)
-    data.attrs = pair.run.describe("route_faithfulness", "Proof of routes", _SOURCE, units=pair.units, reference=words)
+    data.attrs = pair.run.describe("route_faithfulness", "Tests of routes", _SOURCE, units=pair.units, reference=words)
     return data.assign_attrs(target=pair.name, controls=controls, rollout=int(pair.run.rollout))
 
 

@@ -166,9 +166,7 @@ def _decide(
         if outcome == UNDECIDED:
             few = _few(each.count, minimum, len(parts), over)
             unknown = "undefined in too many draws" if isinstance(part, Resampled) and math.isnan(each.low) else ""
-            why = (
-                few or unknown or ("interval contains 0" if _side(each) == UNDECIDED else "p is above 5 % after Holm")
-            )
+            why = few or unknown or ("interval contains 0" if _side(each) == UNDECIDED else "p is above 5 % after Holm")
         tests.append(Tested(part.words, part.of, outcome, each, float(p), why, part.level))
     return Verdict(tuple(tests), over)
 
