@@ -1,4 +1,4 @@
-"""Direct attribution (direct logit attribution for logits): how much each component's write moves the forecast."""
+"""Direct attribution (of logits: direct logit attribution, DLA): how much each component's write moves the forecast."""
 
 from __future__ import annotations
 
@@ -85,8 +85,7 @@ def attribute(
         of the path.
 
     Raises:
-        InputError: a horizon longer than one pass, a tolerance not above 0, or hooks that edit the stream or its
-            readout.
+        InputError: a horizon beyond one pass, a tolerance not above 0, or hooks that edit the stream or its readout.
         UnknownNameError: the model does not allow this decomposition.
         WiringError: the writes do not sum to the model's last stream, or the output head does not give its forecast.
 

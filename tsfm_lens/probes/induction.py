@@ -276,8 +276,7 @@ def induction_overlap(
 ) -> xr.Dataset:
     """Count the heads that are induction heads, sharp heads, both or neither; then sweep the thresholds.
 
-    Both scores of an induction head reach their thresholds; the min-max scaled entropy of a sharp head is below its
-    own.
+    Both scores of an induction head reach their thresholds; a sharp head's min-max scaled entropy is below its own.
 
     Args:
         induction: of kind "induction", from :func:`tsfm_lens.probes.induction_scores`.
