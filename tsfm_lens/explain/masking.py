@@ -39,8 +39,8 @@ def reference_values(
     """Return the value that replaces each step when it is masked.
 
     "missing" is NaN. "mean" is that of the context; of categories, the most frequent one. "seasonal naive" is the value
-    one season before (in the first season, one season later; in the future, the last known of that phase). "shuffled" is another
-    order of context and known future. "zero" is 0.
+    one season before (in the first season, one season later; in the future, the last known of that phase). "shuffled"
+    is another order of context and known future. "zero" is 0.
 
     Args:
         batch: series.
