@@ -70,7 +70,7 @@ def report(run: Run, out: str | Path, **options: Any) -> Path:
 
 @method_of("Run")
 def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanation:
-    """Explain this forecast by its inputs, routes and a proof; see :func:`tsfm_lens.report.explanation.explain`."""
+    """Explain this forecast by inputs and routes, and test both; see :func:`tsfm_lens.report.explanation.explain`."""
     from tsfm_lens.report import explanation
 
     return explanation.explain(run, out, **options)

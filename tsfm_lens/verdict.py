@@ -46,38 +46,38 @@ _SHARES = {
 }
 
 
-def rules_of(proof: xr.Dataset) -> tuple[str, ...]:
-    """Return the rules that judge a proof of this kind."""
-    return _JUDGES[proof.attrs["kind"]][1]
+def rules_of(test: xr.Dataset) -> tuple[str, ...]:
+    """Return the rules that judge a faithfulness test of this kind."""
+    return _JUDGES[test.attrs["kind"]][1]
 
 
-def verdict(*proofs: xr.Dataset) -> tuple[Word, list[str]]:
-    """Judge several proofs together.
+def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
+    """Judge the results of several faithfulness tests together.
 
     Args:
-        proofs: of kind "deletion_curves" or "route_faithfulness".
+        tests: results of kind "deletion_curves" or "route_faithfulness".
 
     Returns:
         The verdict in a word, and a sentence for each test, by :data:`RULES`.
 
     Raises:
-        InputError: no proof, or a result of another kind.
+        InputError: no test, or a result of another kind.
 
     Example:
         >>> curves = explain.deletion_curves(run, {"newest first": [0, 1, 2]}, parts=3, reference="mean", orders=4)
         >>> explain.verdict(curves)[0]
         'fails'
     """
-    if not proofs:
-        raise InputError("there is no proof to judge: give results of deletion_curves and route_faithfulness")
+    if not tests:
+        raise InputError("no faithfulness test to judge: give results of deletion_curves and route_faithfulness")
     words: list[Word] = []
     decisive: list[Word] = []
     sentences: list[str] = []
-    for proof in proofs:
-        kind = proof.attrs.get("kind")
+    for test in tests:
+        kind = test.attrs.get("kind")
         if kind not in _JUDGES:
-            raise InputError(f"a result of kind {kind!r} is not a proof; give one of {', '.join(_JUDGES)}")
-        verdicts, reasons = _JUDGES[str(kind)][0](proof)
+            raise InputError(f"a result of kind {kind!r} is not a faithfulness test; give one of {', '.join(_JUDGES)}")
+        verdicts, reasons = _JUDGES[str(kind)][0](test)
         words += verdicts
         # segments stand in the order of their effects
         decisive.append(verdicts[0])
@@ -112,12 +112,12 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     return ["fails" if reasons else "holds"], [sentence]
 
 
-def _of_routes(proof: xr.Dataset) -> tuple[list[Word], list[str]]:
+def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
     words: list[Word] = []
     reasons: list[str] = []
-    smallest = 1 / (1 + proof.sizes["draw"])
-    for place, segment in enumerate(proof["segment"].values):
-        one = proof.isel(segment=place)
+    smallest = 1 / (1 + test.sizes["draw"])
+    for place, segment in enumerate(test["segment"].values):
+        one = test.isel(segment=place)
         names = [str(name) for name in one["cut_name"].values[:-1] if name]
         good, parts = [], []
         for name, (word, *ways) in _SHARES.items():

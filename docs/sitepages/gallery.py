@@ -193,7 +193,7 @@ def _paired(pairs: Entries, drawn: dict[str, Drawn], pictures: set[str]) -> str:
     parts = [
         "# Two models side by side",
         "`tsfm-lens figure NAME MODEL MODEL` and {py:func}`tsfm_lens.viz.compare` draw any figure of a run for two "
-        "models, with shared axes and colours. They refuse maps whose colours mean different things.",
+        "models, with shared axes and colours. They refuse figures whose colour bars have different titles.",
     ]
     for slug, (measurement, figure) in pairs.items():
         parts.append(_section(slug, figure, scene_of_pair(measurement, figure), drawn[slug], slug in pictures))
@@ -205,7 +205,7 @@ def _index(present: list[str], entries: Entries, drawn: dict[str, Drawn], pictur
     parts = [
         "# Gallery",
         f"All {count} figures, drawn from the embedded models when this site was built. Click one for the interactive "
-        "figure, its whole code, how to read it, and what the report says. Most of them need these lines first:",
+        "figure, its whole code, how to read it, and what the report says. Most of this code needs these lines first:",
         code(CHRONOS),
     ]
     for theme in present:

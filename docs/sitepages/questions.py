@@ -49,7 +49,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "activation patching, denoise",
         ),
         Question(
-            "The same for all places at once, and cheaply?",
+            "Which components carry the difference, at the cost of one gradient?",
             "attribution_patching",
             "A gradient is wrong where the effect is far from linear. Check the largest effects by patching.",
             "attribution patching, denoise",
@@ -68,9 +68,9 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "edges",
         ),
         Question(
-            "The same for all connections, and cheaply?",
+            "Which connections matter, at the cost of one gradient?",
             "edges",
-            "This is a gradient, with the same limit as above.",
+            "A gradient is wrong where the effect is far from linear. Check the largest by path patching.",
             "edge attribution",
             "edges",
         ),
@@ -118,7 +118,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Which heads are induction heads?",
             "induction",
-            "The test uses random tokens, far from real series. Repeated motifs test patch models, less surely.",
+            "The test uses random tokens, far from real series. Repeated motifs test patch models less surely.",
             "induction: repeated tokens, copy",
         ),
         Question(
@@ -160,7 +160,7 @@ GROUPS: dict[str, tuple[Question, ...]] = {
         Question(
             "Through which components did the input act?",
             "input_routes",
-            "It is linear around this forecast unless you ask for exact routes. Read the test beside it.",
+            "It is linear around this forecast unless you ask for exact routes. Read the faithfulness test with it.",
             "explanations: routes, exact",
             "routes",
         ),
@@ -220,7 +220,7 @@ def write_questions() -> None:
         "*AUROC* is the probability that a true part scores above a false one; 0.5 is chance. It is a mean over models "
         "whose mechanism was set by hand. The value in parentheses is for untrained twins, which have no such part. "
         "*Claims right* is the share of significant parts that are true. [](../../planted.md) has all scores.",
-        "Looking for a word? The [glossary](../glossary.md) knows *p-value*, *SHAP*, *saliency*, *pruning* and others.",
+        "Looking for a word? The [glossary](../glossary.md) has *p-value*, *SHAP*, *saliency*, *pruning* and others.",
     ]
     for title, questions in GROUPS.items():
         rows = [_row(question, scores, explained) for question in questions]

@@ -1,4 +1,4 @@
-"""Proofs of explanations: true ones hold, and decoys, wrong orders and what no model has learned fail."""
+"""Faithfulness tests of explanations: true ones hold, and decoys, wrong orders and what no model has learned fail."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ REFUSALS: list[tuple[Any, dict[str, Any], str]] = [
     (deletion_curves, {"explanations": {"mine": [1]}, "parts": 1}, "no order"),
     (route_faithfulness, {"named": {}}, "no segment has a named route to test"),
     (route_faithfulness, {"named": {"yesterday": ["decoder.0.mlp"]}}, "not a segment of these routes"),
-    (lambda run: verdict(), {}, "no proof"),
-    (lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})), {}, "is not a proof"),
+    (lambda run: verdict(), {}, "no faithfulness test"),
+    (lambda run: verdict(xr.Dataset(attrs={"kind": "paths"})), {}, "is not a faithfulness test"),
 ]
 
 

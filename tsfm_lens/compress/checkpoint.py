@@ -50,7 +50,7 @@ DOWN, UP, REST, WEIGHT = ".down", ".up", ".rest", ".weight"
 
 
 class FactorRecord(Strict, allow_inf_nan=False):
-    """A layer that holds two factors: rank of its matrix or of each head, and factor on what it gives."""
+    """A layer that stores two factors: rank of its matrix or of each head, and gain on its output."""
 
     form: Literal["factors"] = "factors"
     rank: int = Field(ge=1)
@@ -58,7 +58,7 @@ class FactorRecord(Strict, allow_inf_nan=False):
 
 
 class PartRecord(Strict, allow_inf_nan=False):
-    """A layer of whose matrix of some size runs of rows or columns are left, first and one past the last of each."""
+    """A layer that stores runs of rows or columns of its matrix: the first of each run, and one past the last."""
 
     form: Literal["part"] = "part"
     of: Literal["rows", "columns"]
@@ -81,7 +81,7 @@ class PartRecord(Strict, allow_inf_nan=False):
 
 
 class CompressionRecord(Strict, allow_inf_nan=False):
-    """Content of compression.json: layers by the names of the files, and ranks by matrix, those held whole included."""
+    """Content of compression.json: layers by their names in the files, and ranks by matrix, also of full ones."""
 
     version: Literal[2] = 2
     made_with: str = ""
@@ -103,19 +103,19 @@ def save_compressed(
 ) -> Path:
     """Write a compressed model: the native config.json, weights with factors in them, and compression.json.
 
-    The files are opened again and compared before the folder gets its name. The weights are in ``model.compressed``,
-    which the model's own library does not look for; :func:`tsfm_lens.load` opens it.
+    The files are opened again and compared before the folder gets its name. The model's own library does not look for
+    the weights, ``model.compressed``; :func:`tsfm_lens.load` opens them.
 
     Args:
         lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
         folder: does not exist yet.
-        ranks, method: for the record, of every truncated matrix; those of the layers of factors if None.
+        ranks, method: rank of every truncated matrix, and the method, for the record; ranks of the layers if None.
         by_head: ranks are those of each head.
         native: the model is one of the library's own, see :func:`pruned`; then there is no compression.json.
 
     Raises:
         CheckpointError: the folder exists or cannot be written, or what was written does not open as the same model.
-        InputError: no layer of the model holds less than its matrix.
+        InputError: no layer of the model is compressed.
 
     Example:
         >>> smaller = compress.factorised(lens, {"decoder_blocks.0.cross_attn.q": 16})
@@ -216,7 +216,7 @@ def _refuse_other(lens: Lens, folder: Path) -> None:
 
 @dataclass(frozen=True)
 class CompressedCheckpoint(Checkpoint):
-    """A checkpoint some of whose layers hold less than their matrices, whose shapes (out, in) it has by name."""
+    """A checkpoint with compressed layers, and the shapes (out, in) of their matrices by name."""
 
     record: CompressionRecord
     shapes: Mapping[str, tuple[int, int]]
@@ -228,7 +228,7 @@ class CompressedCheckpoint(Checkpoint):
         return frozenset({*self.tensors, *(layer + WEIGHT for layer in self.record.layers)} - set(endings))
 
     def fit(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Put layers that hold what the files hold, but nothing yet, in the place of a model's own."""
+        """Replace a model's layers by empty ones of the sizes in the files."""
         for layer, spec in self.record.layers.items():
             path = name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT)
             try:
@@ -276,7 +276,7 @@ class CompressedCheckpoint(Checkpoint):
                 del kind.__init__
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
-        """Restore the places of what is left, which are in no file."""
+        """Restore the indices of stored rows and columns, which are in no file."""
         for layer, spec in self.record.layers.items():
             child = module.get_submodule(name_in_model(layer + WEIGHT, renamed).removesuffix(WEIGHT))
             if not isinstance(child, Compressed):

@@ -37,11 +37,11 @@ def healed(
     seed: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> Lens:
-    """Train what stands in the place of matrices, in a copy of a compressed model, on the contexts of a run.
+    """Train the compressed layers, in a copy of a compressed model, on the contexts of a run.
 
     Args:
         lens: of :func:`factorised`, :func:`prune` or :func:`compressed`.
-        run: of its series, which are cropped and augmented, and horizon; its truth is not looked at.
+        run: gives the series, which are cropped and augmented, and the horizon; its truth is not used.
         steps: of AdamW.
         learning_rate: its highest.
         rows: series in a batch.

@@ -1,4 +1,4 @@
-"""A matrix as the product of two, the best two of a rank, and linear layers that hold less than their matrix."""
+"""Matrices as products of two factors, their truncation, and linear layers that store less than their matrix."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Factors(NamedTuple):
 
 
 def product(factors: Factors) -> Tensor:
-    """Multiply two factors to the matrix (out, in) that they stand for.
+    """Multiply two factors to their matrix (out, in).
 
     Example:
         >>> factors = compress.Factors(torch.ones(1, 3), torch.ones(2, 1))
@@ -78,16 +78,16 @@ def truncate(
 ) -> Factors:
     """Compute the two factors of a rank whose product is nearest to a matrix, in double precision.
 
-    In the Frobenius norm; with the second moment C = S Sᵀ of what enters, by the mean of ‖(W - W̃) x‖²: W̃ = U Uᵀ W, U
-    of W S; with that of the gradient at what leaves, G = R R (a share of its mean added to the diagonal), by that of dᵀ
-    G d for d = (W - W̃) x: W̃ = R⁻¹ U Uᵀ R W, U of R W S.
+    Without moments, nearest means in the Frobenius norm. With the second moment C = S Sᵀ of the inputs x, it means the
+    mean of ‖(W - W̃) x‖²: W̃ = U Uᵀ W, U of W S. With that of the output's gradient, G = R R (a share of its mean added
+    to the diagonal), it means that of dᵀ G d for d = (W - W̃) x: W̃ = R⁻¹ U Uᵀ R W, U of R W S.
 
     Args:
         weight: (out, in).
-        rank: of the whole, or of each head.
-        moment: (in, in), symmetric, from zero on.
-        sensitivity: (out, out), as well.
-        heads: number of blocks that are truncated by themselves, in the "rows" or "columns" ``of`` the matrix.
+        rank: rank of the matrix, or of each head.
+        moment: (in, in), symmetric and positive semidefinite.
+        sensitivity: (out, out), the same.
+        heads: number of blocks, in the "rows" or "columns" ``of`` the matrix, each of which is truncated by itself.
 
     Raises:
         InputError: the matrix or the moment is not finite or of another shape, or the rank is out of range.
@@ -198,7 +198,7 @@ class _LazyMatrix(Tensor):
 
 
 class Compressed(nn.Module):
-    """A linear layer (out, in) that holds parts instead of its matrix; ``weight`` still reads as the matrix."""
+    """A linear layer (out, in) that stores parts instead of its matrix; ``weight`` still reads as the matrix."""
 
     bias: nn.Parameter | None
 
@@ -216,7 +216,7 @@ class Compressed(nn.Module):
 
     @property
     def entries(self) -> int:
-        """Numbers held in the matrix's place."""
+        """Number of entries stored instead of the matrix."""
         return sum(part.numel() for name, part in self.named_parameters() if name != "bias")
 
 
@@ -236,7 +236,7 @@ class LowRankLinear(Compressed):
 
     @property
     def weight(self) -> Tensor:
-        """Matrix (out, in), multiplied when it is computed with; nothing can be written into it."""
+        """Matrix (out, in), multiplied on access; read-only."""
         factors = Factors(self.down.detach(), self.up.detach())
         return _LazyMatrix(lambda: product(factors), factors.shape, factors.up)
 
@@ -256,7 +256,7 @@ class LowRankLinear(Compressed):
 
 
 class PartialLinear(Compressed):
-    """A linear layer of which some rows, or some columns, are left, at ascending places; the others are zero."""
+    """A linear layer that stores some rows, or some columns, at ascending indices; the others are zero."""
 
     rest: nn.Parameter
     places: Tensor
@@ -276,7 +276,7 @@ class PartialLinear(Compressed):
 
     @property
     def weight(self) -> Tensor:
-        """Matrix (out, in) with zeros in the place of what is gone; nothing can be written into it."""
+        """Matrix (out, in) with zeros for the removed rows or columns; read-only."""
         shape, axis = (self.out_features, self.in_features), 0 if self.of == "rows" else 1
         rest, places = self.rest.detach(), self.places
         return _LazyMatrix(lambda: rest.new_zeros(shape).index_copy(axis, places, rest), shape, rest)
@@ -305,7 +305,7 @@ def _by_head(x: Tensor, matrices: Tensor) -> Tensor:
 
 
 def replace_layer(model: nn.Module, path: str, layer: nn.Module, device: torch.device | None = None) -> None:
-    """Put another layer in the place of one, with its mode, type and device, unless another one is given."""
+    """Replace a layer by another, with the old one's mode, type and device unless a device is given."""
     parent, _, last = path.rpartition(".")
     owner = model.get_submodule(parent)
     old = owner.get_submodule(last)

@@ -1,4 +1,4 @@
-"""The matrices of a model that can be truncated, by its wiring, and a model with factors in their places."""
+"""The matrices of a model that can be truncated, by its wiring, and the model with factors instead."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class WeightMatrix:
     """One matrix of a model, with the blocks of heads in its rows or columns, and the gain of its layer.
 
     Attributes:
-        name: as in "encoder_blocks.0.self_attn.q", with the letters of all parts of a fused one ("…attn.qkv").
+        name: such as "encoder_blocks.0.self_attn.q"; a fused matrix has the letters of all parts ("…attn.qkv").
         path: of the layer that holds it, in the native model.
         shape: (out, in).
-        heads: blocks in its rows or columns, one after the other; 1 for an MLP's, or where heads take turns.
+        heads: number of consecutive blocks in its rows or columns; 1 for MLPs, or if heads are interleaved.
     """
 
     name: str
@@ -67,7 +67,7 @@ class WeightMatrix:
 
 
 def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
-    """List every matrix of attentions that can be truncated, by name, in order of the forward, or of MLPs too.
+    """List every matrix of attentions (and of MLPs, if asked for) that can be truncated, in order of the forward.
 
     Raises:
         WiringError: a matrix is not a layer of its own, two places share one, or a layer is not a plain matrix product.
@@ -175,12 +175,12 @@ def factorised(
     by_head: bool = False,
     name: str | None = None,
 ) -> Lens:
-    """Copy a model and truncate its matrices; one whose factors would have more entries is held whole.
+    """Copy a model and truncate its matrices; a matrix is kept whole if its factors would have more entries.
 
     Args:
         lens: the model.
-        ranks: by name of the matrix (see :func:`matrices`); those that are not named are left whole.
-        moments, sensitivity: by name, of :mod:`tsfm_lens.compress.moments`; all alike if None.
+        ranks: by name of the matrix (see :func:`matrices`); other matrices are kept whole.
+        moments, sensitivity: by name, from :mod:`tsfm_lens.compress.moments`; the identity if None.
         by_head: every head of an attention is truncated by itself, to the rank.
         name: of the copy.
 

@@ -36,7 +36,7 @@ _SOURCE = "Flow of ranks, section 5 and table 2"
 
 
 def sizes(lens: Lens) -> dict[str, int]:
-    """Count the numbers that a model holds: in all, in the matrices of its attentions, and in those of its MLPs.
+    """Count the parameters of a model: in all, in the matrices of its attentions, and in those of its MLPs.
 
     Example:
         >>> compress.sizes(lens)["attention"] < compress.sizes(lens)["all"]
@@ -52,10 +52,10 @@ def sizes(lens: Lens) -> dict[str, int]:
 
 
 def sources_apart(batch: SeriesBatch, horizon: int = 1) -> tuple[SeriesBatch, SeriesBatch]:
-    """Part series into those that calibrate and those of other sources, which measure the compressed model.
+    """Split series into those that calibrate and those of other sources, which measure the compressed model.
 
-    The publisher is the source of a bundled series; all others have one source. The batch calibrates, and bundled
-    series of other sources, long enough, measure; where these are fewer than three, the batch is parted by source.
+    The publisher is the source of a bundled series; all others have one source. The batch calibrates, and long enough
+    bundled series of other sources measure. If these are fewer than three, the batch is split by source.
     """
     # a publisher is what a source begins with
     infos = {name: bundled_info(name) for name in bundled_names()}
@@ -87,8 +87,8 @@ def quality(run: Run, other: Lens) -> xr.Dataset:
     """Compare the errors of a model and of another one on the same series, paired, by the library's own forecasts.
 
     Args:
-        run: of the one, with a known truth.
-        other: the other model, as a rule the compressed one.
+        run: run of the first model, with a known truth.
+        other: the other model, usually the compressed one.
 
     Returns:
         Dataset of kind "compression_quality": ``quantile_forecast`` (model, series, quantile, step); ``mase`` and
@@ -177,7 +177,7 @@ def pareto(
     """Measure size against error, for several shares and methods.
 
     Args:
-        run: the whole model on the series that count, with their truth.
+        run: the full model on the series that measure, with their truth.
         calibration: of the same model on calibration series, over a horizon of one pass.
         keeps: shares that are kept.
         methods: of :data:`METHODS`.
@@ -185,7 +185,7 @@ def pareto(
         progress: called with what is next, in words.
 
     Returns:
-        Dataset of kind "compression" over (method, keep): ``parameters``, share of all numbers that is left;
+        Dataset of kind "compression" over (method, keep): ``parameters``, share of all parameters that is kept;
         ``rank_ratio`` and ``factor_ratio`` (S0-TSVD); ``mase_rise`` and ``wql_rise`` with ``…_low`` and ``…_high``; and
         ``harm_p``, the one-sided p-value of a t test over series that MASE rises by 1 % or more, corrected by Holm's
         method for all points. The attribute ``choice`` names the smallest model where it is at most 2.5 % ("" for
@@ -226,7 +226,7 @@ def pareto(
 
 
 def smallest_harmless(curve: xr.Dataset) -> Mapping[str, Any]:
-    """Choose the smallest model of a curve of :func:`pareto` whose error is known not to rise by the tolerance."""
+    """Choose the smallest model of a :func:`pareto` curve whose error rises significantly less than the tolerance."""
     axes, share = ("method", "keep"), f"{100 * TOLERANCE:g} %"
     points = sorted(
         (float(curve["parameters"][at]), float(np.nan_to_num(curve["harm_p"][at], nan=1.0)), at)
@@ -271,15 +271,15 @@ def cost(
     """Measure time, operations and memory of one forward of two models on the same inputs.
 
     Args:
-        whole, other: the models, as a rule the compressed one last.
+        whole, other: the models, usually the compressed one last.
         shapes: (series, steps of context); contexts longer than the model's are cut to it.
-        rounds: how often each is timed, in turn.
+        rounds: number of timings of each, in turns.
         seed: of the series, random walks.
 
     Returns:
         Dataset of kind "compression_cost" over ``shape`` ("16 x 512"): ``time_ratio``, a median over rounds, with
         ``…_low`` and ``…_high``, the ends; ``operation_ratio``; and by ``model`` ("whole", "other") ``seconds``,
-        ``operations``, ``weight_bytes`` and ``peak_bytes``, weights and the most that a forward held beyond them.
+        ``operations``, ``weight_bytes`` and ``peak_bytes``, the most that a forward pass held beyond the weights.
 
     Example:
         >>> found = compress.cost(lens, lens, shapes=[(2, 64)], rounds=1)

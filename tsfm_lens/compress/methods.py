@@ -1,4 +1,4 @@
-"""Four methods of compression, to a share, a threshold or a rank, and ranks by what each does to the forecast."""
+"""Four methods of compression, to a share, a threshold or a rank, and ranks by their effect on the forecast."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ _AMOUNTS = 100_000
 def deviation(run: Run, output: Tensor) -> np.ndarray:
     """Compute the distance of a forward's output from the plain model's, (series,), 0 or more.
 
-    Of a token model the Kullback-Leibler divergence of its distribution from the plain one, in nats; of all others the
-    mean square over quantiles and steps, in units of the variance of the context.
+    For token models, it is the Kullback-Leibler divergence from the plain distribution, in nats. For all others, it is
+    the mean square over quantiles and steps, in units of the variance of the context.
 
     Example:
         >>> bool(compress.deviation(run, lens.forward(run.encoded)).max() < 1e-6)
@@ -103,10 +103,10 @@ def _leading(factors: Factors, rank: int) -> Factors:
 def allocate(
     effects: Mapping[str, Mapping[int, float]], forms: Mapping[str, BlockShape], budget: int
 ) -> tuple[dict[str, int], float]:
-    """Choose the ranks of least summed effect that fit a budget of numbers: no choice among those given is better.
+    """Choose the ranks of least summed effect within a budget of entries; the choice is optimal.
 
-    A knapsack of which each matrix takes one item, by dynamic programming. Exact where the budget has at most 100,000
-    multiples of the sizes' greatest common divisor; for more, what ranks take beyond the smallest is rounded up.
+    This is a knapsack problem with one item per matrix, solved by dynamic programming. It is exact if the budget is at
+    most 100,000 times the sizes' greatest common divisor. For more, sizes beyond the smallest are rounded up.
     """
     sizes = {name: [forms[name].stored(rank) for rank in of] for name, of in effects.items()}
     if (spent := sum(min(of) for of in sizes.values())) > budget:
@@ -135,10 +135,10 @@ def allocate(
 def allocated(
     run: Run, uniform: Mapping[str, int], *, by_head: bool = False, progress: Progress | None = None
 ) -> tuple[dict[str, int], bool]:
-    """Choose ranks that take no more than given ones, and whether moments weigh factors, by what moves forecasts least.
+    """Choose ranks no larger in sum of entries than given ones, and whether moments weigh factors, by least effect.
 
-    Of three choices, each measured on folds of series that did not calibrate it: ranks of least summed effect, those
-    given, and plain truncation to those given, the only one without weights.
+    Three choices are measured on folds of series that did not calibrate them: ranks of least summed effect, the given
+    ranks, and plain truncation to the given ranks, without weights.
     """
     forms = {name: matrix.form(by_head=by_head) for name, matrix in matrices_by_name(run.lens, uniform).items()}
     candidates = {name: _candidates(forms[name], rank) for name, rank in uniform.items()}
@@ -166,10 +166,10 @@ the forecast that each matrix causes on series that did not give its factors."""
 
 
 def calibration_run(run: Run, windows: int = WINDOWS) -> Run:
-    """Run the same series from earlier origins, within one pass, to calibrate a model that sees nothing of the truth.
+    """Run the same series from earlier origins, within one pass, so that calibration does not see the truth.
 
-    Origins are one horizon apart, the last of them one horizon before the run's, as many as leave a context of two. A
-    batch with a series too short for one is forecast as it is.
+    Origins are one horizon apart; the last is one horizon before the run's. There are as many as leave a context of
+    two. A batch with a series too short for one origin is forecast unchanged.
 
     Example:
         >>> earlier = compress.calibration_run(run, windows=2)
@@ -256,10 +256,10 @@ def compressed(
     """Compress a model to less rank.
 
     Args:
-        run: the whole model on calibration series, over a horizon of one pass; "svd" does not look at them.
+        run: the full model on calibration series, over a horizon of one pass; "svd" does not use the series.
         keep, epsilon, rank, of, mlps, by_head: as in :func:`chosen_ranks`; one of the first three.
-        method: "svd", "weighted", "sensitive" or "measured", which spreads what these ranks take by what each matrix
-            does to the forecast, and goes without sensitivity where the backward pass gives no derivatives.
+        method: "svd", "weighted", "sensitive" or "measured". The last distributes the same number of entries by each
+            matrix's effect on the forecast, without sensitivity if the model has no gradients.
         progress: called with the matrices measured and their number.
 
     Returns:

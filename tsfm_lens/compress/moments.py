@@ -1,4 +1,4 @@
-"""Second moments over calibration series of what enters each matrix, and of the gradient at what leaves it."""
+"""Second moments of the inputs of each matrix, and of the gradient at its output, over calibration series."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from tsfm_lens.stats import FEWEST
 
 DRAWS = 4
 FOLDS = 2
-"""Parts of the calibration series, each of which tells the effects of factors that the others give."""
+"""Folds of the calibration series; each measures the effects of factors that the others calibrate."""
 ITEM = "series that calibrates"
 """Property of a window that names the series it was cut from."""
 
 
 class Moment(NamedTuple):
-    """Second moment of one matrix as sums over series with their windows, which count alike."""
+    """Second moment of one matrix as sums over series with their windows; all series count equally."""
 
     total: Tensor
     squares: float
@@ -43,7 +43,7 @@ class Moment(NamedTuple):
 
     @property
     def shrunk(self) -> Tensor:
-        """Mean, shrunk towards a multiple of the identity: the more, the less series agree; wholly for one.
+        """Mean, shrunk towards a multiple of the identity: more if series agree less, fully for one series.
 
         Source:
             Ledoit and Wolf 2004 (Journal of Multivariate Analysis 88), section 3.2, with series in the place of vectors
@@ -63,8 +63,8 @@ def calibrate(
     """Compute moments by name in single forwards over a run's series, on its path, once for a run.
 
     Returns:
-        The mean of x xᵀ over vectors x that enter; and if asked for, the sum of g gᵀ over the gradients at vectors that
-        leave. Its product with a small change's second moment is the deviation of the forecast that this causes.
+        The mean of x xᵀ over input vectors x and, on request, the sum of g gᵀ over gradients g at output vectors. The
+        product of the latter with a small change's second moment is the deviation of the forecast.
     """
     by_name = matrices_by_name(run.lens, names)
     key = ("moments", gradients, draws, *by_name)
@@ -163,7 +163,7 @@ def crossed(run: Run, names: Iterable[str]) -> Iterator[tuple[Run, dict[str, Any
 
 
 def shortage(runs: Sequence[Run], names: Iterable[str], gradients: bool) -> str:
-    """Say where fewer vectors enter a matrix than it has columns, and how many origins it takes; "" if nowhere."""
+    """Name matrices with fewer input vectors than columns, and how many origins are enough; "" if there are none."""
     of_runs = [calibrate(run, names, gradients=gradients)[0] for run in runs]
     vectors = {name: sum(each[name].vectors for each in of_runs) for name in of_runs[0]}
     columns = {name: len(moment.total) for name, moment in of_runs[0].items()}

@@ -27,16 +27,16 @@ Side = Literal["rows", "columns"]
 
 
 def prune(lens: Lens, components: Iterable[str | Component]) -> Lens:
-    """Copy a model without some heads and MLPs, and their weights; hook points stay, and read as zero.
+    """Copy a model without some heads and MLPs and their weights; their hook points stay and read as zero.
 
-    Keys and values that several heads share go with the last of them.
+    Keys and values that several heads share are removed with the last of these heads.
 
     Args:
         components: heads, MLPs, whole attentions and layers, or globs, as ``lens.ablate`` takes them.
 
     Raises:
         UnknownNameError: a component matches nothing.
-        InputError: there is no component, or a layer of one holds less than its matrix already.
+        InputError: there is no component, or one of its layers is compressed already.
 
     Example:
         >>> smaller = compress.prune(lens, ["decoder.0.cross_attn.0", "decoder.1.mlp"])
@@ -123,7 +123,7 @@ def _places(part: Projection, size: int, n_heads: int) -> Tensor:
 
 
 def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
-    """Build a native model with fewer heads, where its configuration can say it: T5, Chronos and Chronos-Bolt."""
+    """Build a native model with fewer heads, if its configuration allows it: T5, Chronos and Chronos-Bolt."""
     model: Any = lens.adapter.model
     if lens.wiring.architecture not in UNIFORM_HEADS:
         raise InputError(
@@ -166,7 +166,7 @@ def prune_native(lens: Lens, components: Iterable[str | Component]) -> Any:
 
 
 def pruned(lens: Lens, components: Iterable[str | Component]) -> tuple[Lens, bool]:
-    """Prune a model, in the library's own form where it can; return whether the library opens what is saved of it, too.
+    """Prune a model, in the library's own form if possible; return the model and whether it has this form.
 
     See :func:`prune_native` and :func:`prune`.
 

@@ -1,4 +1,4 @@
-"""Rank of each matrix: by depth, by a threshold, or by a share; and the size that a choice of ranks comes to."""
+"""Rank of each matrix by depth, threshold or share, and the size of a model with such ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["BlockShape", "Ratio", "guideline", "rank_schedule", "ranks_by_epsilo
 # slack for rounding in shares of whole numbers
 _SLACK = 1e-9
 R_MIN = 16
-"""The smallest rank of the guideline where the rank of embedded series is not known."""
+"""The smallest rank of the guideline if the rank of embedded series is unknown."""
 
 
 class BlockShape(NamedTuple):
@@ -41,12 +41,12 @@ class BlockShape(NamedTuple):
         return self.blocks * rank * (self.rows + self.columns)
 
     def stored(self, rank: int) -> int:
-        """Count the entries that are stored: of the factors where they are fewer, else of the matrix."""
+        """Count the stored entries: those of the factors if they are fewer, else those of the matrix."""
         return min(self.factors(rank), self.numbers)
 
 
 class Ratio(NamedTuple):
-    """Share that is left: of ranks (as in the paper's tables), of entries in factors, of entries that are stored."""
+    """Share that is kept: of ranks (as in the paper's tables), of entries in factors, of stored entries."""
 
     ranks: float
     factors: float
@@ -57,7 +57,7 @@ def rank_schedule(first: float, exponent: float, layers: int, d_head: int, *, st
     """Compute the ranks of the heads by layer, ⌈first · (1 + i)^exponent⌉, at most ``d_head``, (layer,).
 
     Args:
-        first: rank of the layer that is counted as 0.
+        first: rank of a layer numbered 0.
         exponent: 0 or above.
         layers: how many.
         d_head: size of a head, its full rank.
@@ -113,7 +113,7 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
 
     Args:
         singular_values: of each matrix (j,), or of its blocks (block, j), of which the largest rank counts.
-        epsilon: above 0 and below 1; the error of a cut-off matrix is at most that share of its spectral norm.
+        epsilon: above 0 and below 1; the error of a truncated matrix is at most this share of its spectral norm.
 
     Source:
         Flow of ranks, equation 1 and section 5 (S0-ERANK, S0-TSVD).
@@ -128,7 +128,7 @@ def ranks_by_epsilon(singular_values: Mapping[str, np.ndarray], epsilon: float) 
 def ranks_by_share(
     forms: Mapping[str, BlockShape], share: float, *, of: Literal["rank", "parameters"] = "rank"
 ) -> dict[str, int]:
-    """Choose one share, above 0 and at most 1, of every matrix's rank, or of its entries, by name."""
+    """Choose ranks by one share, above 0 and at most 1, of every matrix's rank or of its entries, by name."""
     if not 0 < share <= 1:
         raise InputError(f"a share of {share} of the {of}; expected above 0, at most 1")
     if of == "rank":
@@ -150,7 +150,7 @@ def ranks_by_share(
 
 
 def ratio_of(forms: Mapping[str, BlockShape] | Sequence[BlockShape], ranks: Mapping[str, int] | Sequence[int]) -> Ratio:
-    """Compute the share that a choice of ranks comes to, over all matrices, by name or in one order.
+    """Compute the share that some ranks keep, over all matrices, by name or in one order.
 
     Source:
         Flow of ranks, tables 2 and 4; the paper does not define its "ratio" (E0-4), so all readings are given.

@@ -111,13 +111,13 @@ def attribute_inputs(
 
     The value of a mask is the forecast from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
-    - "shapley": exact up to ``exact`` segments; beyond, sampled orders, which stop by ``orders`` and ``tolerance``.
+    - "shapley": exact up to ``exact`` segments; beyond, by sampled orders, limited by ``orders`` and ``tolerance``.
     - "occlusion": the forecast minus the forecast without the segment.
     - "inclusion": the forecast of the segment alone minus the reference forecast.
     - "integrated gradients", "gradient × input": the slope towards the segment, integrated from a reference of numbers,
-      or at the input alone; the same from a constant reference in models that normalise each series.
+      or at the input alone. They agree for a constant reference in models that normalise each series.
     - "attention rollout", "attention flow": the share of attention on a segment, times the forecast minus the reference
-      forecast, for comparison: it measures no effect.
+      forecast. They are for comparison and measure no effect.
 
     Args:
         run: the forecast to explain.
@@ -127,7 +127,7 @@ def attribute_inputs(
         target: of the item's targets, by position or name.
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         seed: of a shuffled reference.
-        repeats: seeds of the sample paths, in rollouts of models that draw.
+        repeats: number of seeds of the sample paths, in rollouts of models that sample.
         progress: called with the masks done and their number.
         how: arguments of the method.
 

@@ -1,4 +1,4 @@
-"""Use of covariates: forecasts with them and without."""
+"""Use of covariates: forecasts with and without them."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ def covariate_use(
     known future together.
 
     Args:
-        run: with covariates; with a truth their worth is also measured.
-        shuffles: orders that are drawn.
+        run: with covariates; a truth is needed to measure their worth.
+        shuffles: number of random orders.
         seed: of the orders; the run's own if None.
         progress: called with (done, of) forecasts.
 
     Returns:
         Dataset of kind "covariate_use" over the forecast series. ``moved`` (covariate, way, series): mean absolute
-        change of the median forecast, in multiples of the context's mean absolute seasonal difference, as MASE counts.
-        With a truth ``error`` (series), the MASE with all covariates, ``error_without`` (covariate, way, series), and
+        change of the median forecast, in multiples of the context's mean absolute seasonal difference, as in MASE. With
+        a truth ``error`` (series), the MASE with all covariates, ``error_without`` (covariate, way, series), and
         ``worth``, their difference: above 0 the covariate helps. What :func:`tsfm_lens.findings.judge` adds for
         ``moved`` and ``worth`` within each way. ``role_of`` (covariate). NaN of a series whose context never changes,
         or in which the covariate is missing, never changes, or is the target.
@@ -53,8 +53,8 @@ def covariate_use(
         Permutation importance (Breiman 2001), applied to whole series.
 
     Raises:
-        InputError: the run has no covariates; in every series one never changes or is the target; no context changes,
-            so that there is no unit; or shuffles is not a count.
+        InputError: the run has no covariates; one never changes, or is the target, in every series; no context changes,
+            so there is no unit; or shuffles is not a count.
 
     Example:
         >>> explain.covariate_use(driven)["moved"].dims

@@ -47,9 +47,9 @@ mean moves every activation with any of its values, and takes that back with the
 
 
 def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str]]:
-    """Return by segment the components of most influence, largest first: above noise and a quarter of the largest.
+    """Return the components of most influence by segment, largest first: above noise and a quarter of the largest.
 
-    Those that work against the segment's effect carry none of it.
+    Components that work against the segment's effect are not named.
     """
     names = [str(name) for name in routes["component"].values]
     totals = np.abs(routes["total"].values).mean(-1)
@@ -86,16 +86,16 @@ def route_faithfulness(
 ) -> xr.Dataset:
     """Cut the named routes of each segment, restore them, and do the same to random components of the same kinds.
 
-    A cut component writes its activation of the run without the segment; a restored one that of the whole run, while
-    the segment is masked. Routes whose cut removes the effect are necessary, those that bring it back sufficient.
+    A cut component writes its activation of the run without the segment; a restored one writes that of the whole run.
+    Routes are necessary if cutting them removes the effect, and sufficient if restoring them brings it back.
 
     Args:
         run: the forecast that is explained.
         routes: the routes to test, of kind "input_routes", of the same run, item and target.
         item, target, reference: as for the routes.
         named: components by segment; those of :func:`named_routes` if None.
-        controls: sets of components at random, as many of each stack and kind as are named.
-        most: segments that are tested, those of the largest total effect.
+        controls: number of random sets, with as many components of each stack and kind as are named.
+        most: number of segments to test, by largest total effect.
         seed: of the controls, and of a shuffled reference.
         progress: called with (segments done, of).
 
@@ -106,20 +106,20 @@ def route_faithfulness(
         order (NaN without gradients); and ``measured``. ``prediction_error`` (segment), of all together: the root of
         squared error over squared change. As shares of the total effect ``necessity`` and ``sufficiency`` (segment),
         ``random_necessity`` and ``random_sufficiency`` (segment, draw), and ``necessity_p`` and ``sufficiency_p``, the
-        share of sets at random, itself counted, that do as well.
-        ``overlap`` (segment): single necessities over that of all together. ``total`` (segment, step).
+        share of random sets, the named one included, that do as well. ``overlap`` (segment): single necessities over
+        that of all together. ``total`` (segment, step).
 
     Source:
         Geiger et al. 2021; Wang et al. 2022.
 
     Raises:
-        InputError: no segment has named routes; controls or most are no counts; other routes than of this item.
+        InputError: no segment has named routes; controls or most is not a count; the routes are of another item.
         UnknownNameError: no such component.
 
     Example:
         >>> found = explain.input_routes(run, parts=2, reference="mean", components=["decoder.*.mlp"])
-        >>> proof = explain.route_faithfulness(run, found, reference="mean", controls=4)
-        >>> float(proof["necessity"].max()) <= 1.5
+        >>> tested = explain.route_faithfulness(run, found, reference="mean", controls=4)
+        >>> float(tested["necessity"].max()) <= 1.5
         True
     """
     for what, value in (("controls", controls), ("most", most)):
@@ -178,7 +178,7 @@ def route_faithfulness(
         as_good = (values[:, 1:] >= values[:, :1]).sum(-1)
         data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
     words = reference_words(reference)
-    data.attrs = pair.run.describe("route_faithfulness", "Proof of routes", _SOURCE, units=pair.units, reference=words)
+    data.attrs = pair.run.describe("route_faithfulness", "Tests of routes", _SOURCE, units=pair.units, reference=words)
     return data.assign_attrs(target=pair.name, controls=controls, rollout=int(pair.run.rollout))
 
 
@@ -259,15 +259,15 @@ def deletion_curves(
 ) -> xr.Dataset:
     """Test explanations by masking: in their order, in random orders, and against the effects that they predict.
 
-    Without the first segments of a true explanation the forecast is far away (deletion). With them alone it is near
-    (insertion). The area between the two curves is 0 on average for random orders.
+    Without the first segments of a true explanation, the forecast is far from the whole one (deletion). With them alone
+    it is near (insertion). The area between the two curves is 0 on average for random orders.
 
-    Its effects must also sum to the change by one and two segments, masked and revealed alone; see :data:`RULES`.
+    Sums of effects must predict the change by masking one or two segments, or all others; see :data:`RULES`.
 
     Args:
         run: the forecast that is explained.
-        explanations: results of kind "input_attribution" by name, or scores (segment,), the first under test; a single
-            result is named by its method.
+        explanations: results of kind "input_attribution" by name, or scores (segment,). The first is under test; a
+            single result is named by its method.
         item, target, parts, reference: as they were explained; segments of the first result if ``parts`` is None.
         orders: number of random orders.
         twin: also try the explanation of the untrained twin; by default for models of up to 20 million weights.
@@ -276,21 +276,21 @@ def deletion_curves(
 
     Returns:
         Dataset of kind "deletion_curves": over (explanation, masked), in data units, ``deletion`` and ``insertion``,
-        the mean absolute distance of the median forecast from the whole one without, or with only, the first
-        ``masked`` segments; ``random_deletion`` and ``random_insertion`` (draw, masked), and their 95 % bands
-        ``random_low`` and ``random_high`` (curve, masked); ``area`` (explanation), the area between the curves as a
-        share of the distance with everything masked, ``random_area`` (draw), and ``p`` (explanation), the share of
-        orders at random, itself counted, that are as good. ``order`` (explanation, rank), places of segments. Over
-        sets of segments (``hidden``, (set, segment)) and steps ``measured``, and ``predicted`` by each explanation;
-        their agreement ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores, and ``control_r2``
-        (explanation, control) of what must predict worse, NaN where it was not tried.
+        the mean absolute distance of the median forecast from the whole one without, or with only, the first ``masked``
+        segments; ``random_deletion`` and ``random_insertion`` (draw, masked), and their 95 % bands ``random_low`` and
+        ``random_high`` (curve, masked); ``area`` (explanation), the area between the curves as a share of the distance
+        with everything masked, ``random_area`` (draw), and ``p`` (explanation), the share of random orders, its own
+        included, that are as good. ``order`` (explanation, rank), places of segments. Over sets of segments
+        (``hidden``, (set, segment)) and steps ``measured``, and ``predicted`` by each explanation; their agreement
+        ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores, and ``control_r2`` (explanation, control)
+        of the controls, which must predict worse; NaN where it was not tried.
 
     Source:
         Samek et al. 2017; Petsiuk et al. 2018.
 
     Raises:
-        InputError: no explanation, scores of another number than segments, fewer than two segments, orders is no
-            count, or the forecast depends on the segments by no more than its noise.
+        InputError: no explanation, another number of scores than segments, fewer than two segments, orders is not a
+            count, or masking moves the forecast by no more than its noise.
 
     Example:
         >>> curves = explain.deletion_curves(run, {"newest first": [0, 1, 2]}, parts=3, reference="mean", orders=4)
@@ -434,7 +434,7 @@ def _with_noise(run: Run, seed: int) -> Run:
 
 
 def agreement(measured: np.ndarray, predicted: np.ndarray) -> tuple[float, float, float]:
-    """Compute R² of a prediction as it is, the slope on it, and the share of the change that has its sign."""
+    """Compute R² of a prediction, the slope of the change on it, and the share of the change with its sign."""
     square, size, whole = (
         np.maximum(each.sum(), np.finfo(float).tiny)
         for each in (np.square(measured), np.square(predicted), np.abs(measured))

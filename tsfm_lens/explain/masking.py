@@ -38,9 +38,9 @@ def reference_values(
 ) -> tuple[np.ndarray, ...]:
     """Return the value that replaces each step when it is masked.
 
-    "missing" is NaN. "seasonal naive" is the value one season
-    before, ahead the last one known, in the first season the next. "mean" is of the context, of categories the most
-    frequent one. "shuffled" is another order of context and known future. "zero" is 0.
+    "missing" is NaN. "mean" is that of the context; of categories, the most frequent one. "seasonal naive" is the value
+    one season before (in the first season, one season later; in the future, the last known of that phase). "shuffled"
+    is another order of context and known future. "zero" is 0.
 
     Args:
         batch: series.
@@ -145,7 +145,7 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
 
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
-    """Find out by its inputs if a model sees that values are missing, or if its library fills them first."""
+    """Test by its inputs whether a model sees that values are missing, or its library fills them first."""
     first = batch.select([row for row, group in enumerate(batch.groups) if group == batch.groups[0]])
     values = np.nan_to_num(first.values[0].astype(float))
     length = len(values)

@@ -1,4 +1,4 @@
-"""Effects over every item of a batch: of its inputs, and of the components that they go through."""
+"""Effects over every item of a batch: of its inputs, and through its components."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def input_effects(
 ) -> xr.Dataset:
     """Measure the effect of each segment of the input on the first target of every item.
 
-    Segments of the same name are one over all items. Effects are in multiples of the context's mean absolute seasonal
-    difference, as MASE counts.
+    Segments of the same name are compared over all items. Effects are in multiples of the context's mean absolute
+    seasonal difference, as in MASE.
 
     Args:
         run: the forecasts to explain.
@@ -50,10 +50,10 @@ def input_effects(
 
     Returns:
         Dataset of kind "input_effects" over (segment, series), NaN where an item has no such segment or its target is
-        constant: ``effect``, the move of the forecast's middle, mean over steps; ``size``, the mean of its sizes over
-        steps, with what :func:`tsfm_lens.findings.judge` adds within each kind; ``value``, the mean of the
-        segment's values, in standard deviations from the mean of their context (NaN of a whole context). ``unit``
-        (series) in data units.
+        constant: ``effect``, the change of the median forecast, mean over steps; ``size``, its mean absolute value over
+        steps, with what :func:`tsfm_lens.findings.judge` adds within each kind; ``value``, the mean of the segment's
+        values, in standard deviations from the mean of their context (NaN of a whole context). ``unit`` (series) in
+        data units.
 
     Source:
         Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874, the summary plot.

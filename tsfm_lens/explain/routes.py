@@ -43,7 +43,7 @@ class PairedRuns(MaskedItem):
     """One item's run with everything shown, and runs of the same item with segments masked."""
 
     def without(self, hidden: Sequence[int]) -> Run:
-        """Run the item with some segments masked, as the whole one is run."""
+        """Run the item with some segments masked, with the options of the whole run."""
         run = self.run
         batch = self.masked(np.isin(np.arange(len(self.segments)), hidden, invert=True)[None])
         # one copy is the item itself
@@ -173,10 +173,10 @@ def input_routes(
 ) -> xr.Dataset:
     """Measure the part of each segment's effect on the forecast that goes through each component.
 
-    That is the change of the forecast when the component alone writes its activation of the run without the segment,
-    and all later ones respond freely. Components in series carry the same effect. The total effect is the sum of the
-    direct effects of branches on the output head, the effect through no component, and ``rest``, their interaction in
-    the output head. Of many components only the largest by gradient, and a few random ones, are tested.
+    This part is the change of the forecast if only the component writes its activation of the run without the segment;
+    later ones respond. Components in series carry the same effect. The total effect has three parts: the direct effects
+    of branches on the output head, the effect through no component, and ``rest``, their interaction in the output head.
+    Of many components, only the largest by gradient and a few random ones are tested.
 
     Args:
         run: the forecast to explain.
@@ -184,7 +184,7 @@ def input_routes(
         parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
-        top: components to test for each segment; if None all of up to 96, and 32 of more.
+        top: components to test for each segment; if None, all if there are up to 96, else 32.
         seed: of a shuffled reference, and of the random components.
         progress: called with (segments done, of).
 
@@ -202,7 +202,7 @@ def input_routes(
         Wang et al. 2022; Goldowsky-Dill et al. 2023. Attribution patching: Nanda 2023.
 
     Raises:
-        InputError: masking changes what tokens there are; top is not a count; as in
+        InputError: masking changes the number of tokens; top is not a count; as in
             :func:`tsfm_lens.explain.attribute_inputs`.
         UnknownNameError: no such component, item or target.
 

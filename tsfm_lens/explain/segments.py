@@ -22,9 +22,9 @@ __all__ = ["Segment", "segments"]
 Kind = Literal["past", "variate", "past covariate", "known covariate"]
 KINDS: tuple[Kind, ...] = ("past", "variate", "past covariate", "known covariate")
 WAYS = ("past and future", "whole", "stretches")
-"""How a series beside the target is cut."""
+"""How series other than the target are cut."""
 EXACT = 12
-"""Segments up to which all 2 ** n masks are run."""
+"""Largest number of segments for which all 2 ** n masks are run."""
 _FEWEST = 4
 
 
@@ -104,24 +104,24 @@ def segments(
 ) -> tuple[Segment, ...]:
     """Cut the visible input of one item, each step of each series into exactly one segment.
 
-    The target's past is cut into stretches of equal length, counted back from the forecast start: multiples of a season
-    where they are as long, all ending where a token of the model does.
+    The target's past is cut into stretches of equal length, counted back from the forecast start. They are multiples of
+    a season if they are long enough, and end at the end of a token.
 
     Args:
-        run_or_batch: a run, or series, of which no tokens are known.
+        run_or_batch: a run, or series, which have no tokens.
         item: by position or name, see :func:`item_rows`.
         target: by position among the item's targets, or by name.
         horizon: forecast steps; those of the run if None. A batch with known covariates needs it.
-        parts: most stretches of the target's past; if None as many as make 12 segments in all, at least 4.
+        parts: largest number of stretches of the target's past; if None, so that there are 12 segments, at least 4.
         season: steps of a season; the series' own if None, and 1 for none.
-        others: "past and future" of other series apart, each "whole", or in "stretches" like the target.
+        others: cut other series into "past and future", leave each "whole", or cut into "stretches" like the target.
 
     Returns:
         The target's stretches from the oldest on, then the other series in their order.
 
     Raises:
-        InputError: no such item or target, parts or season are no numbers, others is none of the three ways, or a
-            known covariate ends before the horizon.
+        InputError: no such item or target, parts or season is not a number, others is none of these, or a known
+            covariate ends before the horizon.
 
     Example:
         >>> [part.name for part in explain.segments(driven, parts=2)]

@@ -48,7 +48,7 @@ def exact_shapley(values: Any, players: int) -> Array:
 
 @dataclass(frozen=True)
 class Sampled:
-    """Shapley values (player, …), half of 95 % intervals, orders followed, and if errors settled before they ended."""
+    """Shapley values (player, …), half of 95 % intervals, number of orders, and whether errors met the tolerance."""
 
     attribution: Array
     half_width: Array
@@ -61,7 +61,7 @@ def sampled_shapley(
 ) -> Sampled:
     """Estimate Shapley values by independent blocks of eight orders, until standard errors are within the tolerance.
 
-    The 95 % interval is that of Student's t over blocks: few blocks make a normal interval too narrow.
+    The 95 % interval is Student's t over blocks, because a normal interval over few blocks is too narrow.
     """
     if players < 2 or orders < 1 or not tolerance >= 0:
         raise InputError(

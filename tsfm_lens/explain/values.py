@@ -1,4 +1,4 @@
-"""Forecasts of masked copies of one item, thousands side by side."""
+"""Forecasts of masked copies of one item, thousands in a batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def forecasts(
     """Compute a run's forecast of one target under each mask: the library's own of the masked series, up to rounding.
 
     In one pass, token models give the expected value at each step along the run's own path, and distributions their
-    mean. In a rollout of a model that draws, every mask draws the random numbers of the item alone.
+    mean. In a rollout of a model that samples, every mask uses the random numbers that the item alone would use.
 
     Args:
         run: the forecast to explain.
@@ -70,7 +70,7 @@ def forecasts(
         (mask, quantile, step), data units; one quantile, 0.5, of means and expected values.
 
     Raises:
-        InputError: segments, masks or the reference do not fit the item; the model cannot forecast what a mask leaves.
+        InputError: segments, masks or the reference do not fit the item; the model cannot forecast the visible rest.
         UnknownNameError: no such reference, item or target.
 
     Example:
@@ -143,8 +143,8 @@ class MaskedItem:
 class Masks(MaskedItem):
     """Forecast of one target as a function of the visible segments; each mask is run once.
 
-    In causal models whose wiring says how (TimesFM 2.5), masks that begin alike share the model's work on their
-    beginning, up to rounding, if the reference is numbers.
+    In causal models whose wiring allows it (TimesFM 2.5), masks with the same beginning share its computation, up to
+    rounding, if the reference is numbers.
 
     Attributes:
         progress: called with the masks done and their number.

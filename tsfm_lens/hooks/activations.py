@@ -21,12 +21,12 @@ from tsfm_lens.hooks.tl_names import CACHE, Key, full_name, point_of
 class TokenSpans:
     """Time steps ``[start, stop)`` of every token of one stack, counted from the forecast start (the first step is 0).
 
-    Encoder tokens cover the steps of their input; decoder tokens cover the steps that are read out from them.
+    Encoder tokens cover the steps of their input; decoder tokens cover the steps that are forecast from them.
 
     Attributes:
         start, stop: one entry per token; equal for special tokens.
         special: "" for a token of the series, else its kind: "EOS", "REG".
-        variate: of which variate a token is, where those of an item share one sequence; () elsewhere.
+        variate: the variate of each token, if the variates of an item share one sequence; else ().
     """
 
     start: tuple[int, ...]
@@ -72,10 +72,10 @@ class Call:
 class Activations(Decomposed):
     """Values of hook points during a run, by name.
 
-    Names are those of the hook points, or TransformerLens's for them: ``acts["pattern", 0]``, ``acts["resid_post", -1,
-    "decoder"]`` where a model has two stacks, ``acts["pattern", 0, "cross_attn"]`` where a block has two attentions.
-    Components are taken too: ``acts["decoder.2.mlp"]`` is its write, ``acts["decoder.2.cross_attn.3"]`` one head's z.
-    After a rollout a tensor has a leading axis ``step``, one entry per pass; ``name + "_grad"`` holds a gradient.
+    Names are those of hook points or of TransformerLens: ``acts["pattern", 0]``, ``acts["resid_post", -1, "decoder"]``
+    if a model has two stacks, ``acts["pattern", 0, "cross_attn"]`` if a block has two attentions. Components work, too:
+    ``acts["decoder.2.mlp"]`` is its write, ``acts["decoder.2.cross_attn.3"]`` one head's z. After a rollout a tensor
+    has a leading axis ``step``, one entry per pass; ``name + "_grad"`` holds a gradient.
 
     Attributes:
         points: the hook point of each name.
@@ -83,12 +83,12 @@ class Activations(Decomposed):
         ids: the ids of the series in the batch.
         spans: by stack, the time steps that each token of a single forward covers.
         sample_major: whether rows are sample paths of all series, not series with their sample paths.
-        spans_at: of a rollout, the same by (stack, step, first position, number of tokens, tokens of the first pass).
+        spans_at: in a rollout, these by (stack, step, first position, number of tokens, tokens of the first pass).
         attrs: provenance of the run.
-        source: hook points and weights of the model that ran; None where that is not known.
+        source: hook points and weights of the model that ran; None if unknown.
         has_batch_dim: whether an axis "batch" of length 1 is shown.
         reduced: names of the axes of reduced activations.
-        remark: on the run, for a reader.
+        remark: a note on the run.
     """
 
     points: Mapping[str, Point]
@@ -181,7 +181,7 @@ class Activations(Decomposed):
         return self.points[name.removesuffix("_grad")]
 
     def axes(self, name: Key) -> tuple[str, ...]:
-        """Return the names of the axes of ``acts[name]``; "axis_0", … where a reducer made new ones."""
+        """Return the names of the axes of ``acts[name]``; "axis_0", … if a reducer made new axes."""
         exact = self._name(name)
         axes, batch = self._axes(exact), self._batch_axis(exact)
         return axes if self.has_batch_dim or batch is None else (*axes[:batch], *axes[batch + 1 :])
@@ -222,7 +222,7 @@ class Activations(Decomposed):
         return array
 
     def token_spans(self, name: Key, call: int = 0, axis: str = "pos") -> TokenSpans | None:
-        """Return the steps that tokens of a pass cover on "pos", "query" or "key"; None where that is not known."""
+        """Return the steps that tokens of a pass cover on "pos", "query" or "key"; None if unknown."""
         name = self._name(name)
         point, entry, axes = self._point(name), self.recorded[name][call], self._call_axes(name)
         row_axis = "query" if axis == "key" else axis
@@ -252,7 +252,7 @@ class Activations(Decomposed):
 
 
 def _pad_keys(name: str, point: Point, values: list[Tensor]) -> list[Tensor]:
-    """Bring patterns and scores of a growing cache to one length: keys not there yet got no attention."""
+    """Pad patterns and scores of a growing cache to one length; keys that were not cached yet get no attention."""
     fill = {"pattern": 0.0, "scores": float("-inf")}.get(point.how)
     if fill is None or any(v.shape[:-1] != values[0].shape[:-1] for v in values):
         shapes = sorted({tuple(value.shape) for value in values})

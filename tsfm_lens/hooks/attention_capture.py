@@ -1,4 +1,4 @@
-"""Attention capture: scaled dot-product attention with an explicit softmax where a hook needs it, else fused."""
+"""Attention capture: scaled dot-product attention with an explicit softmax if a hook needs it, else fused."""
 
 from __future__ import annotations
 
@@ -212,7 +212,7 @@ def _with_hooks(
 
 
 def scored_by(scores: Callable[..., Tensor]) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Declare the scores of a function that computes attention without forming its pattern, to hook it as torch's own.
+    """Declare how an attention function computes its scores, so that it can be hooked like torch's own attention.
 
     Args:
         scores: (query, key, …the arguments after value) -> (…, query, key), before the softmax, with -inf where a key

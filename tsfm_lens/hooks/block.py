@@ -1,4 +1,4 @@
-"""Blocks that end all that they began, at whatever instant an interrupt comes, and torch hooks that they set."""
+"""Blocks that undo everything at their end, even after an interrupt, and the torch hooks that they set."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Scope(Protocol[T_co]):
         """Begin; :attr:`is_open` is set before anything else is done."""
 
     def close(self) -> None:
-        """End what was begun, as far as it was; may be broken off, and called again."""
+        """End what was begun; may be interrupted and called again."""
 
     def check(self) -> None:
         """Raise for a silent failure; called after the end of a block without an error."""
@@ -34,7 +34,7 @@ class Scope(Protocol[T_co]):
 
 
 class Steps(Scope[T]):
-    """Scope of two functions; ``end`` may be broken off, and called again."""
+    """Scope of two functions; ``end`` may be interrupted and called again."""
 
     def __init__(
         self, value: T, begin: Callable[[], Any], end: Callable[[], Any], check: Callable[[], None] | None = None
@@ -57,7 +57,7 @@ class Steps(Scope[T]):
 
 
 class _Exit(partial[None]):
-    """Call that leaves a block; whoever drops it without having called it leaves the block too."""
+    """Call that leaves a block; deleting it without a call leaves the block, too."""
 
     owner: Block[Any]
 
@@ -101,7 +101,7 @@ def _leave(scope: Scope[Any], kind: type[BaseException] | None = None, *_error: 
 
 
 class Block(Generic[T_co]):
-    """A ``with`` block that begins and ends a scope; gives what the scope's ``open`` returns."""
+    """A ``with`` block that begins and ends a scope; it yields what the scope's ``open`` returns."""
 
     def __init__(self, scope: Scope[T_co]) -> None:
         self._scope = scope
@@ -163,7 +163,7 @@ class TorchHook:
 
 
 def hooked(hooks: Iterable[TorchHook], value: T, check: Callable[[], None] | None = None) -> Block[T]:
-    """Set torch hooks for as long as a block, which gives ``value``; ``check`` is called after it, without an error."""
+    """Set torch hooks while a block runs; it yields ``value``, and ``check`` is called after it unless it raised."""
     hooks = tuple(hooks)
 
     def begin() -> None:

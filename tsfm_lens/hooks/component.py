@@ -1,4 +1,4 @@
-"""Components: the writers to the residual stream that attributions, ablations and sweeps speak of."""
+"""Components: the writers to the residual stream that attributions, ablations and sweeps name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _HINT = "`lens.components()` lists them all; a target is a component (decoder.3.
 class Component:
     """One head (``decoder.3.cross_attn.5``), one branch (``decoder.3.mlp``), or one whole layer (``decoder.3``).
 
-    A model with a single stack leaves the stack's name out: ``3.attn.5``.
+    In a model with one stack, the stack's name is omitted: ``3.attn.5``.
 
     Attributes:
         stack: "encoder", "decoder", or "" in a model with one stack.
@@ -37,7 +37,7 @@ class Component:
 
     @classmethod
     def parse(cls, text: str) -> Component:
-        """Read a component from its printed form; UnknownNameError if the text has another."""
+        """Read a component from its printed form; UnknownNameError if the text is no component."""
         parts = text.split(".")
         stack = "" if parts[0].isdigit() else parts.pop(0)
         numbers = parts[:1] + parts[2:]
@@ -59,7 +59,7 @@ class Component:
 
 
 def components(wiring: Wiring) -> Iterator[Component]:
-    """Iterate over every component of a model: per layer the layer, then each branch followed by its heads.
+    """Iterate over every component of a model: for each layer the layer itself, then each branch and its heads.
 
     Example:
         >>> [str(each) for each in hooks.components(lens.wiring)][:3]
@@ -79,7 +79,7 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
     """Select components by name or glob, in model order and each once.
 
     A glob matches part by part: ``decoder.*.mlp`` is every MLP of the decoder, ``decoder.*`` every whole layer. The
-    hook point of a write stands for its component: ``decoder_blocks.2.mlp.hook_out`` for ``decoder.2.mlp``.
+    hook point of a write also names its component: ``decoder_blocks.2.mlp.hook_out`` is ``decoder.2.mlp``.
 
     Raises:
         UnknownNameError: a pattern matches nothing; the message has the nearest components.
@@ -102,7 +102,7 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
 
 
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:
-    """Return every head and every MLP that writes to a stack's stream; that of the forecast if None.
+    """Return every head and every MLP that writes to a stack's stream; the output stack if None.
 
     Example:
         >>> str(hooks.writers(lens.wiring)[-1])

@@ -50,7 +50,7 @@ def _points(registry: HookRegistry, part: Component, intervention: Intervention)
 
 
 def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], value: T) -> Block[T]:
-    """Put interventions on their hook points, in the order given, while the block runs, which gives ``value``."""
+    """Apply interventions at their hook points, in the order given, while the block runs; it yields ``value``."""
     acts: dict[str, list[_Act]] = {}
     for intervention in interventions:
         for name, head in resolve(registry, intervention):
@@ -62,7 +62,7 @@ def edited(registry: HookRegistry, interventions: tuple[Intervention, ...], valu
 
 
 def acts_by_row(intervention: Intervention, point: Point) -> bool:
-    """Return whether an intervention does the same to every row of a batch, whatever the others are."""
+    """Return whether an intervention treats every row of a batch by itself."""
     if intervention.rows is not None or point.row_axis:
         return False
     if isinstance(intervention, Steer):
@@ -71,7 +71,7 @@ def acts_by_row(intervention: Intervention, point: Point) -> bool:
 
 
 def acts_by_place(intervention: Intervention, point: Point) -> bool:
-    """Return whether an intervention does to each row what it does in the whole batch, once it knows which rows run."""
+    """Return whether an intervention can act on a part of a batch, if it knows which rows run."""
     is_placed = isinstance(intervention, PatchFrom) or getattr(intervention, "by_place", False)
     return acts_by_row(intervention, point) or (is_placed and intervention.rows is None and not point.row_axis)
 

@@ -1,4 +1,4 @@
-"""Obstacles to hooks: tables that are not the model's, compilation, replaced modules, recomputation."""
+"""Obstacles to hooks: tables that do not fit the model, compilation, replaced modules, recomputation."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CHECKPOINT = torch.utils.checkpoint.__file__
 
 
 def check_table(model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]) -> None:
-    """Raise WiringError where a path does not exist or a size is not the model's."""
+    """Raise WiringError if a path does not exist or a size differs from the model's."""
     for fault in _faults(model, wiring, modules):
         raise WiringError(fault)
 
@@ -161,7 +161,7 @@ def _faults_of_matrix(
 
 
 def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> None:
-    """Refuse hooks on modules, by path, that are compiled, or were replaced since the lens was made, or lie in such."""
+    """Refuse hooks on modules that are compiled, were replaced since the lens was made, or lie inside such a module."""
     _refuse_compiled("", model)
     by_path: dict[str, nn.Module | None] = {"": model}
     for path, module in modules:

@@ -94,8 +94,8 @@ class Mean:
 class Resample:
     """Intervention that replaces an activation by that of another series, drawn from a reference set.
 
-    One series of the reference is drawn for every series of the batch, by the seed alone, so that all hook points,
-    steps and paths of the series agree.
+    The seed alone draws one series of the reference for every series of the batch. So all hook points, steps and paths
+    of a series agree.
     """
 
     target: Target
@@ -117,7 +117,7 @@ class Resample:
 
 @dataclass(frozen=True, eq=False)
 class Noise:
-    """Intervention that adds Gaussian noise with ``scale`` times the token's root mean square as its deviation."""
+    """Intervention that adds Gaussian noise of standard deviation ``scale`` times the token's root mean square."""
 
     target: Target
     scale: float = 1.0
@@ -144,7 +144,7 @@ class PatchFrom:
     """Intervention that replaces an activation by the same one of another run.
 
     Attributes:
-        source: activations of that run; a single row is used for every row, one per series for all of its paths.
+        source: activations of that run. A single row serves all rows; one row per series serves all of its paths.
     """
 
     target: Target
@@ -172,7 +172,7 @@ class Steer:
     """Intervention that adds a vector.
 
     Attributes:
-        vector: (d_model,) for a layer or branch, (d_head,) at ``hook_z``, or what broadcasts to (pos, …).
+        vector: (d_model,) for a layer or branch, (d_head,) at ``hook_z``, or any shape that broadcasts to (pos, …).
         scale: factor on the vector.
     """
 

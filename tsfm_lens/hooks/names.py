@@ -34,8 +34,8 @@ class Point:
         site: the module, its side and the layout of its value.
         stack, layer, kind: where it stands; layer -1 before the first or after the last.
         over: what an attention mixes.
-        row_axis: axis that counts series; of patterns the queries, where series attend to each other as rows.
-        aside: hook point of the write to which edits here are added, where this value is on the way into a branch only.
+        row_axis: axis that counts series; in patterns between series it is the axis of queries.
+        aside: hook point of the write to which edits are added, if this value is only the input of a branch.
         heads: number of heads along the axis of heads, 0 without one.
         mix: the factors that a block puts on a write and on the stream.
     """
@@ -102,9 +102,9 @@ def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, i
 
 
 def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = "") -> list[str]:
-    """Return names that equal ``pattern`` or match it as a glob, or the one that TransformerLens calls so.
+    """Return names that equal ``pattern`` or match it as a glob, or the one with this name in TransformerLens.
 
-    Among hook points a component stands for the one that it writes at, see :func:`point_of`.
+    A component selects the hook point of its write, see :func:`point_of`.
     """
     available = list(names)
     if isinstance(pattern, str):

@@ -40,7 +40,7 @@ def resolve_filter(names: Collection[str], names_filter: NamesFilter) -> list[st
 
 
 def last_query(tensor: Tensor) -> Tensor:
-    """Keep the last position (of residual, heads) or the last query row (of patterns); a reducer.
+    """Reduce activations to the last position (streams, heads) or the last query (patterns).
 
     Example:
         >>> hooks.last_query(torch.zeros(2, 7, 64)).shape
@@ -109,7 +109,7 @@ def record(
 
 
 def at_positions(points: Mapping[str, Point], names: Iterable[str], which: Any) -> dict[str, Reducer]:
-    """Make reducers that keep some positions of activations, queries of patterns; all of what has no positions."""
+    """Make reducers that keep some positions (of patterns, queries); activations without positions are kept whole."""
     part = Slice.unwrap(which)
 
     def keep(place: int | None, tensor: Tensor) -> Tensor:

@@ -61,14 +61,14 @@ class HookRegistry:
     Attributes:
         modules: those of the model, by path.
         points: by name, in order of execution.
-        rank: place of each among all.
+        rank: index of each in this order.
         hooked: the TransformerLens hook point of each.
         inside_attention: the points inside an attention call, by path of the attention and what they are.
         targets: the resolved targets of interventions.
 
     Raises:
-        WiringError: a path of the wiring does not exist in the model, or a size is not the model's; the message names
-            the entry and the model's value.
+        WiringError: a path of the wiring does not exist in the model, or a size differs. The message names the entry
+            and the model's value.
     """
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
@@ -173,8 +173,8 @@ class HookDispatcher:
     def across_rows(self, *, parts: bool = True) -> list[str]:
         """Return the hook points whose hooks may look at several series at once, so that a batch must stay whole.
 
-        A function with a true attribute ``by_row`` treats every row of a batch by itself; one with a true attribute
-        ``by_place``, if the run's state says which rows of a batch run, as it does in ``parts`` of the lens's own.
+        A function with a true attribute ``by_row`` treats every row of a batch by itself. One with a true attribute
+        ``by_place`` does so if the run's state says which rows run, as in ``parts`` of the lens's own.
         """
         marks = ("by_row", "by_place") if parts else ("by_row",)
 
@@ -184,7 +184,7 @@ class HookDispatcher:
         return [name for name in self._registry.in_use if not all(map(is_apart, self._acting_at(name)))]
 
     def refuse_inert(self, scope: HookScope[Any]) -> None:
-        """Raise HookError if the model ran and did not pass a hook point of a block."""
+        """Raise HookError if the model ran without passing a hook point of a block."""
         points, names = self._registry.points, scope.names
         silent = [name for name in names if name not in scope.trace]
         inert = [name for name in silent if not scope.full_runs.isdisjoint(self._witnesses(points[name]))]
@@ -246,7 +246,7 @@ class HookDispatcher:
             self._heads.clear()
 
     def _run(self, side: ModuleSide, module: nn.Module, args: Any, kwargs: Any, *output: Any) -> Any:
-        """Call the acts at a side of a module in order of rank: torch's own order is that in which hooks were set."""
+        """Call the acts at a side of a module in order of rank; torch's own order is that of setting."""
         scopes, replacement = self.acting(), None
         acts = self._acts.get(side, [])
         if len(scopes) < len(self.scopes):

@@ -292,16 +292,15 @@ Labelled = Tensor | tuple[Tensor, list[str]]
 class Decomposed(Mapping[Any, Tensor]):
     """Decomposition of a residual stream with the methods of TransformerLens's ``ActivationCache``.
 
-    Everything has the arguments, the order and the labels of TransformerLens, and ``stack``, for models with an encoder
-    and a decoder: the one that is read out as the forecast, unless another is named. Where an attention is not the only
-    one of its block, its kind is in the label ("0_cross_attn_out", "L0.cross_attn.H3"). Where blocks rescale their
-    stream, what is written early is given as it arrives.
+    Arguments, order and labels are those of TransformerLens. In models with an encoder and a decoder, ``stack`` names a
+    stack; the default is the output stack. If a block has several attentions, labels have the kind ("0_cross_attn_out",
+    "L0.cross_attn.H3"). If blocks rescale the stream, a write is given as it arrives at the end.
 
     Arguments that methods share: ``layer`` from 0 to the number of layers, the end of the stack if None or -1;
-    ``mlp_input``, up to what the MLP of that layer reads; ``pos_slice``, an index, (start, stop) or list of positions;
-    ``apply_ln``, divided by the scale of the norm that reads there; ``return_labels``, also the labels. All raise
-    InputError where there is no such layer or it has no MLP, UnknownNameError for what was not recorded, WiringError
-    where all writes were recorded and do not sum to the stream, as under a hook that edits the stream itself.
+    ``mlp_input``, up to the input of that layer's MLP; ``pos_slice``, an index, (start, stop) or list of positions;
+    ``apply_ln``, divide by the scale of the norm that reads there; ``return_labels``, also the labels. All raise
+    InputError if there is no such layer or it has no MLP, and UnknownNameError if an activation was not recorded. They
+    raise WiringError if recorded writes do not sum to the stream, as under a hook that edits the stream itself.
     """
 
     source: HookRegistry | None
@@ -322,8 +321,8 @@ class Decomposed(Mapping[Any, Tensor]):
         Args:
             layer, mlp_input, pos_slice, return_labels, stack: see the class.
             incl_mid: also the stream after each branch of a block but its last.
-            apply_ln: as the norm of that layer shows it, with the scale of that layer's stream; at the end of the stack
-                each through the last norm, as the head reads it (the logit lens).
+            apply_ln: divide each by the scale of that layer's norm on its own stream; at the end of the stack, pass
+                each through the last norm, as the output head does (the logit lens).
         """
         place = self._before(stack, layer, mlp_input, pos_slice)
         names = place.streams(incl_mid=incl_mid)
@@ -452,7 +451,7 @@ class Decomposed(Mapping[Any, Tensor]):
         Args:
             residual_stack: (component, …, d_model).
             layer, mlp_input, pos_slice, stack: see the class.
-            recompute_ln: at the end of the stack, each part through the last norm itself.
+            recompute_ln: at the end of the stack, pass each part through the last norm by itself.
 
         Raises:
             WiringError: the norm is neither a LayerNorm nor a root-mean-square one.
@@ -472,7 +471,7 @@ class Decomposed(Mapping[Any, Tensor]):
         *,
         stack: str | None = None,
     ) -> Tensor:
-        """Stack one activation, named in short, of every layer before one; of one kind of attention where several."""
+        """Stack one activation of every layer before one, by its short name and, if needed, its kind of attention."""
         place = self._before(stack, layer, False, None)
         name = place.stack.name
         return torch.stack([self[activation_name, index, name, sublayer_type] for index in range(place.layer)])

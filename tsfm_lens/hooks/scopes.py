@@ -1,4 +1,4 @@
-"""Hooks of a block, in force in the thread and task that opened it and nowhere else."""
+"""Hooks of a block, which act only in the thread and task that opened it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _CURRENT: ContextVar[tuple[HookScope[Any], ...]] = ContextVar("open blocks", def
 
 
 class HookScope(Scope[T]):
-    """Hooks of one block, in force where it was opened; they act in the order in which a model passes their points."""
+    """Hooks of one block, for its thread and task; they act in the order in which a model passes their points."""
 
     def __init__(
         self, registry: Any, value: T, hooks: Iterable[Hook] = (), after: Callable[[], object] | None = None
@@ -123,7 +123,7 @@ class RunState:
         step: forecast steps already read out in this run.
         offset: by stack, the position of an activation's first token (above 0 with a key-value cache).
         block_rows: series of one variant, where several variants run side by side.
-        first, whole: where the run is a part of a batch, the place of its first row there, and the rows of all of it.
+        first, whole: if the run is part of a batch, the index of its first row there, and the rows of that batch.
         sample_major: whether sample paths are the outermost part of the rows.
         sizes: lengths of "series" and "variate" in the running pass, for models that keep them apart.
     """
@@ -196,7 +196,7 @@ def acting_hooks(handles: Iterable[LensHandle], scopes: Collection[HookScope[Any
 def resolve_hooks(
     names: Iterable[str], hooks: Iterable[tuple[str | Callable[[str], bool], Callable[..., Any]]], direction: Direction
 ) -> list[Hook]:
-    """Resolve globs and predicates to hooks with exact names; UnknownNameError where one matches no hook point."""
+    """Resolve globs and predicates to hooks with exact names; UnknownNameError if one matches no hook point."""
     by_name: list[Hook] = []
     for name, hook in hooks:
         matches = list(filter(name, names)) if callable(name) else select(names, name)

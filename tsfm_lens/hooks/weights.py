@@ -17,8 +17,8 @@ from tsfm_lens.hooks.wiring import Projection, Stack, Wiring
 class HeadWeights:
     """Weights of the heads of one attention.
 
-    Rotary embeddings, norms of queries and keys, and scales of the dot product are not part of the matrices. Those of a
-    key and value head that several query heads share are repeated for each of them, as TransformerLens does.
+    Rotary embeddings, norms of queries and keys, and scales of the dot product are not part of the matrices. If query
+    heads share a key and value head, its matrices are repeated for each of them, as in TransformerLens.
 
     Attributes:
         W_Q, W_K, W_V: (head, d_model, d_head).
@@ -85,8 +85,8 @@ class Weights:
             layer: index from 0.
             kind: "attn", "self_attn", "cross_attn", …; the layer's first attention if None.
             stack: its stack; the output stack if None.
-            fold_norm: multiply the gain of the norm before the branch (of keys from another stack, that stack's last
-                norm) into W_Q, W_K and W_V, and its bias into their biases: they act on the normalised stream.
+            fold_norm: fold gain and bias of the norm before the branch into W_Q, W_K, W_V and their biases, which then
+                act on the normalised stream. For keys from another stack, it is that stack's last norm.
 
         Raises:
             UnknownNameError: no such layer, stack or attention.
@@ -110,7 +110,7 @@ class Weights:
         return _times_gain(bias, row.o.gain)
 
     def scale(self, layer: int, kind: str, stack: str | None = None) -> float:
-        """Return the factor with which a block adds a branch's output to the stream; 1 but in Toto 2."""
+        """Return the factor with which a block adds a branch's output to the stream; 1 except in Toto 2."""
         column = self._wiring.stack(stack)
         mix = column.writer(kind, layer).mix
         return 1.0 if mix is None else mix(self._model.get_submodule(column.block(layer)))[0]
@@ -128,13 +128,13 @@ class Weights:
 
     @property
     def W_E(self) -> Tensor:
-        """Embedding matrix (d_in, d_model), where the embedding is one matrix; else see :meth:`embedding`."""
+        """Embedding matrix (d_in, d_model), if the embedding is one matrix; else see :meth:`embedding`."""
         weight = self._single_matrix("embedding", self._wiring.embed)
         return weight if isinstance(self._model.get_submodule(self._wiring.embed), nn.Embedding) else weight.T
 
     @property
     def W_U(self) -> Tensor:
-        """Unembedding matrix (d_model, d_out), where it is one, without factors before it; else :meth:`unembedding`."""
+        """Unembedding matrix (d_model, d_out), if the head is one matrix without factors; else :meth:`unembedding`."""
         return self._single_matrix("unembedding", self._wiring.unembed.module).T
 
     def embedding(self) -> dict[str, Tensor]:

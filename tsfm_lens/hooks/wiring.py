@@ -76,14 +76,14 @@ class Attention:
         qkv_layout, pattern_layout: einops axes inside the attention call. Patterns over variates keep
             their native rows (one per token); their query and key count variates.
         x_layout: axes of what enters the projections of q, k and v; "" for those of z with the heads folded.
-        norm, post_norm: paths of the norms that the branch reads through, and between ``o`` and the stream, or "".
+        norm, post_norm: paths of the norm before the branch, and of that between ``o`` and the stream; "" for none.
         mix: factors of a block that rescales the stream, None for a plain sum.
-        aside: whether ``reads`` is on the way into the branch only, so that an edit there is added to ``write`` too.
-        n_kv_heads: heads of keys and values, where several query heads share one (head h reads key head
-            ``h // (n_heads / n_kv_heads)``); 0 for as many as there are heads.
+        aside: whether ``reads`` is only the branch's input, not the stream, so that edits are added to ``write`` too.
+        n_kv_heads: number of key and value heads, if query heads share them (head h reads key head ``h // (n_heads /
+            n_kv_heads)``); 0 if they do not.
         z_inside: whether z is what the attention call returns, because ``o`` is never called as a module
             (``nn.MultiheadAttention``); ``z_layout`` then only gives the axes of the stream.
-        d_score: features of a head's queries and keys, where not ``d_head``; else 0.
+        d_score: features of a head's queries and keys, if not ``d_head``; else 0.
     """
 
     kind: str
@@ -172,7 +172,7 @@ class Stack:
         writers: the block's writers in the order in which they write.
         ln_final: path of the norm after the last block, "" if there is none.
         final_layout: axes of what that norm returns; "" for those of the last layer's stream.
-        upstream: modules whose outputs this stack's input comes from, in order of execution.
+        upstream: modules that compute this stack's input, in order of execution.
         entry: path of the module that is called once per pass through the stack.
         cached: inputs of ``entry`` -> positions that the key-value cache holds before the call; None
             without a cache.
@@ -208,7 +208,7 @@ class Stack:
         return self.exceptions.get(layer, self.writers)
 
     def writer(self, kind: str | None, layer: int = 0) -> Writer:
-        """Return the row of one writer, the first if the kind is None; UnknownNameError if there is none."""
+        """Return the row of one writer; the layer's first if the kind is None. UnknownNameError if there is none."""
         return self._one(kind, layer, self.rows)
 
     def attention(self, kind: str | None, layer: int = 0) -> Attention:
@@ -237,7 +237,7 @@ class Stack:
         return list(dict.fromkeys(row.kind for layer in range(self.n_layers) for row in self.attentions(layer)))
 
     def layers_with(self, kind: str | None = None) -> tuple[str, list[int]]:
-        """Return a kind of attention, the last one if None, and the layers that have it; InputError if none has any."""
+        """Return a kind of attention (the last if None) and the layers that have it; InputError if there is none."""
         kinds = self.attention_kinds()
         if not kinds:
             raise InputError(f"stack {self.name!r} has no attention, so it has no heads to look at")

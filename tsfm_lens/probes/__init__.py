@@ -1,4 +1,4 @@
-"""Probes: a run in, a labelled dataset out."""
+"""Probes: functions from a run to a labelled dataset."""
 
 from typing import TYPE_CHECKING
 

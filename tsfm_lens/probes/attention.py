@@ -1,4 +1,4 @@
-"""Attention patterns with their time axes, and how sharp each head looks."""
+"""Attention patterns with their time axes, and how sharply each head attends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def shown_attention(lens: Lens) -> dict[str, dict[str, str]]:
 def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None = None) -> xr.Dataset:
     """Compute the attention of every head on one series, each token placed at the time steps that it covers.
 
-    Patterns show where heads look, not what the forecast comes from.
+    Patterns show where heads attend, not what determines the forecast.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -158,7 +158,7 @@ def refuse_several(run: Run, what: str) -> None:
 
 
 def refuse_variates(batch: SeriesBatch) -> None:
-    """Refuse a multivariate batch: a variate by itself is another input than the item that it belongs to."""
+    """Refuse a multivariate batch: a single variate is a different input from its item."""
     if batch.multivariate:
         raise InputError(
             "these probes read the attention of univariate series, and variates attend differently one by one than "
@@ -180,7 +180,7 @@ def head_entropy(
 ) -> xr.Dataset:
     """Measure how widely each head of the output stack spreads its attention along a forecast.
 
-    The scaling over heads calls some head sharp in every model, untrained ones too, and a sharp head may do nothing.
+    By the scaling over heads, every model has sharp heads, untrained ones too, and a sharp head may do nothing.
 
     Args:
         run: the forecast to explain.

@@ -1,4 +1,4 @@
-"""Direct attribution (DLA for logits): how much each component's write moves the forecast."""
+"""Direct attribution (of logits: direct logit attribution, DLA): how much each component's write moves the forecast."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ DECOMPOSITIONS = {
     "quantile": ("integrated", "linearised", "lens_difference"),
     "distribution": ("integrated", "linearised", "lens_difference"),
 }
-"""By what a head emits; the one that finds most on planted models (``docs/planted.csv``) comes first."""
+"""By the kind of output head; the one that scores best on planted models (``docs/planted.csv``) comes first."""
 
 
 def decompositions_of(lens: Lens) -> tuple[str, ...]:
@@ -55,23 +55,23 @@ def attribute(
 ) -> xr.Dataset:
     """Split the forecast among the embedding, heads, MLPs and output biases of the output stack.
 
-    Parts lead from the output head's value at an empty stream to the model's own forecast. The default sums to it and
-    ranks the true parts of planted models first: ``logit`` of token models, ``integrated`` of others (mean AUROC 0.98
-    and 0.99; ``lens_difference`` 0.98, ``expected_value``, which sharp logits saturate, 0.65).
+    Parts lead from the output head's value at an empty stream to the model's own forecast. The default is ``logit`` for
+    token models and ``integrated`` for others; its parts sum to the forecast. On planted models it ranks true parts
+    best (mean AUROC 0.98 and 0.99; ``lens_difference`` 0.98, ``expected_value``, which sharp logits saturate, 0.65).
 
-    - ``logit``: direct logit attribution to the token on the run's path, minus the mean over the vocabulary, final norm
-      frozen; linear, so the parts sum exactly. A head that raises all logits alike looks like a part.
-    - ``probability``, ``expected_value`` (in data units), and of patch models ``lens_difference``: the output head's
-      value after a component has written minus that before, in order of writing; telescopes exactly.
-    - ``linearised``: the head's derivative at the full stream, norm scale frozen, times each write; not complete.
+    - ``logit``: direct logit attribution to the token on the run's path, minus the mean over the vocabulary, with the
+      final norm frozen. Parts sum exactly. A head that raises all logits equally looks like a part.
+    - ``probability``, ``expected_value`` (in data units), and ``lens_difference`` of patch models: the output head's
+      value after a component has written minus the value before, in order of writing. These differences sum exactly.
+    - ``linearised``: the head's derivative at the full stream, norm scale frozen, times each write; parts need not sum.
     - ``integrated``: that derivative averaged along the straight path from the empty to the full stream (integrated
-      gradients). Heads with one hidden layer have it exactly, others to ``tolerance``.
+      gradients). It is exact for heads with one hidden layer, and within ``tolerance`` for others.
 
     Args:
         run: the forecast to explain.
         decompositions: one or several of the above, or "all"; the default alone if None.
-        tolerance: most error of ``integrated``, as a share of a series' largest total. Points of the path are doubled
-            until the sum of all parts is within it, up to 1,024 of them.
+        tolerance: largest error of ``integrated``, as a share of a series' largest total. Points of the path are
+            doubled, up to 1,024, until the sum of all parts is within it.
 
     Returns:
         Dataset of kind "attribution": ``attribution`` and ``total`` over ``decomposition``, ``component`` (not total),
@@ -81,11 +81,11 @@ def attribute(
         ``attribution_share``, the same over the sum of all sizes; ``sign_agreement``, share of steps with its sign.
         ``series_agreement`` (decomposition, component): share of series with the more frequent sign.
         ``completeness_error`` (decomposition, series): the parts' largest deviation from ``total``, over the largest
-        total. ``nodes`` (decomposition): points of the path, 0 where there is none; ``path_error``, what their number
-        leaves of error.
+        total. ``nodes`` (decomposition): points of the path, 0 where there is none; ``path_error``, the remaining error
+        of the path.
 
     Raises:
-        InputError: a horizon longer than one pass, no positive tolerance, or hooks that edit the stream or follow it.
+        InputError: a horizon beyond one pass, a tolerance not above 0, or hooks that edit the stream or its readout.
         UnknownNameError: the model does not allow this decomposition.
         WiringError: the writes do not sum to the model's last stream, or the output head does not give its forecast.
 
@@ -271,7 +271,7 @@ class _Split:
 
 
 def count_read(run: Run) -> int:
-    """Count the last positions of the stream that the head reads: what stands before them changes no number."""
+    """Count the last positions of the stream that the output head reads; earlier ones change no value."""
     encoded, lens, stack = run.encoded, run.lens, run.lens.wiring.output_stack
     positions = len(encoded.spans[stack.name])
     if run.tokens is not None:
@@ -293,7 +293,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
 
     Args:
         run: the forecast to explain.
-        decomposition: of :func:`attribute`; its default if None. Of several quantiles the median.
+        decomposition: of :func:`attribute`; its default if None. With several quantiles, the median is used.
 
     Returns:
         Dataset of kind "stream_shares" over ``writer`` ("embed", "decoder.0.self_attn", …) and ``series``: ``size``,
@@ -401,7 +401,7 @@ def writes_and_stream(run: Run, count: int | None = None) -> tuple[list[Componen
 
 
 def own_readout(run: Run, output: Tensor) -> Tensor:
-    """Return the readout of the model's own last stream, or refuse it where it is not the model's forecast."""
+    """Return the readout of the model's own last stream; refuse it if it is not the model's forecast."""
     single = run.in_one_pass()
     forecast = single.read(output.detach()).cpu().double().numpy()
     same = (forecast == single.point) | (np.isnan(forecast) & np.isnan(single.point))

@@ -50,19 +50,19 @@ def minimal_circuit(
 ) -> xr.Dataset:
     """Remove components as long as the behaviour stays within a tolerance.
 
-    Faithfulness of a set of components is 1 - d(set, model) / d(nothing, model), with everything outside the set
-    ablated and d the root mean square difference of the behaviour.
+    The faithfulness of a set of components is 1 - d(set, model) / d(nothing, model). Everything outside the set is
+    ablated, and d is the root mean square difference of the behaviour.
 
     Args:
         clean: the run that shows the behaviour.
-        corrupted: a run without it, made in the same way; its activations replace nodes outside, if not None.
-        ranking: "greedy" removes, round by round, the component that lowers faithfulness least; "effects" and "edges"
-            take the shortest faithful list, ranked by ablating each alone, or by the size of outgoing edges.
+        corrupted: a run without it and with the same options; if given, its activations replace nodes outside the set.
+        ranking: "greedy" removes in each round the component that lowers faithfulness least. "effects" and "edges" take
+            the shortest faithful list, ranked by single ablation, or by the size of outgoing edges.
         tolerance: allowed loss of faithfulness, averaged over the series that have a verdict.
-        behaviour: what must be kept of a forecast; the forecast itself if None.
+        behaviour: the features of a forecast to keep; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the output stack if None.
         how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take the run's seed.
-        per_round: components that greedy removes at once, as long as that is faithful enough.
+        per_round: components that "greedy" removes at once, if the rest is faithful enough.
         smallest: a series has no verdict if ablating every node changes its forecast by up to this share of its range.
         progress: called with (removed, of).
 
@@ -79,7 +79,7 @@ def minimal_circuit(
 
     Raises:
         InputError: no such ranking, "edges" without a corrupted series or gradients, a tolerance outside [0, 1), or a
-            behaviour that does not change, in any series, when every node is ablated.
+            behaviour that ablating every node changes in no series.
         UnknownNameError: no such component.
 
     Example:

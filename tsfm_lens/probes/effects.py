@@ -37,11 +37,11 @@ def causal_effects(
 ) -> xr.Dataset:
     """Ablate each component twice: with all later branches free to respond, and with them frozen.
 
-    The total effect is the change of the forecast with everything free, the direct effect that with every later branch
-    of the stack frozen, the indirect effect their difference. Sharp logits saturate and hide direct effects.
+    The total effect is the change of the forecast if later branches respond. The direct effect is the change if they
+    are frozen, and the indirect effect is the difference. Sharp logits saturate and hide direct effects.
 
     Args:
-        run: the forecast to explain; in rollouts, a held branch writes what it wrote in the same plain pass.
+        run: the forecast to explain; in rollouts, a frozen branch writes what it wrote in the same plain pass.
         components: heads, branches or layers, by name or glob; heads and MLPs of the output stack if None.
         how, reference: the replacement; see :meth:`Lens.ablate`. Draws take the run's seed.
         smallest: self-repair is undefined for direct effects whose mean size is up to this share of the series' range.

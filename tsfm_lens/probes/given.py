@@ -1,4 +1,4 @@
-"""Checks of a probe's arguments: a run, a lens or another probe's result; anything else is refused."""
+"""Checks of a probe's arguments, which are a run, a lens or another probe's result."""
 
 from __future__ import annotations
 

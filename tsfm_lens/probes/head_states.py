@@ -49,7 +49,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     """Collect the attention, writes and scores of each head of one kind, and the forecast without it.
 
     Args:
-        run: the forecast to explain. With and without a head it takes the same draws.
+        run: the forecast to explain. Forecasts with and without a head use the same draws.
         kind: kind of attention of the output stack; its last kind over time if None.
         progress: called with the heads ablated so far and their number.
 
@@ -130,7 +130,7 @@ def _attention(run: Run, kind: str | None) -> tuple[xr.Dataset, xr.Dataset]:
 
 
 def attention_over_steps(maps: xr.Dataset, width: int) -> dict[str, xr.DataArray]:
-    """Share out each head's attention while it forecasts over ``width`` context steps, and that of single queries."""
+    """Distribute the attention of each head, and of single queries, over ``width`` context steps."""
     queries = forecast_queries(maps)
     rows = maps["pattern"].values[:, :, queries].astype(float)
     weights = rows.mean(axis=2)

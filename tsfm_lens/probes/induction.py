@@ -61,15 +61,15 @@ def induction_scores(
     Args:
         lens: a token model.
         motif: tokens in a motif.
-        repeats: times it is shown.
+        repeats: number of times that it is shown.
         n_sequences: random sequences.
-        offset: key that the prefix-matching score reads: 1 is the token after the most recent instance (Olsson et al.,
-            and the paper's Table 5), 0 that instance itself (the paper's words).
-        positions: positions of both scores, of those that have a right token: "last" as in the paper, "first" as in its
-            released code, or the mean over "all"; entropies are means over all in any case.
-        within: half-width of the range of values that tokens are drawn from, in units of the scale.
-        decoding: "rollout" continues the decoder by its own most probable token, as in the paper, and leaves out
-            positions whose token is not in the context; "forced" feeds it the motif.
+        offset: the key of the prefix-matching score. 1 is the token after the most recent instance (Olsson et al., and
+            the paper's Table 5); 0 is that instance itself (the paper's text).
+        positions: which positions with a right token both scores use: "last" as in the paper, "first" as in its
+            released code, or the mean over "all". Entropies are always means over all.
+        within: tokens are drawn from values within this many scales of 0.
+        decoding: "rollout" continues with the decoder's own most probable token, as in the paper, and leaves out
+            positions whose token is not in the context. "forced" teacher-forces the motif.
         prefix_from, copy_from: scores from which a head is an induction head.
         seed: of the motifs.
 
@@ -85,8 +85,8 @@ def induction_scores(
         tsfm-lens paper, appendix G (S3-RRT, S3-PREF, S3-COPY); Olsson et al. 2022.
 
     Raises:
-        InputError: not a token model with cross-attention, a sequence that exceeds its context length, an option that
-            is not as above, or a rollout that never gives a token of its context.
+        InputError: not a token model with cross-attention, a sequence longer than its context length, an option other
+            than above, or a rollout without any token of its context.
 
     Example:
         >>> probes.induction_scores(lens, motif=8, n_sequences=8)["prefix_matching"].dims
@@ -276,12 +276,12 @@ def induction_overlap(
 ) -> xr.Dataset:
     """Count the heads that are induction heads, sharp heads, both or neither; then sweep the thresholds.
 
-    Both scores of an induction head reach their thresholds; a sharp head's entropy, min-max scaled, is below its own.
+    Both scores of an induction head reach their thresholds; a sharp head's min-max scaled entropy is below its own.
 
     Args:
         induction: of kind "induction", from :func:`tsfm_lens.probes.induction_scores`.
-        entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None takes the entropies along the
-            repeated tokens from ``induction`` (the paper's text).
+        entropy: of kind "head_entropy", of the same heads (the paper's figure 5); None means the entropies along the
+            repeated tokens in ``induction`` (the paper's text).
         prefix_from, copy_from, sharp_below: the thresholds of the table.
         copy_grid, entropy_grid, prefix_grid: the thresholds of the sweeps, ascending.
 

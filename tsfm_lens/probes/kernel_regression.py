@@ -58,23 +58,23 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
     """Write the cross-attention of every head as kernel regression, with the bound on its concentration.
 
     Args:
-        run: the forecast to explain, of exactly one series; of a model of the T5 family, whose scores are products.
-        rank: of the concentration bound: leading singular values; all that are not zero if None.
+        run: the forecast to explain, of exactly one series, by a model of the T5 family, whose scores are products.
+        rank: number of leading singular values in the concentration bound; all that are not zero if None.
 
     Returns:
         Dataset of kind "kernel_regression" over (layer, head): ``bandwidth`` (…, mode), 1/√ of the singular values;
-        ``tilt_share``, the variance over keys of the tilt over that of tilt and kernel together, near 0 where the query
-        decides; ``identity_error``, the largest difference of the kernel's weights from the model's own pattern. By
-        query: ``missing``, 1 minus the weight of the key with the largest truncated score, its upper ``bound``,
-        ``applicable``, whether the margin condition holds, and ``vacuous``, whether the bound says nothing. Attribute
-        ``beta``.
+        ``tilt_share``, the variance over keys of the tilt over that of tilt and kernel together, near 0 if the query
+        determines weights; ``identity_error``, the largest difference of the kernel's weights from the model's own
+        pattern. By query: ``missing``, 1 minus the weight of the key with the largest truncated score, its upper
+        ``bound``, ``applicable``, whether the margin condition holds, and ``vacuous``, whether the bound says nothing.
+        Attribute ``beta``.
 
     Source:
         tsfm-lens paper, section 4, equation 1 and proposition C.1 (S3-NW, S3-NW2, S3-PC1).
 
     Raises:
         InputError: several series, a horizon longer than one pass, a rank below 1, or a model whose scores are not such
-            products (rotary embeddings, norms or scales stand between).
+            products (because of rotary embeddings, norms or scales).
 
     Example:
         >>> probes.kernel_regression(run)["bandwidth"].dims

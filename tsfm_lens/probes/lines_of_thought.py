@@ -1,4 +1,4 @@
-"""Lines of thought: alternatives that a layer considers; spurious ones do not continue the context and die out."""
+"""Lines of thought: alternative forecasts in a layer; spurious ones do not continue the context and end early."""
 
 from __future__ import annotations
 
@@ -55,23 +55,23 @@ class _Trajectory:
 
     @property
     def spurious(self) -> bool:
-        """Line that is neither continuous with the context nor there in the last layer."""
+        """Line that neither continues the context nor exists in the last layer."""
         return not self.continuous and not self.survives
 
 
 @probe("lines_of_thought", "first")
 def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
-    """Follow the modes of every layer's logit map along the forecast, and through depth; the paper has no algorithm.
+    """Trace the modes of every layer's logit map over steps and layers; the paper gives no algorithm.
 
-    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is the probability between the
-      valleys beside it, its width that at half its prominence.
-    - Two modes are *within reach* if they are no further apart than the context's largest step times ``jump``, plus
-      half the width of the wider one.
+    - A *mode* is a peak of the slightly smoothed distribution over bins. Its weight is the probability between its
+      neighbouring minima, its width the width at half its prominence.
+    - Two modes are *within reach* if their distance is at most the context's largest step times ``jump``, plus half the
+      width of the wider one.
     - A *line* joins modes of successive steps that are within reach, the nearest first over all.
-    - A line is *continuous* if it begins at the first step within reach of the last context value, or later, within
-      reach of a continuous line's place one step earlier.
-    - Two lines of different layers are *at the same place* if they share at least the part ``overlap`` of the shorter
-      one's steps, and are within reach there on average.
+    - A line is *continuous* if it begins at the first step within reach of the last context value. A later line is
+      continuous if it begins within reach of a continuous line one step earlier.
+    - Two lines of different layers are *at the same place* if they share at least a part ``overlap`` of the shorter
+      one's steps and are on average within reach there.
     - A line is *spurious* if it is not continuous and no line of the last layer is at its place.
     - A *thread* joins lines of successive layers at the same place, one to one, nearest first.
 
@@ -125,7 +125,7 @@ def trace_lines(
     min_steps: int = 2,
     overlap: float = 0.5,
 ) -> xr.Dataset:
-    """Trace lines of thought in logit maps that are there already; see :func:`lines_of_thought`."""
+    """Trace lines of thought in given logit maps; see :func:`lines_of_thought`."""
     if smooth < 0 or not (0 < height < 1 and 0 < prominence < 1) or distance < 1:
         raise InputError(
             f"smooth {smooth}, height {height}, prominence {prominence}, distance {distance}: "

@@ -1,4 +1,4 @@
-"""Logit lens: the forecast read after every layer, and the gain of each."""
+"""Logit lens: the forecast that the output head reads after every layer, and the gain of each layer."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES, logits: bool = Fa
         Token models: ``probability`` of every value bin, its ``value``, ``entropy`` in nats over the whole vocabulary,
         ``n_peaks``, ``effective_vocabulary``, ``quantile_forecast`` and ``point_forecast`` (the most probable bin).
         Patch models: ``quantile_forecast`` and its median as ``point_forecast``; with a distribution head its mean. The
-        last layer is the model's own output along the run's path; ``native_median`` is of the library's own forecast;
+        last layer is the model's own output along the run's path; ``native_median`` is that of the library's forecast;
         ``rounding`` (series) bounds its rounding error.
 
     Raises:

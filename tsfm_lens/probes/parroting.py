@@ -1,4 +1,4 @@
-"""Repetition in a forecast: context parroting, and whether it keeps the season of its context."""
+"""Repetition in a forecast: context parroting, and the season that it keeps from its context."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
 
     Args:
         run: the forecast to explain; the median of the library's own is used.
-        motif: length of the last stretch that the naive parrot looks for in the context.
+        motif: length of the last stretch, of which the naive parrot finds the best earlier match.
 
     Returns:
         Dataset of kind "parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from the
@@ -88,7 +88,7 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     options=lambda results: {"lag": results.season},
 )
 def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.Dataset:
-    """Measure every head's attention to the tokens that lie a lag, or a multiple of it, before its forecast.
+    """Measure every head's attention to the tokens a lag, or a multiple of it, before the forecast step.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -99,7 +99,7 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
     Returns:
         Dataset of kind "lag_attention" over (layer, head): ``mass``, the mean share of attention on such tokens;
         ``chance``, that of uniform attention over the context tokens that a query may see; ``vacuous``, whether all of
-        them are such tokens, as where one token forecasts as many steps as the lag or more.
+        them are at the lag, as if one token forecasts at least as many steps as the lag.
 
     Raises:
         InputError: lag below 1 or width below 0.
@@ -245,19 +245,19 @@ def head_parroting(
     Args:
         run: the forecast to explain.
         lag: steps, for every series; each series' own best lag if None.
-        motif: length of the last stretch that the naive parrot looks for in the context.
-        width: steps on either side of the lag that attention still counts at.
+        motif: length of the last stretch, of which the naive parrot finds the best earlier match.
+        width: steps on either side of the lag that still count.
         kind: kind of attention; the last one over time of the output stack if None.
         how, reference: see :func:`tsfm_lens.probes.ablation_effects`.
         progress: called with (done, of) after each head.
 
     Returns:
         Dataset of kind "head_parroting" over (layer, head, series): ``mass``, share of attention at the lag and its
-        multiples; ``copy_error_change``, ``parrot_error_change`` and, with a truth, ``truth_error_change``: by how much
-        the ablated forecast lies further from each, in standard deviations of the context (above 0 it supports the
-        copy); for each what :func:`tsfm_lens.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the
-        mass's floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The
-        attribute ``statistic`` tells what the forecast is. NaN where a context is constant, too short, or incomplete.
+        multiples; ``copy_error_change``, ``parrot_error_change`` and, with a truth, ``truth_error_change``: the rise of
+        the distance from each by ablation, in standard deviations of the context (above 0 if the head supports the
+        copy); for each what :func:`tsfm_lens.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the mass's
+        floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The attribute
+        ``statistic`` names the statistic of the forecast. NaN where a context is constant, too short, or incomplete.
 
     Source:
         tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
@@ -400,7 +400,7 @@ def amplitudes(stretches: Iterable[np.ndarray], periods: Iterable[float]) -> np.
 
 
 def amplitude_at(values: np.ndarray, period: float) -> float:
-    """Fit the amplitude of the sine of one period, beside a constant and a straight line."""
+    """Fit the amplitude of the sine of one period, together with a constant and a straight line."""
     finite = np.isfinite(values)
     if len(values) < period or finite.sum() < 5:
         return float("nan")

@@ -1,4 +1,4 @@
-"""Patching: activations of one run put into another, exactly or to first order, and what they recover."""
+"""Patching: activations of one run inserted into another, exactly or to first order, and the share recovered."""
 
 from __future__ import annotations
 
@@ -55,18 +55,18 @@ def activation_patching(
 ) -> xr.Dataset:
     """Patch every place and token position of a clean run into the corrupted one, or the other way round.
 
-    The corruption should keep a series' mean and scale, which no patch carries over.
+    The corruption should keep the mean and scale of a series, because patches do not carry them over.
 
     Args:
         clean: the run to explain.
         corrupted: a run of the same series with something removed, of equal lengths (see
-            :mod:`tsfm_lens.data.corruption`), made as the clean one is.
+            :mod:`tsfm_lens.data.corruption`), with the same options as the clean run.
         at: "stream" (residual stream around each layer), "branches", "heads", or names and globs of places.
         stack: the stack whose tokens are patched; the first if None.
         positions: "all" tokens at once, "each" token, or that many tokens at a time; None makes at most 32 groups. In
             rollouts a group is the tokens that cover the same steps.
-        direction: "denoise" puts clean activations into the corrupted run (what suffices), "noise" the other way (what
-            is needed).
+        direction: "denoise" puts clean activations into the corrupted run and tests what is sufficient; "noise" does
+            the reverse and tests what is necessary.
         progress: called with (done, of).
 
     Returns:
@@ -80,8 +80,8 @@ def activation_patching(
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
 
     Raises:
-        InputError: the runs are not made in the same way or differ in length, the corruption does nothing, or places of
-            several stacks are patched by position.
+        InputError: the runs have other options or lengths, the corruption does nothing, or places of several stacks are
+            patched by position.
         UnknownNameError: no such place.
 
     Example:
@@ -100,7 +100,7 @@ def activation_patching(
 
 
 def patches(pair: RunPair, places: Sequence[Place], groups: Sequence[list[int] | None]) -> list[Variant]:
-    """Return one variant a place and group of positions (None: all), places first."""
+    """Return one variant per place and group of positions (None: all), places first."""
     return [Variant(str(place.target), (_patch(pair, place, group),)) for place in places for group in groups]
 
 
@@ -188,7 +188,7 @@ class RunPair:
         return self.source.point - self.base.point
 
     def recovered(self, forecasts: np.ndarray) -> np.ndarray:
-        """Measure how far forecasts (…, series, step) are on the way from base to source, (…, series)."""
+        """Measure the share of the way from base to source that forecasts (…, series, step) cover, (…, series)."""
         return ((forecasts - self.base.point) * self.way).sum(-1) / np.square(self.way).sum(-1)
 
     def result(
@@ -295,7 +295,7 @@ def attribution_patching(
     exact: bool = True,
     progress: Progress | None = None,
 ) -> xr.Dataset:
-    """Estimate what patching each place would recover, from the gradient at the unpatched run.
+    """Estimate the share that patching each place would recover, from the gradient at the unpatched run.
 
     A saturated gate or softmax has no gradient, so the estimate misses its part.
 
@@ -314,7 +314,7 @@ def attribution_patching(
         Nanda 2023; Syed et al. 2023.
 
     Raises:
-        InputError: gradients that are no derivatives, a multivariate batch, or a horizon longer than one pass.
+        InputError: a library that rescales gradients, a multivariate batch, or a horizon longer than one pass.
 
     Example:
         >>> probes.attribution_patching(run, corrupted, exact=False)["first_order"].dims
@@ -371,7 +371,7 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
 
 
 def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]) -> Activations:
-    """Record activations of one forward and a loss's gradients at them; weights get none, which cost as much."""
+    """Record activations of one forward and a loss's gradients at them; weights get no gradients, to save time."""
     lens, leaves = run.lens, dict[str, list[Tensor]]()
     refuse_run(lens, rollout=False, gradients=True, loss=loss)
 

@@ -1,4 +1,4 @@
-"""Path patching: effect of one component through another, with every other path held."""
+"""Path patching: effect of one component through another, with every other path frozen."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ def path_patching(
 ) -> xr.Dataset:
     """Patch the path from each sender to each receiver.
 
-    The sender is patched from the source run while every later branch is held at the base run's write, and each
-    receiver's activation is recorded. Then only the receiver is set to that activation, and all later ones are free.
-    (Wang et al. hold attention only.)
+    First the sender is patched from the source run, every later branch is frozen at the base run's write, and each
+    receiver's activation is recorded. Then only the receiver is set to that activation, and all later branches respond.
+    (Wang et al. freeze attention only.)
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`.
         senders: heads and branches; the heads and MLPs of the output stack if None.
-        receivers: likewise, and "output" for the direct path to the forecast; as the senders, and "output", if None.
+        receivers: the same, and "output" for the direct path to the forecast; if None, the senders and "output".
         progress: called with (done, of), in senders.
 
     Returns:
@@ -152,8 +152,8 @@ def edge_attribution(
 ) -> xr.Dataset:
     """Score the edge from every component to every later one.
 
-    The receiver's change when the sender alone changes is exact (one forward a sender). Its effect on the forecast
-    comes from the gradient at the receiver; edges to the output are exact.
+    The change of the receiver if only the sender changes is exact (one forward pass per sender). The effect of that
+    change on the forecast comes from the gradient at the receiver. Edges to the output are exact.
 
     Args:
         clean, corrupted, direction: see :func:`tsfm_lens.probes.activation_patching`; in single forwards.
@@ -168,7 +168,7 @@ def edge_attribution(
         Syed et al. 2023; Hanna et al. 2024. They also take the sender's effect on the receiver to first order.
 
     Raises:
-        InputError: gradients that are no derivatives, a multivariate batch, or as in activation patching.
+        InputError: a library that rescales gradients, a multivariate batch, or as in activation patching.
 
     Example:
         >>> data = probes.edge_attribution(run, corrupted, nodes=["decoder.0.mlp", "decoder.1.mlp"])

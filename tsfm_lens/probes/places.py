@@ -71,7 +71,7 @@ def stack_named(wiring: Wiring, name: str | None, default: Stack) -> Stack:
 
 
 def listed(names: Any, what: str) -> list[str | Component]:
-    """Return names of components as a list, each once; one by itself stands for a list of one."""
+    """Return names of components as a list, each once; a single name is a list of one."""
     if isinstance(names, str | Component):
         return [names]
     try:
@@ -139,7 +139,7 @@ def component_coords(names: Sequence[Component | str]) -> dict[str, Any]:
 
 
 def head_or_kind(data: xr.Dataset) -> list[str]:
-    """Return the group that each component is compared in: "head" for heads, the kind for all else."""
+    """Return the group in which each component is compared: "head" for heads, the kind for all others."""
     kinds, heads = data["kind"].values.astype(str), data["head"].values
     return ["head" if head >= 0 else kind for kind, head in zip(kinds, heads, strict=True)]
 

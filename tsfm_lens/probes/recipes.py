@@ -1,4 +1,4 @@
-"""Heavy ablations: the choice of heads to ablate together, and forecasts when many parts go at once."""
+"""Heavy ablations: the choice of heads to ablate together, and forecasts without many parts at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ORDERS = ("low", "high")
 def heads_by_stable_rank(
     lens: Lens, keep: Mapping[int, int], *, order: str = "low", kind: str | None = None, paired: bool = True
 ) -> list[Component]:
-    """Return the heads to ablate, in model order, by the stable rank of W_Q W_Kᵀ, so that each layer keeps so many.
+    """Return the heads to ablate, in model order, by stable rank of W_Q W_Kᵀ, so that each layer keeps a number.
 
     Args:
         lens: the model; layers are those of the output stack.
@@ -189,7 +189,7 @@ def ablation_recipes(
     """Forecast with all components of each recipe ablated together, along the rollout and under the same draws.
 
     Args:
-        run: the forecast to explain, also beyond one pass, by the library's own forecasts; with a truth for the errors.
+        run: the forecast to explain, also beyond one pass; forecasts are the library's own. Errors need a truth.
         recipes: name -> components or globs. The plain forecast is "original" and always there.
         how, reference: the replacement; see :meth:`Lens.ablate`.
         quantiles: levels of the forecasts; those of the run's own forecast if None.
@@ -249,7 +249,7 @@ def ablation_recipes(
 
 
 def ablated_share(wiring: Wiring, components: Sequence[Component]) -> tuple[int, int, int]:
-    """Count the heads that a recipe takes, all heads of the kinds of attention touched, and the MLPs that it takes."""
+    """Count the heads and MLPs that a recipe ablates, and all heads of the kinds of attention concerned."""
     heads: set[tuple[str, str, int, int]] = set()
     mlps: set[tuple[str, int]] = set()
     for component in components:

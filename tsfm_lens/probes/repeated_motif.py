@@ -59,19 +59,19 @@ def repeated_motif(
 ) -> xr.Dataset:
     """Repeat random values, and measure which heads attend to what followed the last match.
 
-    Motifs are independent standard normal values, a whole number of tokens long. Every head is tested a second time, at
-    the same places, on series that repeat nothing. A context token looks for the patch after its last match, a token
-    that a forecast is read from for the steps that it forecasts, a whole number of motifs earlier.
+    Motifs are independent standard normal values, a whole number of tokens long. As a control, every head is tested at
+    the same places on series that repeat nothing. The right key of a context token is the patch after its last match.
+    That of a forecasting token covers its forecast steps, a whole number of motifs earlier.
 
     Args:
         lens: the model.
-        motif: length in tokens, or shortest and longest; half of what fits (at most 8) to that one if None.
-        repeats: times that the longest motif occurs; shorter ones fill the same context more often.
+        motif: length in tokens, or shortest and longest; if None, from half of what fits (at most 8) to that length.
+        repeats: repeats of the longest motif; shorter ones occur more often in the same context.
         n_series: random motifs.
         horizon: forecast steps; the model's own, at most the longest motif, if None.
         kind: kind of attention; the last one over time of the output stack if None.
-        queries: "forecast" for the tokens that a forecast is read from, "context" for those that show the last repeat;
-            None takes the former where the stack has such tokens, else the latter.
+        queries: "forecast" for the tokens that a forecast is read from, "context" for those of the last repeat. None
+            means the former if the stack has such tokens, else the latter.
         num_samples: of the forecasts.
         seed: of motifs and forecasts.
 
@@ -89,7 +89,7 @@ def repeated_motif(
         Olsson et al. 2022; tsfm-lens paper, appendix G, which tests tokens only (S3-RRT, S3-PREF).
 
     Raises:
-        InputError: the motifs do not fit, an option is not as above, or tokens are not all of one length.
+        InputError: the motifs do not fit, an option is other than above, or tokens differ in length.
         UnknownNameError: no such kind of attention.
 
     Example:
@@ -258,21 +258,21 @@ def training_history(
 ) -> xr.Dataset:
     """Score the heads of every checkpoint on the same repeated motifs.
 
-    Token models with cross-attention take :func:`tsfm_lens.probes.induction_scores`, with forced decoding; others
-    :func:`tsfm_lens.probes.repeated_motif`.
+    The probe is :func:`tsfm_lens.probes.induction_scores`, with forced decoding, for token models with cross-attention.
+    It is :func:`tsfm_lens.probes.repeated_motif` for others.
 
     Args:
-        checkpoints: lens by optimiser step; each is read from the mapping once, and not kept.
+        checkpoints: lens by optimiser step; each is read from the mapping once and then released.
         losses: training loss by step, at these steps or others.
         name: of the model that was trained; that of its last checkpoint if "".
         seed: of the motifs.
         options: of the probe above.
 
     Returns:
-        Dataset of kind "training_history" over (training_step, layer, head). Of token models ``prefix_matching``,
-        ``copy_score`` and ``prefix_floor`` (training_step); of others ``advantage``; each with ``_low``, ``_high`` and
+        Dataset of kind "training_history" over (training_step, layer, head). Token models: ``prefix_matching``,
+        ``copy_score`` and ``prefix_floor`` (training_step). Others: ``advantage``. Each with ``_low``, ``_high`` and
         ``_significant``. ``entropy_share``, the entropy of attention rows over that of uniform attention. ``copying``
-        (training_step), of token models the share of right tokens, of others 1 less the relative copy error. ``loss``
+        (training_step), the share of right tokens for token models, 1 less the relative copy error for others. ``loss``
         over (loss_step).
 
     Source:

@@ -39,23 +39,23 @@ __all__ = ["attention_rollout", "autoregressive_attention", "norm_weighted_atten
 def autoregressive_attention(
     run: Run, *, kind: str | None = None, stack: str | None = None, keys: str = "time"
 ) -> xr.Dataset:
-    """Map the attention of every head over the context, one column a forecast token.
+    """Map the attention of every head over the context, one column per forecast token.
 
-    Beyond one pass, models that re-read their context with the forecast so far appended (Chronos, Chronos-Bolt,
-    Chronos-2, Moirai 2) are followed pass by pass, along the run's path or the library's median.
+    Beyond one pass, models re-read the context with the forecast so far appended (Chronos, Chronos-Bolt, Chronos-2,
+    Moirai 2). These passes follow the run's path or the library's median.
 
     Args:
         run: the forecast to explain, of exactly one series.
         kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
         stack: "encoder", "decoder"; the output stack if None.
-        keys: "time" has a key for every step that any pass read, forecast steps included; "window" one for every place
-            in the window that a pass reads, as in the paper. Within one pass both are the same.
+        keys: "time" has a key for every step that any pass reads, forecast steps included. "window" has one for every
+            position in the window of a pass, as in the paper. Within one pass both are the same.
 
     Returns:
         Dataset of kind "autoregressive_attention": ``attention`` (layer, head, key, query), columns summing to 1;
         ``entropy`` (layer, head) in nats, mean over columns; ``sharpness_rank`` (layer, head), 0 for the sharpest of
         all. Coordinates ``key_start``, ``key_stop`` in steps from the forecast start, ``key_special`` for tokens that
-        cover no step (and for queries), and ``pass_start`` (query), the forecast steps that were known to the pass.
+        cover no step (and for queries), and ``pass_start`` (query), the forecast steps that the pass has read.
 
     Source:
         tsfm-lens paper, appendix D.2 (S3-ROLL).
@@ -184,7 +184,7 @@ def _fill(target: np.ndarray, entropy: np.ndarray, keys: np.ndarray, queries: np
 def attention_rollout(run: Run, *, stack: str | None = None) -> xr.Dataset:
     """Compute Abnar and Zuidema's attention rollout: how much of each input token may have reached each token.
 
-    The mean pattern over heads and the identity, half each for the residual stream, multiplied layer by layer.
+    Per layer, half the mean pattern over heads plus half the identity (the residual stream); layers are multiplied.
 
     Args:
         run: the forecast to explain, of exactly one series.
@@ -288,9 +288,9 @@ def _own_kind(stack: Stack) -> str:
 
 @probe("patch_attention", "first")
 def patch_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
-    """Compute a matrix a head, forecast × context tokens, its stable rank, and the patch that it reads most.
+    """Compute a matrix per head, forecast × context tokens, its stable rank, and the patch with the most attention.
 
-    Beyond one pass every pass has its own rows, and keys are places in the window that it reads, as in the paper.
+    Beyond one pass, every pass has its own rows, and keys are positions in its window, as in the paper.
 
     Args:
         run: the forecast to explain, of exactly one series.

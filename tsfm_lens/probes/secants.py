@@ -24,18 +24,18 @@ _Lines = tuple[Tensor, Tensor, Tensor] | None
 class Secants(TorchFunctionMode):
     """Derivative of a readout along the path from an empty stream to a full one, by Gauss's rule.
 
-    At each node an elementwise function has the mean slope of its secants over short cells, weighted by the node's
-    Lagrange polynomial, so that kinks lose nothing. One hidden layer is exact with one node: its one secant has the
-    mean derivative. All else has its own derivative at the node.
+    At each node an elementwise function gets the mean slope of its secants over short cells, weighted by the node's
+    Lagrange polynomial, so kinks are exact. One hidden layer is exact with one node, whose secant has the mean
+    derivative. All other functions have their own derivative at the node.
 
     Args:
-        readout: streams (point, …) -> what is read out (point, …).
+        readout: function from streams (point, …) to outputs (point, …).
         stop: end of the path.
         nodes: of Gauss's rule.
 
     Attributes:
-        affine: whether the readout is affine but for elementwise functions.
-        one_hidden: whether it is, and has at most one of them along the path.
+        affine: whether the readout is affine except for elementwise functions.
+        one_hidden: whether it is affine in this sense, with at most one such function along the path.
 
     Source:
         Sundararajan et al. 2017 for the path integral.

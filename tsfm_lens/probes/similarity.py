@@ -1,4 +1,4 @@
-"""Similarity of layers' updates and streams, and how many directions heads write in."""
+"""Similarity of layers' updates and streams, and the number of directions in which heads write."""
 
 from __future__ import annotations
 
@@ -73,9 +73,9 @@ EPSILON = 1e-8
 def entropic_rank(run: Run, *, kind: str | None = None, batch_size: int = 8) -> xr.Dataset:
     """Compute the entropic rank of the head outputs of every layer of the output stack.
 
-    The writes of a layer's heads at one token, after the output projection and before a norm behind it, are scaled to
-    length 1 and stacked. The entropy of their normalised singular values is averaged over tokens and exponentiated: 1
-    if all heads write along one line, the number of heads if no two share any direction.
+    The writes of a layer's heads at one token, after the output projection and before a post-norm, are scaled to length
+    1 and stacked. The entropy of their normalised singular values is averaged over tokens and exponentiated. It is 1 if
+    all heads write along one line, and the number of heads if no two share a direction.
 
     Args:
         run: the forecast to explain.

@@ -1,4 +1,4 @@
-"""Ranks of embedded series, and of the stream before each layer beside those of each W_Q."""
+"""Ranks of embedded series, of the stream before each layer, and of each layer's W_Q."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def embedding_ranks(
     batch_size: int = 8,
     seed: int = 0,
 ) -> xr.Dataset:
-    """Compute spectra, ranks and angles of the tokens that series are embedded as, before the first layer.
+    """Compute spectra, ranks and angles of embedded tokens, before the first layer.
 
-    Only tokens that show the series count: no special ones, and none of the future or of padding.
+    Only tokens of the series count, not special tokens or those of the future and of padding.
 
     Args:
-        run: its model, and its series as the family "own series".
+        run: gives the model, and its series are the family "own series".
         signals: series by name of the family, as of :func:`tsfm_lens.data.as_series`; :func:`signal_families` if None.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
-        tokens: number of each family's tokens that have angles, evenly over its first 4096.
+        tokens: number of tokens with angles per family, evenly over its first 4096.
         batch_size: series in a group.
         seed: of the families.
 
@@ -115,11 +115,11 @@ def embedding_ranks(
 def signal_families(run: Run, *, seed: int = 0) -> dict[str, SeriesBatch]:
     """Return sinusoids, exponentials, white noise and zeros, as long as the longest series of a run.
 
-    Each family but the last has 8 to 64 series, so that there are about two tokens for each dimension of the stream. A
-    language model takes sequences of random ids alone.
+    Each family but the last has 8 to 64 series, so that there are about two tokens per dimension of the stream. For a
+    language model, the only family is sequences of random ids.
 
     Args:
-        run: whose series are matched.
+        run: gives the model and the length of series.
         seed: of phases and noise.
 
     Example:
@@ -222,7 +222,7 @@ def _angles(embeddings: Mapping[str, _Tokens], tokens: int) -> dict[str, Any]:
 
 _E2 = float(np.exp(2.0))
 _AGREES = 1e-3
-"""Largest deviation of a head's output from pattern times values, a share of its own size, by rounding alone."""
+"""Largest relative deviation of a head's output from pattern times values by rounding alone."""
 
 
 @probe("flow_of_ranks")
@@ -236,15 +236,15 @@ def flow_of_ranks(
 ) -> xr.Dataset:
     """Compute spectra and ranks of the stream before each layer and after the last, and of each layer's W_Q.
 
-    The matrix of a stream has a row per token of every series. It is factorised group by group in float64, so that many
-    series need no more memory than few.
+    The matrix of a stream has a row per token of every series. It is factorised group by group in float64, so memory
+    does not grow with the number of series.
 
     Args:
         run: the forecast to explain.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
-        stack: the stack of the stream; the first one, which reads the series, if None.
+        stack: the stack of the stream; if None, the first one, which reads the series.
         batch_size: series in a group, or items where they have several variates.
-        apart: the most series with a rank of their own.
+        apart: largest number of series with a rank of their own.
 
     Returns:
         Dataset of kind "flow_of_ranks". Over ``stream`` ("embed", then "0", … after each layer) spectra and ranks

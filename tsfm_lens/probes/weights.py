@@ -1,4 +1,4 @@
-"""Spectra, ranks and angles of weight matrices, of whole ones and head by head: weights alone."""
+"""Spectra, ranks and angles of weight matrices, whole and per head; only weights are used."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def head_spectra(
         kind: kind of attention; the stack's last kind if None.
         stack: the stack of the attention; the output stack if None.
         products: "QK", "OV" or both.
-        fold_norm: with the gain of the norm before the branch in the matrices.
+        fold_norm: fold the gain of the norm before the branch into the matrices.
 
     Returns:
         Dataset of kind "spectra": ``singular_value`` (product, layer, head, mode), descending; ``stable_rank``
         (product, layer, head), the squared Frobenius over the squared spectral norm, NaN for zero weights; ``order``
-        (product, layer, head), the place of a head in its layer by ascending stable rank.
+        (product, layer, head), the rank of a head in its layer by ascending stable rank.
 
     Source:
         tsfm-lens paper, definition 5.1 (S3-SRANK); factors of 1/sqrt(d_head) change no stable rank.
@@ -139,15 +139,15 @@ def weight_ranks(
 ) -> xr.Dataset:
     """Compute singular values and ranks of the matrices of every attention and every MLP, in float64.
 
-    Rounding to the checkpoint's precision moves them by about ``rounding_floor`` times the largest; ``told`` is false
-    for ranks at a smaller ε.
+    Rounding to the checkpoint's precision moves singular values by about ``rounding_floor`` times the largest. At a
+    smaller ε a rank is not certain, and ``told`` is false.
 
     Args:
         lens: the model.
         epsilon: one or several; a singular value counts if it is above ε times the largest.
-        per_head: the part of every head too, as matrices of their own.
+        per_head: also the part of every head, as a matrix of its own.
         stack: one stack; all if None.
-        parts: names of matrices; the model may lack some.
+        parts: names of matrices; a model need not have all.
         decades: number of decades of the histogram.
 
     Returns:
@@ -164,7 +164,7 @@ def weight_ranks(
 
     Raises:
         UnknownNameError: no such stack or part.
-        InputError: an ε outside (0, 1) or below what the weights can tell; values that are not finite; no part.
+        InputError: an ε outside (0, 1) or below the weights' precision; values that are not finite; no part.
 
     Example:
         >>> data = probes.weight_ranks(lens, epsilon=0.01)
@@ -198,7 +198,7 @@ def weight_ranks(
 
 @dataclass(frozen=True, eq=False)
 class Matrix:
-    """Weight matrix: where it stands, and its values (rows, columns), which act from the right."""
+    """Weight matrix: its place in the model, and its values (rows, columns), which act from the right."""
 
     stack: str
     layer: int
@@ -327,15 +327,15 @@ def row_angles(
 ) -> xr.Dataset:
     """Compute angles between the directions of the stream that the heads of a layer read, or write.
 
-    A layer is significant if the difference of angles between heads and within a head exceeds 95 % of the largest
-    differences, over layers, of rows shuffled among the heads.
+    The statistic of a layer is the difference of angles between heads and within a head. A layer is significant if it
+    exceeds 95 % of the largest such differences, over layers, with rows shuffled among the heads.
 
     Args:
         lens: the model.
         part: "W_Q", "W_K", "W_V" or "W_O".
         kind: kind of attention; the stack's first kind if None.
         stack: the stack of the attention; the first one, which reads the series, if None.
-        rows: most rows with single angles, evenly over the heads; means are over all rows.
+        rows: largest number of rows with single angles, evenly over the heads; means are over all rows.
         permutations: number of shuffles.
         seed: of the shuffles.
 

@@ -37,23 +37,23 @@ def ablation_effects(
 ) -> xr.Dataset:
     """Ablate components one at a time and compare the forecasts.
 
-    In single forwards a token model's decoder follows the run's path whatever is ablated; in rollouts every ablated
-    model follows its own path, under the same draws. Redundant components rank low; see ``self_repair`` of
+    In single forwards, a token model's decoder is teacher-forced along the run's path. In rollouts, every ablated model
+    follows its own path, under the same draws. Redundant components rank low; see ``self_repair`` of
     :func:`tsfm_lens.probes.causal_effects`.
 
     Args:
         run: the forecast to explain; with a truth for the errors.
         components: names or globs; if None every head, MLP and whole layer of the output stack.
         how: "zero", "mean", "resample" or "noise"; see :meth:`Lens.ablate`.
-        reference: for mean and resample; draws take the run's seed.
+        reference: activations for mean and resample; draws use the run's seed.
         progress: called with (done, of) after each component.
 
     Returns:
         Dataset of kind "ablation" over ``component`` and ``series``: ``spearman_distance`` to the plain forecast; with
         a truth ``mae``, ``mase``, their baselines and relative changes (``mae_change`` = ablated / baseline - 1);
         ``mean_shift``, the mean distance from the plain forecast in data units; for each what
-        :func:`tsfm_lens.findings.judge` adds. A token model's first step, whose decoder reads no value, is left
-        out of all, and has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
+        :func:`tsfm_lens.findings.judge` adds. All leave out a token model's first step, whose decoder reads no value;
+        it has ``first_step_shift``. ``forecast`` and ``baseline_forecast``: see attribute ``statistic``.
 
     Source:
         tsfm-lens paper, section 3 (S3-ZA-H, S3-ZA-M, S3-ZA-L, S3-SPEAR).
@@ -119,7 +119,7 @@ def points_without(
     *,
     beside: Sequence[Variant] = (),
 ) -> np.ndarray:
-    """Forecast without each component, and behind them with further variants, (variant, series, step)."""
+    """Forecast without each component, then with further variants, (variant, series, step)."""
     # the caller's own hooks may change before the next call
     shares = how == "zero" and not run.lens.registry.in_use
     cache: dict[Component, np.ndarray] = run.cache.setdefault("ablated", {}) if shares else {}

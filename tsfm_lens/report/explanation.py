@@ -1,4 +1,4 @@
-"""Explanation of one forecast as a page: the inputs that moved it, their routes, and the proofs."""
+"""Explanation of one forecast as a page: the inputs that moved it, their routes, and the faithfulness tests."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def explain(
     progress: Callable[[str, int, int], None] | None = None,
     left_out: dict[str, str] | None = None,
 ) -> Explanation:
-    """Explain a forecast: effects of the inputs, their routes, the proofs, and the use of covariates.
+    """Explain a forecast: effects of the inputs, their routes, faithfulness tests, and the use of covariates.
 
     Sections that the model or the series do not allow are left out.
 
@@ -77,7 +77,7 @@ def explain(
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKING_KINDS}
     if method is not None:
         own["input_attribution"]["method"] = method
-    # a proof takes the options of its explanation, even if that has no section of its own
+    # a test takes the options of its explanation, even if that has no section of its own
     arguments = {
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }
@@ -93,9 +93,9 @@ def explain(
 
 
 def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
-    """Return the verdict on all proofs among results in a word, and its sentences; nothing where there is no proof."""
-    proofs = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
-    return verdict(*proofs) if proofs else ("", [])
+    """Return the joint verdict of the faithfulness tests among results, and its sentences; "" and [] without tests."""
+    tests = [results[kind] for kind in _MASKING_KINDS[2:] if kind in results]
+    return verdict(*tests) if tests else ("", [])
 
 
 def refuse_unknown(method: str | None, reference: Reference) -> None:

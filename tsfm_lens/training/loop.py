@@ -24,7 +24,7 @@ __all__ = ["Plan", "Task", "Training"]
 
 @runtime_checkable
 class Task(Protocol):
-    """A model, on the device where it is trained, and its losses; a run is resumed only by a task of one identity."""
+    """A model, on the device where it is trained, and its losses; a run resumes only with a task of equal identity."""
 
     model: nn.Module
 
@@ -40,7 +40,7 @@ class Task(Protocol):
         """Compute the scalar loss of the batch of a step; the batch depends on the step and the task's seed alone."""
 
     def evaluate(self) -> Mapping[str, float]:
-        """Measure the model as it is, such as the validation error, the one to stop by first; {} for none."""
+        """Measure the model, such as its validation error; patience looks at the first measure. {} for none."""
 
 
 class Plan(Strict):
@@ -48,10 +48,10 @@ class Plan(Strict):
 
     Attributes:
         steps: of the optimiser.
-        save_every: steps between two saved states, each with a line of the mean loss since the last one in the log.
+        save_every: steps between two saved states; each adds the mean loss since the last one to the log.
         evaluate_every: steps between two evaluations; 0 for none.
-        patience: evaluations in a row without a lower first measure after which the run ends with the best weights;
-            None for never.
+        patience: the run ends, with the best weights, after this many evaluations in a row without a lower first
+            measure; None for never.
         snapshots: steps at which the weights are kept in the history, 0 for the untrained ones.
         clip: largest norm of a gradient, over all weights; None for any.
         dropout: whether the model is in training mode, with its dropout.
@@ -71,18 +71,18 @@ class Training:
 
     Args:
         task: what is trained.
-        plan: how long, and what is kept.
+        plan: length of the run, and what is saved.
         optimizer: of its model's weights, by its ``step(closure)``, such as :class:`tsfm_lens.training.SAM`.
-        out: folder of the state, the log and the history, which is made; None keeps nothing.
-        rate: learning rate of each step; that of the optimiser if None. A parameter group with a "share" gets so much
-            of it.
+        out: new folder for state, log and history; None saves nothing.
+        rate: learning rate of each step; that of the optimiser if None. A parameter group with a "share" gets this
+            share.
         callbacks: called after every step, and before the first, with this run.
 
     Attributes:
         step: optimiser steps done.
-        seconds: that they took.
-        last_loss: mean training loss up to the last saved state, since the line of the log before it.
-        best: lowest first measure of the evaluations so far, its step; None before the first.
+        seconds: duration of these steps.
+        last_loss: mean training loss between the last two saved states.
+        best: lowest first measure of the evaluations so far, and its step; None before the first.
 
     Example:
         >>> done = Training(task, torch.optim.Adam(task.model.parameters()), Plan(steps=3)).run(quiet=True)
@@ -141,7 +141,7 @@ class Training:
     def run(
         self, *, until: int | None = None, quiet: bool = False, progress: Callable[[int, int], None] | None = None
     ) -> bool:
-        """Train to the plan's last step, or to ``until``; return False if a signal or ``until`` was before its end.
+        """Train to the plan's last step, or to ``until``; return False if a signal or ``until`` came first.
 
         Raises:
             InputError: the loss is not finite; the last saved state is as it was.
@@ -172,7 +172,7 @@ class Training:
 
     @property
     def ended(self) -> bool:
-        """End of the run: true when all steps are done, or patience is at its end."""
+        """End of the run: true when all steps are done, or patience is used up."""
         return self.step >= self.plan.steps or self._patience_over
 
     def train_step(self) -> Tensor:

@@ -19,12 +19,13 @@ FAR = 25.0
 
 
 class Stage(BaseModel):
-    """One leg of a curriculum, from step `start` until the next stage starts.
+    """One stage of a curriculum, from step `start` until the next stage starts.
 
-    Of token models `smoothing` is the standard deviation of the labels in bins, `first_weight` multiplies the loss of
-    the first step, falling to 1 over four, `blank` and `own_share` are the shares of decoder inputs that every second
-    row loses or samples itself, and a share `rollout` of the rows is led by the model's own forecast alone. Of patch
-    models a `log_floor` above 0 lets rows count by the logarithm of their loss plus this. See also SeriesSource.batch.
+    Token models: `smoothing` is the standard deviation of the labels in bins. `first_weight` multiplies the loss of the
+    first step, falling to 1 over four. `blank` and `own_share` are the shares of decoder inputs that every second row
+    loses or samples itself. A share `rollout` of the rows is teacher-forced with the model's own forecast. Patch
+    models: a `log_floor` above 0 makes rows count by the logarithm of their loss plus this. See also
+    SeriesSource.batch.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -95,7 +96,7 @@ def own_inputs(
 def own_forecasts(
     model: PreTrainedModel, inputs: torch.Tensor, encoded: dict[str, torch.Tensor], share: float, seed: int
 ) -> torch.Tensor:
-    """Lead a share of the rows by forecasts that the model draws as its pipeline does (Venkatraman et al. 2015)."""
+    """Teacher-force a share of the rows with forecasts drawn by the model's pipeline (Venkatraman et al. 2015)."""
     generator = torch.Generator(inputs.device).manual_seed(seed)
     rows = torch.rand(len(inputs), generator=generator, device=inputs.device) < share
     mixture = inputs.clone()
@@ -140,7 +141,7 @@ def token_step_losses(
 def token_loss(
     model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage, *, seed: int = 0
 ) -> torch.Tensor:
-    """Compute the scalar loss of a token model: the first forecast steps weigh more, for they must find the phase."""
+    """Compute the scalar loss of a token model; the first forecast steps weigh more, because they set the phase."""
     losses = token_step_losses(model, past, future, stage, seed=seed)
     # they fall to 1 over four steps, and their mean is 1
     weights = 1.0 + (stage.first_weight - 1.0) * torch.clamp(1.0 - torch.arange(len(losses)) / 4.0, min=0.0)

@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation: the gradient that moves the weights is taken where the loss nearby is highest."""
+"""Sharpness-aware minimisation: weights move by the gradient at the nearby point of highest loss."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ Closure = Callable[[], Any]
 class SAM(Optimizer):
     """An optimiser whose every step uses the gradient at ω + ε̂, ε̂ = ρ ∇L(ω) / ‖∇L(ω)‖₂, applied at ω.
 
-    ``step(closure)`` calls the closure twice, at ω and at ω + ε̂ (once with ρ = 0, as the base optimiser does); it must
-    clear the gradients, compute the loss of one batch, go backward, and return the loss. The norm is one over all
-    weights of all groups. Groups and state are those of the base optimiser. Weights are put back if anything fails.
+    ``step(closure)`` calls the closure twice, at ω and at ω + ε̂ (once with ρ = 0, as the base optimiser does). The
+    closure must clear the gradients, compute the loss of one batch, go backward, and return the loss. The norm is over
+    all weights of all groups. Groups and state are those of the base optimiser. Weights are put back if anything fails.
 
     Args:
         base: any optimiser of torch that needs one gradient a step, such as Adam, AdamW and SGD.
@@ -57,7 +57,7 @@ class SAM(Optimizer):
         """Move the weights once, and return the loss at ω.
 
         Raises:
-            InputError: there is no closure; or a gradient is not finite, and the weights are as before the step.
+            InputError: there is no closure, or a gradient is not finite; then the weights stay as before the step.
         """
         if closure is None:
             raise InputError("a step takes two gradients of one batch: call step(closure), as for torch.optim.LBFGS")
@@ -113,7 +113,7 @@ class SAM(Optimizer):
         return {**self.base.state_dict(), "rho": self.rho, "eps": self.eps}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from a state with its ρ and eps; InputError if it is of an optimiser without."""
+        """Load a state with its ρ and eps; InputError if it is of an optimiser without them."""
         missing = {"rho", "eps"} - set(state_dict)
         if missing:
             raise InputError(

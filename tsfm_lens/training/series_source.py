@@ -1,4 +1,4 @@
-"""Training rows by step number: the same (seed, step) gives the same batch, so a run can stop and go on."""
+"""Training rows by step number: the same (seed, step) gives the same batch, so a run can resume."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOISE = (0.0, 0.0, 0.0, 0.02, 0.05, 0.15, 0.4)
 """Observation noise, in standard deviations of the row."""
 
 FAR_SHARE = 0.25
-"""Share of the rows with a level of their own that stand far from 0 for their spread."""
+"""Share of the rows with a level of their own whose level is far from 0 relative to their spread."""
 
 SHORT_SHARE = 0.2
 """Share of the rows whose context is cut short."""
@@ -94,8 +94,8 @@ class SeriesSource:
     ) -> tuple[Tensor, Tensor]:
         """Return context (rows, context) and future (rows, horizon) of a training step; NaN = not there.
 
-        Three in five rows get a level, of which a share `far` lies far from 0 relative to its spread; a share `short`
-        of all rows has a context of any length down to 16 steps, uniform in its logarithm.
+        Three in five rows get a level; a share `far` of these levels is far from 0 relative to the spread. A share
+        `short` of all rows has a shorter context, down to 16 steps, uniform in its logarithm.
         """
         rng = np.random.default_rng([self.seed, step])
         length = context + horizon

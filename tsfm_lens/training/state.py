@@ -136,7 +136,7 @@ def snapshot_files(folder: Path) -> dict[int, Path]:
 
 
 def read_log(file: str | Path) -> list[dict[str, Any]]:
-    """Read the lines of a log, each a mapping with "step"; a last line that a kill has cut short is left out.
+    """Read the lines of a log, each a mapping with "step"; an incomplete last line is left out.
 
     Raises:
         CheckpointError: there is no such file, or a line before the last one is no JSON.
@@ -160,7 +160,7 @@ def read_log(file: str | Path) -> list[dict[str, Any]]:
 
 
 def cut(file: Path, step: int) -> None:
-    """Drop the lines of a log that came after a step, which is to be gone through again."""
+    """Drop the lines of a log after a step from which training resumes."""
     if file.exists():
         lines = [line for line in read_log(file) if line["step"] <= step]
         with replacing(file) as part:

@@ -147,7 +147,7 @@ def test_too_few_windows_are_undecided_and_say_so() -> None:
     unknown = judged([ClaimPart("", np.full(9, np.nan), "x")], range(9))
     assert (unknown.outcome, unknown.why) == (UNDECIDED, "it is not defined here")
     mixed = judged([ClaimPart("", np.array([1.0, -1.0] * 6), "x")], range(12))
-    assert mixed.why == "the interval holds 0"
+    assert mixed.why == "interval contains 0"
     expect_error("no part", judged, [], [])
     expect_error("with 4 windows", judged, [ClaimPart("", np.ones(3), "x")], range(4))
 
@@ -171,7 +171,7 @@ def test_what_follows_from_counts_is_exact_and_two_intervals_can_be_compared() -
     high, low = Interval(3.0, 2.0, 4.0), Interval(1.0, 0.5, 1.5)
     assert larger(high, low, "x").outcome == HOLDS
     assert larger(low, high, "x").outcome == FAILS
-    assert larger(Interval(3.0, 0.0, 6.0), Interval(1.0, -2.0, 4.0), "x").why == "the interval holds 0"
+    assert larger(Interval(3.0, 0.0, 6.0), Interval(1.0, -2.0, 4.0), "x").why == "interval contains 0"
     assert larger(Interval(3.0, np.nan, np.nan), low, "x").why == "too few series for an interval"
 
 
@@ -192,7 +192,7 @@ def test_trends_are_tested_over_every_order() -> None:
     few = judged_trends([ClaimPart("", values[:4], "x")], places[:4], "run")
     assert few.why == "4 runs, not testable with this record: one part needs 5 or more"
     flat = judged_trends([ClaimPart("", np.ones(6), "x")], places, "run")
-    assert (flat.outcome, flat.why) == (UNDECIDED, "the interval holds 0")
+    assert (flat.outcome, flat.why) == (UNDECIDED, "interval contains 0")
 
 
 def scores(rng: np.random.Generator, *, units: int, slope: float, noise: float, seed: int = 0) -> HeadScores:

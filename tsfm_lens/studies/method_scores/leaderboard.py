@@ -122,7 +122,7 @@ for routes."""
 START, STOP = "<!-- from the explanations -->\n", "<!-- end of the explanations -->"
 _TITLES = {
     "inputs": "Which inputs explain a forecast",
-    "naive": "Orders of the inputs that look at no model",
+    "naive": "Orders of the inputs that ignore the model",
     "routes": "Through which heads and MLPs the input acts",
 }
 

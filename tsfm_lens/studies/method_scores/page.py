@@ -18,15 +18,15 @@ START, STOP = "<!-- from the scores -->\n", "<!-- end of the scores -->"
 LEVELS = {
     "parts": "Which heads and MLPs",
     "edges": "Which edges",
-    "inputs": "Which of the past",
-    "repaired": "Which part is made up for by another",
-    "pairs": "Which two make up for each other",
+    "inputs": "Which stretches of the past",
+    "repaired": "Which part a backup compensates",
+    "pairs": "Which two parts compensate for each other",
 }
 DECOYS = {
-    "lifts": "lifts all logits alike",
-    "copying head": "looks where the copying head looks",
-    "loud|times": "writes much, to where nobody reads",
-    "noise|nothing|the same": "looks sharply, and writes next to nothing",
+    "lifts": "raises all logits equally",
+    "copying head": "attends where the copying head attends",
+    "loud|times": "writes much to unread directions",
+    "noise|nothing|the same": "attends sharply and writes almost nothing",
 }
 """Kinds of decoys by a pattern in their sentence on the card; the first that matches counts."""
 PLANTED, UNTRAINED = "planted", "untrained"
@@ -147,7 +147,7 @@ def _decoys(decoys: pd.DataFrame) -> str:
         by_kind = [group[group["decoy"] == kind] for kind in kinds]
         shares = [[_share(own["fooled"]), _share(own["claimed"])] for own in by_kind]
         table.append([name, *(" / ".join(filter(None, pair)) for pair in shares)])
-    words = "Share of decoys that a method ranks among as many parts as are true, and, behind a stroke, that it claims."
+    words = "Share of decoys among as many top scores as there are true parts; after the slash, the share claimed."
     return f"{words}\n\n{markdown(table)}"
 
 
@@ -156,7 +156,7 @@ def _kind(does: str) -> str:
     for words, kind in DECOYS.items():
         if re.search(words, does):
             return kind
-    raise InputError(f"a decoy {does!r} is of no known kind; its words belong into DECOYS")
+    raise InputError(f"a decoy {does!r} is of no known kind; its words belong in DECOYS")
 
 
 def _methods(rows: pd.DataFrame) -> Iterable[tuple[str, pd.DataFrame]]:

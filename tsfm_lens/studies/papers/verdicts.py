@@ -166,9 +166,7 @@ def _decide(
         if outcome == UNDECIDED:
             few = _few(each.count, minimum, len(parts), over)
             unknown = "undefined in too many draws" if isinstance(part, Resampled) and math.isnan(each.low) else ""
-            why = (
-                few or unknown or ("the interval holds 0" if _side(each) == UNDECIDED else "p is above 5 % after Holm")
-            )
+            why = few or unknown or ("interval contains 0" if _side(each) == UNDECIDED else "p is above 5 % after Holm")
         tests.append(Tested(part.words, part.of, outcome, each, float(p), why, part.level))
     return Verdict(tuple(tests), over)
 
@@ -208,7 +206,7 @@ def larger(more: Interval, less: Interval, of: str, words: str = "") -> Verdict:
     found = Interval(difference, low, high)
     finite = math.isfinite(low) and math.isfinite(high)
     outcome = _side(found) if finite else UNDECIDED
-    why = "" if outcome != UNDECIDED else "the interval holds 0" if finite else "too few series for an interval"
+    why = "" if outcome != UNDECIDED else "interval contains 0" if finite else "too few series for an interval"
     return Verdict((Tested(words, of, outcome, found, why=why),))
 
 

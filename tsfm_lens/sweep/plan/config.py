@@ -137,12 +137,12 @@ class SweepConfig(Strict):
         windows: windows of each dataset, drawn at random; all if None.
         chunk: series of one cell, the unit that is finished, kept and resumed.
         block: variants of one file of the store.
-        distance_steps: forecast steps that distances to the plain forecast are taken over.
-        how: what takes the place of ablated components.
+        distance_steps: number of forecast steps for distances to the plain forecast.
+        how: what replaces the output of ablated components.
         reference_windows: windows on which the values of "mean" and "resample" are recorded.
         seed: of the windows and forecasts.
-        memory: limit of what the forecasts of one worker may hold, such as "4 GB"; half of what is free if None.
-        devices: torch devices that workers are dealt out to.
+        memory: limit for the forecasts of one worker, such as "4 GB"; half of the free memory if None.
+        devices: torch devices over which workers are distributed.
         statistics: see there.
     """
 

@@ -30,7 +30,7 @@ def needs_series(order: str) -> bool:
 
 
 def parse_orders(texts: Iterable[str]) -> list[str]:
-    """Spell orders out, each once: "stable_rank" from both ends, "random:0..2" as three orders."""
+    """Expand names of orders, each once: "stable_rank" from both ends, "random:0..2" as three orders."""
     orders: list[str] = []
     for text in texts:
         name, _, rest = str(text).partition(":")

@@ -1,4 +1,4 @@
-"""Recipes: which heads and MLPs go together, from files; the published ones come with the package."""
+"""Recipes: sets of heads and MLPs to ablate together, from files; the published ones come with the package."""
 
 from __future__ import annotations
 
@@ -71,14 +71,14 @@ def middle_third(n_layers: int) -> list[int]:
 
 
 class LayersAt(Strict):
-    """Layers taken to heads@k, or ``extra`` heads more; "others" are all that the recipe does not name elsewhere."""
+    """Layers that keep heads@k, or ``extra`` heads more; "others" are all that the recipe does not name elsewhere."""
 
     layers: LayerSelection
     extra: int = Field(default=0, ge=0)
 
 
 class Recipe(Strict):
-    """Heads and MLPs that go together."""
+    """Heads and MLPs that are ablated together."""
 
     name: str
     title: str = ""
@@ -200,7 +200,7 @@ def to_entries(
     random_seeds: Sequence[int] = (),
     scale: bool | None = None,
 ) -> list[PlanEntry]:
-    """Plan a recipe, and as many heads of each layer at random with the same MLPs."""
+    """Plan a recipe, and random sets of as many heads of each layer with the same MLPs."""
     heads, mlps = heads_of(recipe, planner.lens, measured=measured, scale=scale)
     explicit = is_for(recipe, planner.lens) and not recipe.kept_heads and not recipe.measured
     explicit = explicit and (recipe.lists is None or recipe.lists.heads is not None)
@@ -223,7 +223,7 @@ class _FittedRecipe:
         self.of_heads = self.stack.n_heads if self.fits or heads is None else heads
 
     def heads(self) -> dict[int, list[int]]:
-        """Return the heads that go, by layer."""
+        """Return the ablated heads by layer."""
         listed, counted = self.recipe.heads, self.recipe.kept_heads
         heads: dict[int, list[int]] = {}
         counts = {layer: self.of_heads - len(set(indices)) for layer, indices in listed.items()}

@@ -1,4 +1,4 @@
-"""Stages of a sweep for one model: first the variants known beforehand, then those that depend on results."""
+"""Stages of a sweep for one model: first the variants that need no results, then those that depend on them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _Place = tuple[int, str]
 
 @dataclass(frozen=True, eq=False)
 class SweepStage:
-    """Variants that can run without knowing more, on the windows of the first ``looks`` looks, on all if None."""
+    """Variants that can run without further results, on the windows of the first ``looks`` looks (all if None)."""
 
     title: str
     entries: list[PlanEntry]

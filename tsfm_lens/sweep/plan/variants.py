@@ -1,4 +1,4 @@
-"""The families of variants that a sweep is made of: layers, ranges, heads, counts of heads, components, recipes."""
+"""The families of variants of a sweep: layers, ranges, heads, counts of heads, components, recipes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TAGS = (
 
 @dataclass(frozen=True)
 class VariantSpec:
-    """Components taken out of a model, whatever the variant is called and in whatever order they are named."""
+    """Ablated components of a model; the variant's name and the order of components do not matter."""
 
     components: tuple[str, ...] = ()
     how: str = "zero"
@@ -68,7 +68,7 @@ class VariantSpec:
 
 @dataclass(frozen=True)
 class PlanEntry:
-    """One line of a plan: a variant of a model, and why it is run."""
+    """One line of a plan: a variant of a model, and its purpose."""
 
     model: str
     family: str
@@ -124,7 +124,7 @@ def mlps_in(stack: Stack, layer: int) -> list[Component]:
 
 @dataclass(frozen=True)
 class VariantPlanner:
-    """Planner of the variants of one model, which are of the output stack."""
+    """Planner of the variants of one model, in its output stack."""
 
     lens: Lens
     model: str
@@ -268,7 +268,7 @@ class VariantPlanner:
     def random(
         self, recipe: str, keep: Mapping[int, int], seeds: Sequence[int], mlps: Sequence[int] = ()
     ) -> list[PlanEntry]:
-        """Draw a recipe's counts of heads (``keep``: layer -> heads that stay) without replacement, once per seed."""
+        """Draw heads to ablate, so that ``keep`` (layer -> count) stay, without replacement, once per seed."""
         entries = []
         for draw in seeds:
             heads: dict[int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""Rows of a sweep, and all tests that its report shows of one model and metric, corrected as one family."""
+"""Rows of a sweep, and all tests of its report on one model and metric, corrected as one family."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Results:
         plan: entries of the sweep.
         layers: number of layers of each model.
         statistics: confidence of intervals and tests.
-        limits: by layer and order, how many heads must be kept, if that was searched; see :func:`better_orders`.
+        limits: the number of heads to keep by layer and order, if it was searched; see :func:`better_orders`.
         judged_by: the metric of that search.
         attrs: of all tables.
     """
@@ -50,7 +50,7 @@ class Results:
         return self.plan[(self.plan["model"] == model) & self.plan["family"].isin(families)]
 
     def by_model(self, *families: str) -> Iterator[tuple[str, pd.DataFrame]]:
-        """Yield each model with its entries in some families, if it has any beside the plain model."""
+        """Yield each model with its entries in some families, if it has any but the plain model."""
         for model in self.plan["model"].unique():
             entries = self.of(model, *families)
             if set(entries["variant"]) - {PLAIN}:
@@ -69,7 +69,7 @@ class Results:
         """Measure all :func:`changes` of a model's metric that a report shows, its tests corrected as one family.
 
         Returns:
-            By variant; below them, with the choice ``of`` which they are, the tests of one choice against another.
+            A row per variant; below them the tests between choices, with the choice ``of`` which they are.
         """
         if (model, metric) not in self._cache:
             shown = {"MASE": tuple(self.plan["family"].unique()), "spearman_distance": (*EFFECTS, "heads")}

@@ -1,4 +1,4 @@
-"""A store as the results that figures, tables and reports are made of: one tidy table for each question."""
+"""Results for figures, tables and reports, from a store: one tidy table for each question."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ _BETTER_COLUMNS = ["model", "layer", "order", "ablated", *LEADS, "judged_by", "o
 
 
 def better_orders(search_rows: Sequence[Mapping[str, Any]]) -> pd.DataFrame:
-    """Tabulate what a search found by layer and order; ``better`` marks the order that counts, one of each layer."""
+    """Tabulate the result of a search by layer and order; ``better`` marks the order that counts in each layer."""
     table = pd.DataFrame(search_rows)
     table["ablated"] = table["of"] - table["kept"]
     # the order that keeps fewest heads, then changes least; those at random only among themselves
@@ -128,7 +128,7 @@ def heads_at(results: Results, tolerance: float, search: str) -> pd.DataFrame | 
 
 
 def by_dataset(results: Results, kept: pd.DataFrame, tolerance: float, cap: float = 0.25) -> pd.DataFrame | None:
-    """Tabulate the error on every dataset in the layers of each model that keep most and fewest heads."""
+    """Tabulate the error on every dataset, for the layers of each model that keep the most and the fewest heads."""
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("head_counts"):
         mine = kept[kept["better"] & (kept["model"] == model)]
@@ -182,7 +182,7 @@ _DIFFERENCE |= {"diff_significant": "significant", "n_worse": "n_worse"}
 
 
 def selection(results: Results) -> pd.DataFrame | None:
-    """Compare heads chosen by a rule with as many at random; kind "sweep_selection"."""
+    """Compare heads chosen by a rule with as many random heads; kind "sweep_selection"."""
     parts: list[pd.DataFrame] = []
     for model, entries in results.by_model("recipes", "random"):
         for recipe, lines in entries.groupby("recipe", sort=False):
@@ -229,8 +229,8 @@ class Gathered:
 
     Attributes:
         title: of the sweep.
-        results: tidy tables by name: "effects", "heads", "curves", "heads_at", "datasets", "recipes", "selection",
-            those that the sweep has.
+        results: tidy tables by name: "effects", "heads", "curves", "heads_at", "datasets", "recipes", "selection", as
+            far as the sweep has them.
         provenance: models, datasets, versions and settings.
         notes: what a reader must know: cells that are missing, results that are not part of this sweep.
     """
@@ -242,7 +242,7 @@ class Gathered:
 
 
 def gather(folder: str | Path, name: str | None = None) -> Gathered:
-    """Gather all results of a sweep, as far as it has come.
+    """Gather all results that a sweep has so far.
 
     Args:
         folder: of the store.
@@ -250,7 +250,7 @@ def gather(folder: str | Path, name: str | None = None) -> Gathered:
 
     Raises:
         StoreError: the folder is not a store, or a file in it is damaged.
-        InputError: no sweep has been planned there, several have and no name is given, or nothing is finished.
+        InputError: the store has no sweep, or several and no name is given, or nothing is finished.
 
     Example:
         >>> sweep.gather("sweep-demo.store").results  # doctest: +SKIP
@@ -351,7 +351,7 @@ def _sums(store: Store, cells: pd.DataFrame) -> pd.DataFrame:
 
 
 def counted_once(sums: pd.DataFrame) -> tuple[pd.DataFrame, list[str]]:
-    """Put series that a dataset has twice together, and leave out a dataset that holds the same series as another."""
+    """Merge duplicate series of a dataset, and leave out a dataset with the same series as another."""
     naive = sums[sums["variant"] == SEASONAL_NAIVE].drop_duplicates(["dataset", "item"])
     # the seasonal naive forecast has the same sums to the last digit, whatever ran beside it
     data = pd.util.hash_pandas_object(naive.drop(columns=[*KEYS, *DISTANCES], errors="ignore"), index=False)

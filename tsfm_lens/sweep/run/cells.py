@@ -50,7 +50,7 @@ class Windows(NamedTuple):
 
 
 class Chunk:
-    """Windows of one dataset that are forecast together, loaded when needed; between processes they travel loaded."""
+    """Windows of one dataset that are forecast together; loaded when needed, or before going to another process."""
 
     def __init__(
         self, dataset: EvaluationSet, indices: Sequence[int], context_length: int | None, univariate: bool = False
@@ -153,7 +153,7 @@ def shown_steps(lens: Lens, config: ModelConfig) -> int:
 
 
 def run_cells(lens: Lens, specs: Sequence[VariantSpec], shared: ChunkPlace, cells: Sequence[str]) -> pa.Table:
-    """Forecast and score variants on a chunk, ``cells`` by key, with the plain model beside them."""
+    """Forecast and score variants on a chunk, ``cells`` by key, together with the plain model."""
     windows = shared.chunk.load()
     horizon, reference = windows.truth.shape[1], None
     if hows := sorted({spec.how for spec in specs} & {"mean", "resample"}):
@@ -193,7 +193,7 @@ def run_cells(lens: Lens, specs: Sequence[VariantSpec], shared: ChunkPlace, cell
 
 
 def run_naive(chunk: Chunk, cell: str) -> pa.Table:
-    """Score the seasonal naive forecast, whose error the errors of all models are divided by."""
+    """Score the seasonal naive forecast; the errors of all models are divided by its error."""
     windows = chunk.load()
     scores = window_scores(windows.truth, chunk.seasonal_naive(), LEVELS, windows.scale)
     # there is no plain forecast that it could be near to
@@ -202,7 +202,7 @@ def run_naive(chunk: Chunk, cell: str) -> pa.Table:
 
 
 class CellWorker:
-    """Worker that runs groups of cells with the lenses that are open already; of others, the last stays open."""
+    """Worker that runs groups of cells with the given open lenses; of other lenses, the last one stays open."""
 
     def __init__(self, common: Mapping[str, Lens], device: str | None = None) -> None:
         self._lenses = common
@@ -270,7 +270,7 @@ class Cell:
 
 
 def naive_cells(config: SweepConfig, sets: Sequence[EvaluationSet]) -> list[tuple[Cell, Callable[[], pa.Table]]]:
-    """Plan the cells of the seasonal naive forecast, each with what gives its rows."""
+    """Plan the cells of the seasonal naive forecast, each with the function that computes its rows."""
     cells: list[tuple[Cell, Callable[[], pa.Table]]] = []
     for dataset in sets:
         for number, indices in enumerate(dataset.chunks(config.chunk)):
@@ -364,7 +364,7 @@ class SavedPlan:
 
 
 def plan_name(config: SweepConfig) -> str:
-    """Name a sweep's plan: its own name, as far as a file can have it, and a hash of all that decides its results."""
+    """Name a sweep's plan: the sweep's name, as files allow it, and a hash of all that determines its results."""
     text = json.dumps(config.model_dump(mode="json", exclude_none=True, exclude={"memory", "devices"}), sort_keys=True)
     name = re.sub(r"[^\w.-]+", "-", config.name).strip(".-") or "sweep"
     return f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -93,7 +93,7 @@ class _Queue:
         self._losses: Counter[str] = Counter()
 
     def put_outcomes(self, worker: Worker, results: SimpleQueue[GroupDone | BaseException]) -> None:
-        """Put the outcomes of a worker's groups, or what ended it, into a queue."""
+        """Put the outcomes of a worker's groups, or the error that ended it, into a queue."""
         try:
             for outcome in self.outcomes(worker):
                 results.put(outcome)

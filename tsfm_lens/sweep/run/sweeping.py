@@ -1,4 +1,4 @@
-"""A sweep from its configuration to a full store."""
+"""Run of a sweep, from its configuration to a complete store."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ class Outcome:
     """Outcome of a run of a sweep.
 
     Attributes:
-        cells: of the whole plan; of what is known of it, if the run ended early.
-        finished, resumed: cells in the store, and those of them that were there before.
-        failed: what could not be computed, a line each.
+        cells: number in the plan, as far as it was known when the run ended.
+        finished, resumed: cells in the store, and those that were there before this run.
+        failed: groups that could not be computed, a line each.
         cancelled: whether it was interrupted.
         notes: what a reader should know, such as damaged files.
     """
@@ -49,7 +49,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """Progress of a sweep: cells known before results are, a row per model and family, and words on the rest."""
+    """Progress of a sweep: the cells that need no results, a row per model and family, and a sentence on the rest."""
 
     cells: int
     finished: int
@@ -58,7 +58,7 @@ class SweepStatus:
 
 
 class SweepProgress:
-    """Counts of cells, those of the stage that runs and those expected after it; the time left by the last groups."""
+    """Counts of cells of the running stage and of later ones, and the time left, estimated from the last groups."""
 
     def __init__(self, progress: Progress | None, workers: int) -> None:
         self._progress, self._workers = progress, workers
@@ -79,7 +79,7 @@ class SweepProgress:
         self.tell()
 
     def done(self, group: GroupDone) -> None:
-        """Count a group of the stage that has ended; those of an earlier run say nothing of this machine's pace."""
+        """Count a finished group of the stage; groups of an earlier run do not enter the estimate of time."""
         cells = len(group.task.cells)
         if group.how != "failed":
             self._finished += cells
@@ -101,7 +101,7 @@ class SweepProgress:
 
 
 class Sweep:
-    """A sweep under way; ``device`` is where this process opens models, their own if None."""
+    """A running sweep; ``device`` is where this process opens models, the one of the configuration if None."""
 
     def __init__(self, config: SweepConfig, folder: str | Path, device: str | None = None) -> None:
         self.config = config
@@ -126,7 +126,7 @@ class Sweep:
         self.results: list[dict[str, Any]] = []
 
     def status(self) -> SweepStatus:
-        """Count the finished ones of the cells that are known beforehand."""
+        """Count the finished cells among those that need no results."""
         finished = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
         parts, keys = [], set()
         for title, plan in self.plans.items():
@@ -255,7 +255,7 @@ def run_sweep(
     address: str | None = None,
     progress: Progress | None = None,
 ) -> Outcome:
-    """Run a sweep, or go on with one.
+    """Run or resume a sweep.
 
     Args:
         config: what is swept over.
@@ -266,7 +266,7 @@ def run_sweep(
         progress: called with the stage in words, cells finished, cells in all, and seconds left or None.
 
     Returns:
-        The outcome; a cancelled run and groups that failed raise no exception, so that finished cells are reported.
+        The outcome. A cancelled run and failed groups raise no exception, so that finished cells are reported.
 
     Raises:
         StoreError: the store cannot be written.

@@ -37,7 +37,7 @@ class GroupTask:
 
 Work = Callable[[GroupTask], pa.Table]
 MakeWorker = Callable[[Any, str | None], Work]
-"""Makes what computes from what all tasks share, and its device; picklable, so a function or class of a module."""
+"""Makes the compute function from the data that all tasks share and a device; a picklable function or class."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Worker:
 
 
 def run_group(store: Store, task: GroupTask, compute: Work) -> GroupDone | None:
-    """Lock a group, skip it if another process has finished it, compute and write it; None while another has it."""
+    """Lock a group, skip it if it is finished, else compute and write it; None if another process holds its lock."""
     start = time.perf_counter()
     try:
         with store.lock(task.key) as ours:
@@ -86,7 +86,7 @@ def run_group(store: Store, task: GroupTask, compute: Work) -> GroupDone | None:
 
 
 def error_line(error: BaseException) -> str:
-    """Say an error in one line: the package's messages say what to do, others need their type to be understood."""
+    """Write an error in one line; errors of other packages also show their type."""
     return str(error) if isinstance(error, LensError) else f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""Changes of an error against the plain model: sizes with intervals, exact sign tests, and which variant leads."""
+"""Changes of an error against the plain model: sizes with intervals, exact sign tests, and the largest change."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ SIZES = ("change", "lower", "upper", "median", "least", "most")
 def changes(frame: pd.DataFrame, *, metric: str = "MASE", confidence: float = CONFIDENCE) -> pd.DataFrame:
     """Measure how much each variant changes a metric, or its distance, against the plain model on the same windows.
 
-    Units are sources of datasets where there are several, else series; all datasets of a source are one unit, and all
-    windows of a series.
+    Units are the sources of datasets if there are several, else series. All datasets of a source form one unit, and so
+    do all windows of a series.
 
     Returns:
         A row per model and variant: ``change``, ratio of geometric means over datasets less 1, with the ends of its t
         interval on the log scale; ``median``, ``least`` and ``most`` over units; ``p_value``, exact sign test of the
-        units' log ratios; ``left_out``, datasets without a comparison; for :func:`leaders` and :func:`difference`
-        ``by_unit``, log ratios, ``influence``, whose spread is that of the change, and ``pattern``, one for each set of
-        series that variants are measured on.
+        units' log ratios; ``left_out``, datasets without a comparison. :func:`leaders` and :func:`difference` read
+        ``by_unit``, log ratios, ``influence``, whose spread is that of the change, and ``pattern``, an index of the set
+        of series.
 
     Source:
         Cochran 1977, section 6.3 (ratios); Efron and Tibshirani 1993, chapter 11 (jackknife of one source).
@@ -54,7 +54,7 @@ class _Pairs:
     datasets: list[str]
 
     def measure(self, sides: Iterable[list[np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-        """Measure both sides by what is averaged over datasets: the logarithm of a metric, a distance as it is."""
+        """Transform both sides for averaging over datasets: metrics to logarithms, distances unchanged."""
         with np.errstate(all="ignore"):
             value, baseline = (np.asarray(formula(self.metric)[1](*side)) for side in sides)
             return (np.log(value), np.log(baseline)) if self.metric in METRICS else (value, 0 * value)
@@ -163,7 +163,7 @@ def leaders(table: pd.DataFrame, confidence: float = CONFIDENCE) -> pd.DataFrame
 
     Returns:
         Like the table, ``leads``: "highest" or "lowest" by sign tests against every other one, else "", and
-        ``lead_share``, the share of bootstrap samples in which it is highest, NaN where that cannot be told.
+        ``lead_share``, the share of bootstrap samples in which it is highest; NaN if undefined.
     """
     found = pd.DataFrame({"leads": "", "lead_share": np.nan}, index=table.index)
     # one that is measured on other series cannot be compared
@@ -182,8 +182,8 @@ def difference(table: pd.DataFrame, chosen: str, others: Iterable[str], confiden
     """Test the error of one choice over the geometric mean of others, among :func:`changes` by variant.
 
     Returns:
-        ``difference``, that ratio less 1, with ``lower``, ``upper`` and ``p_value`` over units, the others taken as
-        they are; of the ``n_others`` that are measured on the same series, ``n_worse`` cost more.
+        ``difference``, that ratio less 1, with ``lower``, ``upper`` and ``p_value`` over units; the others count as
+        fixed. ``n_worse`` of the ``n_others`` that are measured on the same series cost more.
     """
     own, rest = table.loc[chosen], table.loc[list(dict.fromkeys(others))]
     rest = rest[rest["pattern"] == own["pattern"]]
@@ -197,7 +197,7 @@ def difference(table: pd.DataFrame, chosen: str, others: Iterable[str], confiden
 
 
 def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFrame:
-    """Compute the change of a metric on each dataset by itself, NaN where left out, a row per variant and dataset."""
+    """Compute the change of a metric on each dataset by itself, a row per variant and dataset; NaN if left out."""
     parts = []
     for pairs in _paired(frame, metric):
         value, baseline = (np.exp(side).ravel() for side in pairs.measure(pairs.totals()))
@@ -208,7 +208,7 @@ def dataset_changes(frame: pd.DataFrame, *, metric: str = "MASE") -> pd.DataFram
 
 
 def resilience(frame: pd.DataFrame, *, tolerance: float = 0.05) -> pd.DataFrame:
-    """Count by model and variant the datasets on which it does little harm, and those on which it does good."""
+    """Count by model and variant the datasets whose error rises little, and those whose error falls."""
     table = dataset_changes(frame)
     change = table["change"]
     flags = {"n_resilient": change < tolerance, "n_improved": change < 0, "n_datasets": change.notna()}

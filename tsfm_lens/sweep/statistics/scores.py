@@ -17,7 +17,7 @@ SUMS = (
     *("scaled_error", "n_scaled", "interval_score", "n_interval", "percentage_error", "n_percentage"),
     *("symmetric_error", "n_symmetric"),
 )
-"""Sums of a window; a metric is a ratio of such sums over all windows, which a mean of its values is not."""
+"""Sums of a window; a metric is a ratio of such sums over all windows, not a mean of ratios."""
 DISTANCES = (
     *("spearman_distance", "pearson_distance", "spectral_distance", "shape_distance", "slope_disagreement"),
     "mean_shift",
@@ -137,7 +137,7 @@ LARGEST = dict(zip(DISTANCES, (2.0, 2.0, 1.0, 2.0, 1.0, np.inf), strict=True))
 
 
 def formula(measure: str) -> tuple[tuple[str, ...], Callable[..., Any]]:
-    """Return the columns of `per_series` that a metric or distance is made of, and the function that makes it."""
+    """Return the columns of `per_series` from which a metric or distance is computed, and the function that does so."""
     if measure not in _FORMULAS:
         raise unknown_name("metric", measure, MEASURES)
     return _FORMULAS[measure]

@@ -1,1 +1,1 @@
-"""Store of results: a folder of content-keyed files that survive whatever stops a sweep."""
+"""Store of results: a folder of content-keyed files that survive any end of a sweep."""

@@ -32,7 +32,7 @@ _KEY_DIGITS = 32
 
 
 class DamagedFileError(Exception):
-    """A file is cut short, changed, or none of ours; the store turns it into a report or a StoreError."""
+    """A file is truncated, changed, or of another program; the store reports it or raises a StoreError."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class Damage:
 
 
 def cell_key(**content: object) -> str:
-    """Compute the key of a cell: a hash of everything that decides its numbers, and of the schema version."""
+    """Compute the key of a cell: a hash of everything that determines its numbers, and of the schema version."""
     return _digest({"schema": SCHEMA_VERSION, **content})
 
 
@@ -91,7 +91,7 @@ def make_folder(path: Path, ours: Collection[str]) -> None:
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:
-    """Write a file so that its name never stands for half of it, whenever the process or the machine dies."""
+    """Write a file under a temporary name first, so that no kill or power loss leaves half of it."""
     with faults_told(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as part:
@@ -125,7 +125,7 @@ def trouble(error: OSError, path: Path) -> StoreError:
 
 
 def checked_rows(rows: Any, cells: Sequence[str], values: Sequence[str] | None) -> pa.Table:
-    """Bring the rows of a group into the store's form, one cell after the other, or refuse them."""
+    """Convert the rows of a group to the store's columns, cell by cell, or refuse them."""
     table = pa.Table.from_pandas(rows, preserve_index=False) if isinstance(rows, pd.DataFrame) else rows
     names = table.column_names
     numbers = [name for name in names if name not in KEY_COLUMNS] if values is None else values
@@ -205,7 +205,7 @@ def read_footer(path: Path) -> Footer:
 
 
 def read_rows(footer: Footer, keep: Sequence[bool] = (), columns: Sequence[str] | None = None) -> pa.Table:
-    """Read rows of the cells of a file to keep, and verify the pages that are read; texts are dictionary-encoded."""
+    """Read rows of some cells of a file, and verify the pages that are read; texts are dictionary-encoded."""
     names = list(footer.columns if columns is None else columns)
     try:
         with pq.ParquetFile(footer.path, page_checksum_verification=True, read_dictionary=list(TEXT_COLUMNS)) as file:
@@ -247,7 +247,7 @@ def _checksum(name: str, content: object) -> str:
 
 
 def encode_table(table: pd.DataFrame) -> tuple[memoryview, str]:
-    """Encode a table as a Parquet file, in memory, with the checksum that is to be in its name."""
+    """Encode a table as a Parquet file, in memory, and compute the checksum for its name."""
     sink = pa.BufferOutputStream()
     pq.write_table(pa.Table.from_pandas(table, preserve_index=False), sink, compression="zstd")
     content = memoryview(sink.getvalue())

@@ -1,4 +1,4 @@
-"""The store of a sweep: one content-keyed Parquet file a finished group of cells."""
+"""The store of a sweep: one content-keyed Parquet file per finished group of cells."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LEFTOVER_SECONDS = 3600.0
 
 
 class Store:
-    """Results of sweeps in a folder, whose files appear when they are whole and never change.
+    """Results of sweeps in a folder; files appear when they are complete and never change.
 
         store.json            format, schema version, the tsfm-lens that made it, names of the columns of numbers
         cells/xx/KEY.parquet  rows of a group of cells, one row per series and window; the footer lists the cells
@@ -58,11 +58,11 @@ class Store:
 
     Args:
         path: the folder.
-        create: make it if it is not there; without, nothing is written before the first result.
+        create: make it if it does not exist; else nothing is written before the first result.
         values: names of the columns of numbers. A new store keeps them; of an existing one they must be the same.
 
     Raises:
-        StoreError: the folder is none, is not a store, is of another schema version or has other columns.
+        StoreError: the folder is missing, is not a store, or has another schema version or other columns.
     """
 
     def __init__(
@@ -139,7 +139,7 @@ class Store:
         )
 
     def write(self, rows: Any, cells: Sequence[str]) -> Path:
-        """Keep the rows of a finished group of cells, in a file that is on disk when this returns its path.
+        """Write the rows of a finished group of cells to disk, and return the path.
 
         Args:
             rows: pyarrow table or pandas frame: ``KEY_COLUMNS`` and columns of numbers, one row per series and window.
@@ -163,7 +163,7 @@ class Store:
         return {cell for footer in self._finished() for cell in footer.cells}
 
     def holds(self, cells: Sequence[str]) -> bool:
-        """Tell if this very group is finished; looks at one file, so it is fast in a large store."""
+        """Tell if exactly this group is finished; this reads one file, so it is fast in a large store."""
         try:
             return set(read_footer(self._file(cells)).cells) == set(cells)
         except DamagedFileError:
@@ -209,9 +209,9 @@ class Store:
 
     @contextmanager
     def lock(self, key: str) -> Iterator[bool]:
-        """Lock a group of cells by its key while the context lasts; yield False while somebody else has it.
+        """Lock a group of cells by its key inside a ``with`` block; yield False if another process holds the lock.
 
-        Where the file system has no locks it is always True: groups may then be computed twice, and still count once.
+        On file systems without locks it is always True: a group may then be computed twice, and still counts once.
 
         Raises:
             StoreError: its file cannot be made.
@@ -229,7 +229,7 @@ class Store:
             lock.release()
 
     def damaged(self, *, move: bool = False) -> list[Damage]:
-        """Find files of cells and plans that are cut short, changed, or not a store's, so that they do not count.
+        """Find files of cells and plans that are truncated, changed, or not a store's, so that they do not count.
 
         Args:
             move: move them into ``damaged``, and remove what killed processes left half written, but nothing else.
@@ -291,7 +291,7 @@ class Store:
         return [fresh[name][1] for name in sorted(fresh)]
 
     def write_plan(self, name: str, about: Mapping[str, Any], **tables: pd.DataFrame) -> None:
-        """Keep a plan's provenance (what JSON can hold) and tables under a name, replacing an older one at once.
+        """Write a plan's provenance (as JSON) and tables under a name; an older plan is replaced atomically.
 
         Raises:
             StoreError: it cannot be written.

@@ -30,7 +30,7 @@ def attention_measures(pattern: Tensor | np.ndarray, *, epsilon: float = EPSILON
 
     Args:
         pattern: (…, query, key), rows from 0 on.
-        epsilon: share of the largest singular value above which one counts for the numerical rank.
+        epsilon: a singular value counts for the numerical rank if it is above this share of the largest.
 
     Returns:
         Each (…), in float64. ``entropy`` in nats, the mean over queries. ``nuclear_norm``, the sum of singular values.
@@ -94,7 +94,7 @@ def checked(patterns: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def attention_norms(
     patterns: Mapping[str, Tensor] | Patterns, *, name: str = "", epsilon: float = EPSILON
 ) -> xr.Dataset:
-    """Measure attention for every input by itself: the distribution of which a watch keeps the mean.
+    """Measure attention for every input by itself; a watch keeps the mean of these values.
 
     Args:
         patterns: (…, head, query, key) by layer, such as :func:`patterns_of` gives.

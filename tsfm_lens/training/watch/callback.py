@@ -44,30 +44,30 @@ Steps = int | Collection[int]
 
 
 class Watch:
-    """Watch on a model while it is trained, by any loop, which ends with the same bits with and without it.
+    """Watch on a model that any loop trains; the trained weights are the same, bit for bit, without it.
 
     Call ``watch(step)`` or ``watch(step, loss=loss)`` after each optimiser step.
 
     Args:
         model: the module that is trained, or a lens on it.
-        measures: names among "sharpness", "gradient_noise" and "attention", and functions that give numbers by name;
-            all that the arguments below allow if None.
-        every: steps between two looks, from step 0 on; or the steps themselves.
-        out: folder of the record, ``watch.jsonl`` and ``patterns/``; kept in memory alone if None.
-        loss: gives the scalar loss of fixed data; of several batches the sharpness is that of their mean.
-        series: what a lens looks at attention on.
+        measures: names among "sharpness", "gradient_noise" and "attention", and functions that give numbers by name; if
+            None, all that the arguments below allow.
+        every: steps between two measurements, from step 0 on; or the steps themselves.
+        out: folder of the record, ``watch.jsonl`` and ``patterns/``; only in memory if None.
+        loss: function that returns the scalar loss of fixed data; for several, the sharpness is that of their mean.
+        series: series on which a lens measures attention.
         patterns: gives the attention of a model without a lens by layer, (…, head, query, key).
-        snapshots: when to keep the patterns themselves, as ``every``, of so many ``inputs``; never if None.
+        snapshots: when to keep the patterns of ``inputs`` inputs, given as ``every``; never if None.
         products, tolerance: see :func:`tsfm_lens.training.sharpness`.
         epsilon: see :func:`tsfm_lens.training.attention_measures`.
         seed: of the random numbers of the measures.
         training: whether the model is measured in training mode (with its dropout).
-        name: of the run; that of the model if "".
-        resume: go on with the record in ``out``, without what was seen after the step of the first call, or this one.
+        name: name of the run; that of the model if "".
+        resume: continue the record in ``out``; lines after the step of the first call, or after this step, are dropped.
 
     Raises:
-        InputError: a number is out of range, or a measure lacks what it measures.
-        CheckpointError: ``out`` holds the record of another run, or one that is not to be resumed.
+        InputError: a number is out of range, or a measure lacks its argument.
+        CheckpointError: ``out`` has the record of another run, or ``resume`` is not set.
 
     Example:
         >>> model = torch.nn.Linear(3, 1)
@@ -141,14 +141,14 @@ class Watch:
             self._drop_after(int(resume))
 
     def __call__(self, step: Any, loss: Tensor | float | None = None) -> dict[str, Any] | None:
-        """Look, if the step is due; return the line of the record, or None.
+        """Measure if the step is due; return the line of the record, or None.
 
         Args:
             step: optimiser steps done; or what has them as ``step``, such as :class:`tsfm_lens.training.Training`.
             loss: of the step, for the record.
 
         Raises:
-            InputError: steps do not grow, a loss is not finite, or a measure cannot be had.
+            InputError: steps do not increase, a loss is not finite, or a measure fails.
         """
         at = step if isinstance(step, int) else int(getattr(step, "step", step))
         if self._resume_pending:
@@ -297,14 +297,14 @@ def _steps(steps: Steps, what: str) -> int | frozenset[int]:
 
 
 def read_watch(folder: str | Path) -> xr.Dataset:
-    """Read what a :class:`Watch` has written into its folder so far, also while it goes on.
+    """Read the record of a :class:`Watch` from its folder, also while the training runs.
 
     Returns:
         Dataset of kind "training_watch" over ``step``: ``loss``, ``sharpness`` and ``lowest_curvature`` with their
-        ``_residual``, ``noise_scale`` and what else was measured; of attention ``entropy`` (nats), ``nuclear_norm``,
-        ``diagonal_mass``, ``numerical_rank`` and ``stable_rank`` over (step, layer, head), means over rows of the
-        inputs, with the coordinates ``n_queries`` and ``n_keys`` of each layer; of snapshots ``pattern`` (snapshot,
-        input, layer, head, query, key). NaN where nothing was measured.
+        ``_residual``, ``noise_scale`` and other measures. For attention: ``entropy`` (nats), ``nuclear_norm``,
+        ``diagonal_mass``, ``numerical_rank`` and ``stable_rank`` over (step, layer, head), means over the inputs, with
+        coordinates ``n_queries`` and ``n_keys`` of each layer. For snapshots: ``pattern`` (snapshot, input, layer,
+        head, query, key). NaN where nothing was measured.
 
     Raises:
         CheckpointError: the folder holds no record, or a line of it is broken.
@@ -391,8 +391,8 @@ def together(runs: Mapping[str, xr.Dataset | Sequence[xr.Dataset]]) -> xr.Datase
         runs: a dataset by name, or one a seed; of kind "training_watch" or "attention_norms".
 
     Returns:
-        Dataset of the same kind over all steps, layers and heads that occur, NaN where a run has none, with ``run``
-        first and then ``seed``, counted from 0.
+        Dataset of the same kind over all steps, layers and heads that occur; NaN where a run has none. ``run`` is the
+        first axis, then ``seed``, counted from 0.
 
     Example:
         >>> model = torch.nn.Linear(2, 1)

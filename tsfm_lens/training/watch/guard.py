@@ -82,7 +82,7 @@ class _OwnGenerators(TorchFunctionMode):
 
 @contextmanager
 def draws_kept(seed: int | None = None) -> Iterator[Callable[..., None]]:
-    """Leave all generators of torch, numpy's and Python's global ones as they were; yield what starts them over."""
+    """Restore the global generators of torch, numpy and Python at the end; yield a function that restarts them."""
     before = _states()
     if seed is not None:
         torch.manual_seed(seed)
@@ -120,7 +120,7 @@ def _restore(states: tuple[Any, ...]) -> None:
 
 @contextmanager
 def undisturbed(model: nn.Module, *, seed: int = 0, training: bool = False) -> Iterator[None]:
-    """Leave a model, its gradients and all random numbers as they were; a block that changes weights is refused."""
+    """Restore gradients, modes and random numbers after a block; a block that changes weights is refused."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()]
     # taken away and given back, gradients are neither copied nor added to

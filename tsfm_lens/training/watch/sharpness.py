@@ -1,4 +1,4 @@
-"""Sharpness, the ends of the spectrum of a loss's Hessian by Lanczos, and gradient noise."""
+"""Sharpness (both ends of the spectrum of a loss's Hessian, by Lanczos) and gradient noise."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SECOND = ("not implemented", "not differentiable", "double backward")
 
 @dataclass(frozen=True)
 class Sharpness:
-    """Both ends of the spectrum of a Hessian; Lanczos comes to them from inside.
+    """Both ends of the spectrum of a Hessian; Lanczos approaches them from inside.
 
     Attributes:
         largest, smallest: the most positive and the most negative eigenvalue, as Rayleigh quotients v·Hv.
-        largest_residual, smallest_residual: ‖Hv − λv‖ of the unit vectors that they are of.
+        largest_residual, smallest_residual: ‖Hv − λv‖ of their unit vectors.
         products: Hessian-vector products that were made.
-        tolerance: residual, as a share of the larger size of both ends, from which on an end counts as converged.
-        trace, trace_error: of the Hessian, from the first product alone, and its standard error (of the one draw).
+        tolerance: an end has converged if its residual is at most this share of the larger end's size.
+        trace, trace_error: trace of the Hessian, estimated from the first product alone, and its standard error.
         loss: at these weights.
         direction: unit vector of the largest eigenvalue, a tensor a parameter.
     """
@@ -70,12 +70,12 @@ def sharpness(
     """Compute the most positive and the most negative eigenvalue of the Hessian of a loss, by Lanczos.
 
     Args:
-        loss: gives the scalar loss of fixed data, with the same random numbers in every product; the mean of several,
-            through which each product goes anew, at half as much time again and the memory of one.
-        parameters: the weights, or the model of which all that are trained are meant.
+        loss: function that returns the scalar loss of fixed data, with the same random numbers in every product. A list
+            means their mean, which takes half as much time again and the memory of one.
+        parameters: the weights, or a model, which means all its trainable weights.
         steps: the most products.
         seed: of the random vector.
-        tolerance: residual, as a share of the larger size of both ends, at which to stop; 0 makes all steps.
+        tolerance: stop if both residuals are at most this share of the larger end's size; 0 makes all steps.
 
     Raises:
         InputError: a number is out of range; the loss is not finite, depends on none of the parameters, or has no
@@ -297,9 +297,9 @@ class GradientNoise:
     Attributes:
         variance: trace of the covariance of the gradient of a batch.
         squared_norm: of the gradient of all data, by an unbiased estimate, which may be below 0.
-        scale: examples in a batch of which noise and gradient are alike, batch_size · variance / squared_norm; NaN
-            where the squared norm is not above 0.
-        batches: how many were looked at.
+        scale: batch size at which noise and gradient are equally large, batch_size · variance / squared_norm; NaN if
+            the squared norm is not above 0.
+        batches: number of batches.
     """
 
     variance: float
@@ -311,11 +311,11 @@ class GradientNoise:
 def gradient_noise(
     losses: Sequence[Loss], parameters: nn.Module | Iterable[Tensor], *, batch_size: int = 1
 ) -> GradientNoise:
-    """Compute the variance of the gradient from batch to batch, against its mean.
+    """Compute the variance of the gradient over batches, relative to its mean.
 
     Args:
-        losses: each gives the mean loss of another batch; batches of one size, drawn by themselves.
-        parameters: the weights, or the model of which all that are trained are meant.
+        losses: functions that return the mean loss of a batch each; batches of one size, drawn independently.
+        parameters: the weights, or a model, which means all its trainable weights.
         batch_size: examples in a batch; 1 gives the scale in batches.
 
     Source:
