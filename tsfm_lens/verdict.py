@@ -58,7 +58,7 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
         tests: results of kind "deletion_curves" or "route_faithfulness".
 
     Returns:
-        The verdict in a word, and a sentence for each test, by :data:`RULES`.
+        The verdict in a word, and a sentence for each test, by :data:`RULES`; that which decides is the first.
 
     Raises:
         InputError: no test, or a result of another kind.
@@ -83,7 +83,9 @@ def verdict(*tests: xr.Dataset) -> tuple[Word, list[str]]:
         decisive.append(verdicts[0])
         sentences += reasons
     word: Word = "fails" if "fails" in decisive else "holds" if set(words) == {"holds"} else "holds in part"
-    return word, sentences
+    # the sort is stable: what fails first, then what holds in part
+    order = sorted(range(len(words)), key=lambda i: ("fails", "holds in part", "holds").index(words[i]))
+    return word, [sentences[i] for i in order]
 
 
 def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:

@@ -10,9 +10,13 @@ import pytest
 
 import tsfm_lens
 from tsfm_lens import explain
+from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run
 from tsfm_lens.report import explanation
+from tsfm_lens.report.cards import cards_of
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.input_attribution import input_totals
+from tsfm_lens.viz.theme import number
 
 REFUSED = {
     "chronos-nano": "reads values as tokens",
@@ -69,3 +73,19 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(page: Any)
     sentences = [text for panel in page.panels for text in panel.sentences]
     assert not any("nan" in text.lower().split() for text in sentences)
     assert page.html
+    rows = cards_of(found, dict.fromkeys(found, "s1"))
+    titles = ["What moved it", "Can it be trusted", "What a covariate is worth", "Accuracy"]
+    assert [card["title"] for card in rows] == titles
+    target = found["input_attribution"].attrs["target"]
+    assert all(list(card["cards"]) == [target] for card in rows)
+    # totals of the same groups that the sentences rank
+    sizes = [total["mean_absolute"] for total in input_totals(found["input_attribution"])]
+    bars = rows[0]["cards"][target]["bars"]
+    assert bars[0][1:] == (number(max(sizes)), 1.0)
+    word, reasons = explanation.judged(found)
+    trust = rows[1]["cards"][target]
+    assert trust["big"] == f"the explanation {word}"
+    assert trust["note"].startswith(reasons[0])
+    assert repr(found).startswith("Explanation with input_attribution, ")
+    with pytest.raises(InputError, match=r"'map' means input_map or route_map"):
+        found.plot("map")

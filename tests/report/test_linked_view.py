@@ -138,7 +138,7 @@ def test_cards_are_made_of_what_there_is():
     every = planted.in_report()
     assert cards_of({"gain": every["gain"]}, {}) == []
     (card,) = cards_of({"f": every["forecast"].drop_vars("truth")}, {"f": "s1"})
-    assert "no truth is held out" in card["cards"]["a"]["note"]
+    assert "the truth is not known yet" in card["cards"]["a"]["note"]
 
 
 def test_the_reading_names_the_planted_head():

@@ -60,7 +60,9 @@ def test_strips_cover_the_segments_of_each_series() -> None:
     strips = [trace for trace in fig.data if trace.type == "heatmap"]
     assert len(strips) == 2
     size, mean = np.abs(by_step(ds)).mean(1), by_step(ds).mean(1)
-    np.testing.assert_allclose(np.concatenate([np.ravel(strip.z) for strip in strips]), size * np.sign(mean))
+    np.testing.assert_allclose(np.concatenate([np.ravel(strip.z) for strip in strips]), size)
+    arrows = np.where(np.abs(mean) < 0.9 * size, "↕", np.where(mean > 0, "↑", "↓"))
+    assert np.concatenate([np.ravel(strip.text) for strip in strips]).tolist() == arrows.tolist()
     for row, strip in enumerate(strips):
         here = ds.isel(segment=np.flatnonzero(ds["row"].values == row))
         edges = [*here["start"].values, here["stop"].values[-1]]
@@ -139,7 +141,7 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
     alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
     (hidden, *_) = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
-    assert "Largest effects: k in total by 59.5 (up at 4 of 8 steps, −0.5 on average; k, past by 59.5; " in hidden
+    assert "Largest effects: k in total by 59.5 (up at 4 of 8 steps, else down; k, past by 59.5; " in hidden
     assert (
         "the explanation holds in part (criteria below)." in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
     )

@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.verdict import verdict
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.head_states import head_name
+from tsfm_lens.viz.input_attribution import group_name, moved, ranked
 from tsfm_lens.viz.linked import effects
+from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, forecast_series, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.theme import number, percent
-from tsfm_lens.viz.words import measured
+from tsfm_lens.viz.words import measured, signed
 
 MAX_SERIES = 24  # tabs
 _MAX_BARS = 4
@@ -25,20 +28,23 @@ Card = dict[str, Any]
 def cards_of(results: Mapping[str, Any], anchors: Mapping[str, str]) -> list[dict[str, Any]]:
     """Make the cards that the results allow, each with its title, the chapter it is of, and a card per series."""
     rows = []
+    explained = next((str(ds.attrs["target"]) for ds in results.values() if _kind(ds) == "input_attribution"), "")
     for title, kind, make in _CARDS:
-        name = next((name for name, ds in results.items() if isinstance(ds, xr.Dataset) and _kind(ds) == kind), None)
+        name = next((name for name, ds in results.items() if _kind(ds) == kind), None)
         if name is None:
             continue
         ds = results[name]
-        cards = {names(ds, "series")[place]: make(ds, place) for place in forecast_series(ds, MAX_SERIES)}
+        ids = names(ds, "series")
+        shown = [ids.index(explained)] if explained in ids else forecast_series(ds, MAX_SERIES)
+        cards = {names(ds, "series")[place]: make(ds, place) for place in shown}
         rows.append(
             {"title": title, "anchor": anchors[name], "cards": {key: card for key, card in cards.items() if card}}
         )
     return [card for card in rows if card["cards"]]
 
 
-def _kind(ds: xr.Dataset) -> str:
-    return str(ds.attrs.get("kind"))
+def _kind(ds: Any) -> str:
+    return str(ds.attrs.get("kind")) if isinstance(ds, xr.Dataset) else ""
 
 
 def _accuracy(ds: xr.Dataset, series: int) -> Card:
@@ -50,7 +56,7 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
     truth = array(ds, "truth", "step", series=series) if "truth" in ds else np.full(len(low), np.nan)
     finite = np.isfinite(truth)
     if not finite.any():
-        return {"big": width, "note": f"mean width of the {share} band; no truth is held out"}
+        return {"big": f"band of {width}", "note": f"mean width of the {share} band; the truth is not known yet"}
     error = float(np.abs(values[median_position(levels)] - truth)[finite].mean())
     inside = int(((truth >= low) & (truth <= high))[finite].sum())
     bars, note = [("this forecast", error)], f"{inside} of {int(finite.sum())} steps lie in the {share} band"
@@ -139,7 +145,42 @@ def _bars(entries: list[tuple[str, float]], write: Callable[[float], str] = numb
     return [(label, write(value), abs(value) / largest) for label, value in entries]
 
 
+def _moving(ds: xr.Dataset, _: int) -> Card:
+    """Rank stretches of the past and covariates by how far they move the median."""
+    steps = array(ds, "attribution", "segment", "step", quantile=median_position(ds["quantile"].values))
+    unit, labels, words = unit_of(ds) or "data units", names(ds, "segment"), segment_words(ds)
+    groups = ranked(ds, steps)[:_MAX_BARS]
+    effects_of = [moved(steps[group].sum(0)) for group in groups]
+    called = [group_name(labels, group, words).removesuffix(" in total") for group in groups]
+    arrows = [{"up": "↑", "down": "↓"}.get(way, "↕") for _, way in effects_of]
+    bars = _bars([(f"{name} {arrow}", size) for name, arrow, (size, _) in zip(called, arrows, effects_of, strict=True)])
+    return {"big": called[0], "note": f"mean change of a step ({unit}); ↑ up, ↓ down, ↕ both", "bars": bars}
+
+
+def _trust(ds: xr.Dataset, _: int) -> Card:
+    """State the verdict of all faithfulness tests of the page, and the test that decides."""
+    own, reasons = verdict(ds)
+    word = str(ds.attrs.get("verdict", own))
+    note = str(ds.attrs.get("reason", reasons[0])) + " Try another reference." * (word == "fails")
+    return {"big": f"the explanation {word}", "note": note}
+
+
+def _worth(ds: xr.Dataset, _: int) -> Card:
+    """Rank covariates by the accuracy that is lost without them, over all series, or by how far they move forecasts."""
+    name = "worth_size" if "worth_size" in ds else "moved_size"
+    values = array(ds, name, "covariate", "way")[:, names(ds, "way").index("shuffled")]
+    order = [int(place) for place in np.argsort(-np.nan_to_num(values, nan=-np.inf))][:_MAX_BARS]
+    labels, series = names(ds, "covariate"), len(forecast_series(ds))
+    bars = _bars([(labels[place], float(values[place])) for place in order], signed)
+    worth = name == "worth_size"
+    what = "rise of the error with it in random order; above 0: it helps" if worth else "change of the forecast"
+    return {"big": labels[order[0]], "note": f"{what} (MASE, median over {series} series)", "bars": bars}
+
+
 _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
+    ("What moved it", "input_attribution", _moving),
+    ("Can it be trusted", "deletion_curves", _trust),
+    ("What a covariate is worth", "covariate_use", _worth),
     ("Accuracy", "forecast", _accuracy),
     ("Where it forms", "logit_lens", _forming),
     ("What it needs", "ablation", _needs),

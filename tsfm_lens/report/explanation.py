@@ -17,17 +17,23 @@ from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
 from tsfm_lens.report import pipeline
 from tsfm_lens.verdict import verdict
+from tsfm_lens.viz.input_attribution import read_inputs
 
 __all__ = ["SECTIONS", "Explanation", "explain"]
 
 _MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
-SECTIONS = ("forecast", *_MASKING_KINDS, "covariate_use")
+SECTIONS = (*_MASKING_KINDS, "covariate_use", "forecast")
 """Kinds of the measurements that an explanation has unless it is asked for others."""
 
 
 @extensible
 class Explanation(dict[str, xr.Dataset]):
     """Results of an explanation by name; ``plot()`` draws what moved the forecast, ``plot("dots")`` another figure."""
+
+    def __repr__(self) -> str:
+        inputs = self.get("input_attribution")
+        said = [] if inputs is None else read_inputs(inputs)[:1]
+        return "\n".join([f"Explanation with {', '.join(self)}", *said])
 
 
 @saying_once
@@ -82,10 +88,10 @@ def explain(
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }
     results = Explanation(pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing))
-    word, _ = judged(results)
+    word, reasons = judged(results)
     for kind in results.keys() & set(_MASKING_KINDS) if word else ():
         # one verdict on all of the page
-        results[kind].attrs["verdict"] = word
+        results[kind].attrs |= {"verdict": word, "reason": reasons[0]}
     if out is not None:
         heading = title or f"Explanation of the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         pipeline.write_page(run, results, out, heading, sources, progress, missing)

@@ -17,7 +17,7 @@ from tsfm_lens.verdict import rules_of, verdict
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
-from tsfm_lens.viz.panels import Scene, fit, scene
+from tsfm_lens.viz.panels import Scene, fit, scene, segment_words
 from tsfm_lens.viz.select import (
     array,
     median_position,
@@ -31,7 +31,7 @@ from tsfm_lens.viz.select import (
 )
 from tsfm_lens.viz.sheet import Look, Panel, blank, sheet
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, DIVERGING, GREY, INK, PALE, VERMILION, mixed, number, plain
-from tsfm_lens.viz.words import after_number, capital, listed, num, segment_words, signed
+from tsfm_lens.viz.words import after_number, capital, listed, num, signed
 
 __all__ = ["deletion_lines", "input_beeswarm", "input_map", "input_timeline", "input_waterfall"]
 
@@ -55,13 +55,13 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     reach = np.zeros(len(steps))
     if "half_width" in ds:
         reach = array(ds, "half_width", "segment", "step", quantile=level).mean(1)
-    moved = [
+    largest = [
         _moves(ds, steps, group, unit)
         for group in ranked(ds, steps)
         # noise of a sum is at most the sum of noises
         if np.abs(steps[group].sum(0)).mean() > max(reach[group].sum(), 2 * float(attrs.get("rounding", 0.0)))
     ][:_MAX_NAMES]
-    most = f"Largest effects: {listed(moved)}" if moved else "No part of the input moves it beyond the noise"
+    most = f"Largest effects: {listed(largest)}" if largest else "No part of the input moves it beyond the noise"
     # one reading, so that the overview of a page says what moves the forecast
     target, verdict = attrs.get("target", ""), attrs.get("verdict")
     out = [
@@ -75,7 +75,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
             f"The reference forecast lies {num(far)} standard deviations from the mean of the context, so effects "
             "include the level of the series. A reference that keeps the level shows the other effects better."
         )
-    if moved and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum():
+    if largest and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum():
         out.append(f"Segments also act jointly: {signed(rest)} {unit}".rstrip() + " belongs to no single one.")
     drawn = f"95 % intervals reach ±{num(float(reach.max()))} a step"
     if attrs.get("repeats"):
@@ -102,21 +102,27 @@ def input_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     return [{"input": n, "mean": float(s.mean()), "mean_absolute": float(abs(s).mean())} for n, s in sums.items()]
 
 
-def group_name(labels: list[str], group: list[int]) -> str:
-    """Name a segment, or the covariate that several are of."""
+def group_name(labels: list[str], group: list[int], words: list[str] | None = None) -> str:
+    """Name a segment, in other words if given, or the covariate that several are of."""
     first = labels[group[0]]
-    return first if len(group) == 1 else re.sub(r", past$| [-−]\d+ to [-−]?\d+$", "", first) + " in total"
+    return (
+        (words or labels)[group[0]] if len(group) == 1 else re.sub(r", past$| -?\d+ to -?\d+$", "", first) + " in total"
+    )
 
 
 def _moves(ds: xr.Dataset, steps: np.ndarray, group: list[int], unit: str) -> str:
     """Write how far a group moves the steps and which way; of a covariate in parts also how far each does."""
-    total, labels = steps[group].sum(0), names(ds, "segment")
-    size, mean, up = float(np.abs(total).mean()), float(total.mean()), int((total > 0).sum())
-    way = "up" if mean > 0 else "down"
-    if abs(mean) < _MIXED * size:
-        way = f"up at {up} of {len(total)} steps, {signed(mean)} on average"
-    parts = [f"{labels[i]} by {num(float(np.abs(steps[i]).mean()))}" for i in group] if len(group) > 1 else []
-    return f"{group_name(labels, group)} by {num(size)} {unit}".rstrip() + f" ({'; '.join([way, *parts])})"
+    labels, words = names(ds, "segment"), segment_words(ds)
+    size, way = moved(steps[group].sum(0))
+    parts = [f"{words[i]} by {num(float(np.abs(steps[i]).mean()))}" for i in group] if len(group) > 1 else []
+    return f"{group_name(labels, group, words)} by {num(size)} {unit}".rstrip() + f" ({'; '.join([way, *parts])})"
+
+
+def moved(effect: np.ndarray) -> tuple[float, str]:
+    """Return the mean size of an effect (step,), and which way it goes in words."""
+    size, mean, up = float(np.abs(effect).mean()), float(effect.mean()), int((effect > 0).sum())
+    mixed_signs = abs(mean) < _MIXED * size
+    return size, f"up at {up} of {len(effect)} steps, else down" if mixed_signs else "up" if mean > 0 else "down"
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:
@@ -162,30 +168,36 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float |
     canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
     below.x(window.time.title)
     above.y(window.title, nticks=5)
-    what = "mean size of effects,\nsign of their mean" if view.step is None else "effect"
-    canvas.colours(colour_scale(f"{what} ({view.unit})", view.strength, diverging=True))
-    return canvas.dress(f"Input effects on the forecast of {view.target} by {model_of(ds)}", view.when, view.how, cut)
+    look: Look = {"diverging": True} if view.step is not None else {"low": 0.0}
+    canvas.colours(colour_scale(f"{'mean size of effects' if look else 'effect'} ({view.unit})", view.strength, **look))
+    arrows = "" if view.step is not None else "↑ up, ↓ down, ↕ up at some steps"
+    title = f"Input effects on the forecast of {view.target} by {model_of(ds)}"
+    return canvas.dress(title, view.when, view.how, arrows, cut)
 
 
 def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, at: int) -> None:
     """Draw the segments of one series, with nothing where it has none."""
     here = np.flatnonzero(ds["row"].values == row)
     here = here[np.argsort(ds["start"].values[here])]
-    edges, values, texts = [float(ds["start"].values[here[0]])], [], []
+    edges, values, texts, arrows = [float(ds["start"].values[here[0]])], [], [], []
     for place in map(int, here):
         start, stop = float(ds["start"].values[place]), float(ds["stop"].values[place])
         reach = float(view.reach[place])
         words = f"{plain(view.names[place])}<br>moves it by {signed(view.effect[place])} on average"
         words += f", ±{number(reach)} (95 %)" if reach else ""
         cells = [(stop, view.strength[place], words)]
+        _, way = moved(view.values[place])
         for edge, value, text in [(start, np.nan, "")] * (start > edges[-1]) + cells:
             edges.append(edge)
             values.append(value)
             texts.append(text)
+            arrows.append({"up": "↑", "down": "↓"}.get(way, "↕") if text and view.step is None else "")
     x = window.time.at(np.array(edges) - 0.5)
     hover = f"%{{customdata}}<br>%{{z:+.4g}} {plain(view.unit)}"
     # edges: plotly draws no two maps of one row each on an axis of names
-    panel.cells(np.array([values]), x, [at - 0.46, at + 0.46], hover, customdata=[texts])
+    panel.cells(
+        np.array([values]), x, [at - 0.46, at + 0.46], hover, customdata=[texts], text=[arrows], texttemplate="%{text}"
+    )
 
 
 @INPUT_ATTRIBUTION.figure(table=_table)
@@ -197,7 +209,10 @@ def input_waterfall(
     order = ranked(ds, view.values)
     most, others = order[:top], [place for group in order[top:] for place in group]
     # intervals of a sum are no wider than the sum of theirs
-    bars = [(group_name(view.names, g), float(view.effect[g].sum()), float(view.reach[g].sum())) for g in most]
+    bars = [
+        (group_name(names(ds, "segment"), g, view.names), float(view.effect[g].sum()), float(view.reach[g].sum()))
+        for g in most
+    ]
     if others:
         bars.append((f"{len(others)} others, summed", float(view.effect[others].sum()), 0.0))
     rest = view.at_step(array(ds, "remainder", "step", quantile=view.level))
@@ -260,7 +275,7 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
 class _Part:
     """One quantile of an attribution, at one step or over all, in data units.
 
-    ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, their mean size with the mean's sign.
+    ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, mean size or one effect.
     """
 
     def __init__(self, ds: xr.Dataset, step: int | None, quantile: float | None) -> None:
@@ -279,7 +294,7 @@ class _Part:
         values = array(ds, "attribution", "segment", "step", quantile=self.level)
         self.values = values if self.step is None else values[:, [self.step]]
         self.effect = self.values.mean(1)
-        self.strength = np.copysign(np.abs(self.values).mean(1), self.effect)
+        self.strength = np.abs(self.values).mean(1) if self.step is None else self.effect
         self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
         self.middle = self.level == median_position(levels)
         self.word = f"{statistic_of(ds)} forecast" if self.middle else f"quantile {self.quantile:g}"

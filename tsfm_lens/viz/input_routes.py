@@ -13,10 +13,11 @@ from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.input_attribution import read_proof
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
+from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, kind_word, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, blank, sheet, shortened
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed, number, percent, plain
-from tsfm_lens.viz.words import capital, listed, measured, segment_words
+from tsfm_lens.viz.words import capital, listed, measured
 
 __all__ = ["carried_dots", "faithfulness_dots", "route_map", "route_river"]
 
@@ -34,7 +35,7 @@ INPUT_ROUTES = measurement("input_routes", needs=SERIES)
 
 def read_routes(ds: xr.Dataset) -> list[str]:
     """Describe through which components the most influential segments act, and what the parts sum to."""
-    amount, segments, components = measured(unit_of(ds)), names(ds, "segment"), names(ds, "component")
+    amount, segments, components = measured(unit_of(ds)), segment_words(ds), names(ds, "component")
     size, total = array(ds, "size", "segment", "component"), array(ds, "total", "segment", "step")
     stands = array(ds, "size_acts", "segment", "component") > 0
     movement = np.abs(total).mean(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.viz.select import array, names, series_position, statistic_of, unit_of, value_title
 from tsfm_lens.viz.sheet import Panel, Sheet
-from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain
+from tsfm_lens.viz.theme import BLUE, GREY, mixed, number, plain, true_minus
 from tsfm_lens.viz.words import after_number
 
 
@@ -226,6 +227,20 @@ class Timeline:
     def date(self, step: int) -> str:
         """Write the date of one step, where these are known."""
         return f"{pd.Timestamp(self.at(float(step)).item()):%Y-%m-%d %H:%M}"
+
+
+def segment_words(ds: xr.Dataset) -> list[str]:
+    """Name segments as figures do: a stretch by its first and last date where known, else by steps."""
+    labels, target = [true_minus(name) for name in names(ds, "segment")], str(ds.attrs.get("target", ""))
+    whole = timeline(ds, names(ds, "series").index(target) if target in names(ds, "series") else None)
+    if whole.stamps is None:
+        return labels
+    dates = pd.DatetimeIndex(whole.stamps)
+    day = "%d %b %Y" if dates[-1] - dates[0] > pd.Timedelta(days=300) else "%d %b"
+    form = f"{day} %H:%M" if (dates != dates.normalize()).any() else "%b %Y" if (dates.day == 1).all() else day
+    ends = zip(ds["start"].values, ds["stop"].values - 1, strict=True)
+    spans = [" to ".join(f"{pd.Timestamp(whole.at(float(end)).item()):{form}}" for end in each) for each in ends]
+    return [re.sub(r"[-−]?\d+ to [-−]?\d+$", span, label) for label, span in zip(labels, spans, strict=True)]
 
 
 def as_text(dates: np.ndarray) -> list[str | None]:

@@ -70,8 +70,10 @@ def _draw(results: Mapping[str, Any], word: str, options: Mapping[str, Any]) -> 
     if word:
         named = {figure.name: (figure, result) for figure, result in figures}
         matches = [name for name in named if name == word] or [name for name in named if name.endswith(f"_{word}")]
-        if len(matches) != 1:
-            raise unknown_name(f"figure of {' and '.join(results)}", word, named)
+        if not matches:
+            raise unknown_name("figure", word, named)
+        if len(matches) > 1:
+            raise InputError(f"{word!r} means {' or '.join(matches)}; give the whole name")
         figures = [named[matches[0]]]
     # an option decides which figure is meant; without one, the first that the result has everything for
     fitting = [each for each in figures if options.keys() <= signature(each[0].function).parameters.keys()]

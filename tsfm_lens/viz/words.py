@@ -8,14 +8,9 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.select import layer_name, names, shown
-from tsfm_lens.viz.theme import nats, significant, true_minus
+from tsfm_lens.viz.theme import nats, significant
 
 _MAX_NAMES = 3  # heads alike that are named
-
-
-def segment_words(ds: xr.Dataset) -> list[str]:
-    """Name segments as figures do: their steps with true minus signs."""
-    return [true_minus(name) for name in names(ds, "segment")]
 
 
 def over_series(ds: xr.Dataset, rows: Sequence[int], how: str = "mean") -> str:
