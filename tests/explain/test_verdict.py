@@ -9,7 +9,7 @@ import xarray as xr
 from tsfm_lens.explain import verdict
 from tsfm_lens.explain.faithfulness import CONTROLS
 from tsfm_lens.verdict import EXCHANGED, EXPLAINED, MARGIN, SIGNED, SLOPES, rules_of
-from tsfm_lens.viz.input_attribution import read_proof
+from tsfm_lens.viz.input_attribution import read_tests
 
 DRAWS = 39
 """So many that 5 % of them can be told."""
@@ -84,11 +84,11 @@ def test_rules(proofs: list[xr.Dataset], word: str) -> None:
 @pytest.mark.parametrize("proof", [routes({}, NONE), curves(r2=0.1)], ids=["routes", "curves"])
 def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
     word, said = verdict(proof)
-    first, *rest = read_proof(proof)
-    assert first == f"Verdict by this proof: the explanation {word} (criteria below). {said[0]}"
+    first, *rest = read_tests(proof)
+    assert first == f"Verdict by this test: the explanation {word} (criteria below). {said[0]}"
     assert tuple(rest) == (*said[1:], *rules_of(proof))
-    joint = read_proof(proof.assign_attrs(verdict="holds in part"))[0]
-    assert joint.startswith("Verdict by all proofs of this page: the explanation holds in part (criteria below).")
+    joint = read_tests(proof.assign_attrs(verdict="holds in part"))[0]
+    assert joint.startswith("Verdict by all tests of this page: the explanation holds in part (criteria below).")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Attribution of the forecast to stretches of the input and to covariates, over many items, and its proof."""
+"""Attribution of the forecast to stretches of the input and covariates, over many items, and its faithfulness."""
 
 from __future__ import annotations
 
@@ -408,12 +408,12 @@ _CURVES = (("deletion", "largest masked first"), ("insertion", "largest shown fi
 DELETION_CURVES = measurement("deletion_curves", needs=SERIES)
 
 
-def read_proof(ds: xr.Dataset) -> list[str]:
-    """State the verdict by the rules of :mod:`tsfm_lens.verdict`: on all proofs of the page, where there are others."""
+def read_tests(ds: xr.Dataset) -> list[str]:
+    """State the verdict by the rules of :mod:`tsfm_lens.verdict`: on all tests of the page, where there are others."""
     word, sentences = verdict(ds)
     whole, by = (
         ds.attrs.get("verdict", word),
-        "all proofs of this page" if "verdict" in ds.attrs else "this proof",
+        "all tests of this page" if "verdict" in ds.attrs else "this test",
     )
     return [f"Verdict by {by}: the explanation {whole} (criteria below). {sentences[0]}", *sentences[1:], *rules_of(ds)]
 
@@ -422,7 +422,7 @@ def read_proof(ds: xr.Dataset) -> list[str]:
     table=lambda ds: frame(ds, "deletion", "insertion").merge(
         frame(ds, "r2", "slope", "sign_agreement", "area", "p"), on="explanation"
     ),
-    sentences=read_proof,
+    sentences=read_tests,
 )
 def deletion_lines(ds: xr.Dataset) -> go.Figure:
     """Draw how far the forecast moves as segments are masked, and shown, in the order of each explanation."""

@@ -1,4 +1,4 @@
-"""Routes of the input through components to the forecast, over many series, and their proof."""
+"""Routes of the input through components to the forecast, over many series, and their faithfulness tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import xarray as xr
 
 from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.findings import finding, judged
-from tsfm_lens.viz.input_attribution import read_proof
+from tsfm_lens.viz.input_attribution import read_tests
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.panels import segment_words
@@ -267,7 +267,7 @@ ROUTE_FAITHFULNESS = measurement("route_faithfulness", needs=SERIES)
 
 @ROUTE_FAITHFULNESS.figure(
     table=("necessity", "sufficiency", "necessity_p", "sufficiency_p", "prediction_error", "overlap"),
-    sentences=read_proof,
+    sentences=read_tests,
 )
 def faithfulness_dots(ds: xr.Dataset) -> go.Figure:
     """Draw what cutting and restoring the named routes of each segment does to its effect.
