@@ -38,7 +38,8 @@ class MethodResult:
     attrs: dict[str, object] = field(default_factory=dict)
 
 
-def _shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult:
+def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult:
+    """Compute Shapley values: exact up to so many segments, from sampled orders beyond."""
     players = len(masks.segments)
     if players > exact:
         # the mean over steps as one step more: its interval does not follow from those of the steps
@@ -78,7 +79,7 @@ def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> Metho
 
 _ATTENTION = "Abnar and Zuidema 2020, arXiv:2005.00928"
 METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
-    "shapley": (_shapley, "Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874"),
+    "shapley": (shapley, "Shapley 1953; Lundberg and Lee 2017, arXiv:1705.07874"),
     "occlusion": (partial(_single, shown=True), "Zeiler and Fergus 2014, arXiv:1311.2901"),
     "inclusion": (partial(_single, shown=False), "Covert et al. 2021, arXiv:2011.14878, include individual features"),
     "integrated gradients": (_integrated, "Sundararajan et al. 2017, arXiv:1703.01365"),

@@ -1,0 +1,159 @@
+"""What if the input were another, and why a forecast changed: linear forecasters with a known answer, refusals."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from explain.test_known_answers import DEPTH, HORIZON, STEPS, Known, Wired, known_run, linear
+import tsfm_lens
+from tsfm_lens import explain
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError, LensError, UnknownNameError
+from tsfm_lens.models import Lens, Run
+from tsfm_lens.testing import assert_close
+
+CLOSE: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0, "dtype": torch.float32}
+
+
+def whole(batch: SeriesBatch) -> np.ndarray:
+    """(series, time + horizon), zero where nothing is known."""
+    return np.concatenate([np.stack(batch.values), np.nan_to_num(batch.known_future(HORIZON))], 1)
+
+
+def middle(ds: Any, name: str) -> np.ndarray:
+    return ds[name].sel(quantile=0.5).values
+
+
+def test_changes_of_a_linear_forecaster_add_up() -> None:
+    rule, weights = linear()
+    run = known_run(rule)
+    found = explain.what_if(run, {"k": "*1.5"}, target="target", routes=False)
+    own = whole(run.batch)
+    moved = (weights[:, 2, STEPS:] * 0.5 * own[2, STEPS:]).sum(-1)
+    assert_close(middle(found, "effect")[0], moved, **CLOSE)
+    assert_close(middle(found, "changed_forecast") - middle(found, "forecast"), moved, **CLOSE)
+    assert_close(found["changed_future"].values[2], 1.5 * own[2, STEPS:], depth=10, magnitude=10.0)
+    both = explain.what_if(run, k=np.arange(4.0), a=2.0, start=-6, stop=-2, routes=False)
+    expected = [
+        (weights[:, row, STEPS - 6 : STEPS - 2] * (new - own[row, STEPS - 6 : STEPS - 2])).sum(-1)
+        for row, new in ((2, np.arange(4.0)), (1, np.full(4, 2.0)))
+    ]
+    assert both["change"].values.tolist() == ["k", "a"]
+    assert_close(middle(both, "effect"), np.stack(expected), **CLOSE)
+    assert_close(both["changed_context"].values[1, STEPS - 6 : STEPS - 2], np.full(4, 2.0), depth=10, magnitude=2.0)
+    # what has no model in it changes nothing of the run
+    assert_close(whole(run.batch), own, depth=1, magnitude=10.0)
+
+
+def test_a_change_is_the_forecast_of_the_edited_series(covariate_run: Run) -> None:
+    run = covariate_run.select(covariate_run.batch.ids[:3])
+    found = explain.what_if(run, k="+1")
+    futures = tuple(None if future is None else future[:16] + 1 for future in run.batch.futures)
+    edited = run.lens.forecast(replace(run.batch, futures=futures), 16)
+    assert_close(middle(found, "changed_forecast"), edited.median[0], depth=600, magnitude=40.0, dtype=torch.float32)
+    assert_close(middle(found, "forecast"), run.forecast.median[0], depth=600, magnitude=40.0, dtype=torch.float32)
+    # the planted covariate moves the target up, and its route is through the attention over series
+    assert middle(found, "effect").mean() > 0
+    size = abs(found["through"]).mean("step").isel(change=0)
+    heads = [str(name) for name in size["component"].values if "attn" in str(name)]
+    assert "group_attn" in str(size.sel(component=heads).idxmax().values)
+
+
+def test_dates_and_categories() -> None:
+    frame = {"target": np.arange(30.0) % 7, "k": ["dry", "wet"] * 15}
+    table = pd.DataFrame({**frame, "time": pd.date_range("2026-01-01", periods=30, freq="D")})
+    table.loc[24:, "target"] = np.nan
+    series = as_series(
+        table[:24], targets=["target"], known=["k"], time_column="time", future=table[24:].drop(columns="target")
+    )
+    run = tsfm_lens.load("chronos2-nano").run(series, HORIZON)
+    found = explain.what_if(run, k="=wet", start="2026-01-26", stop="2026-01-28", routes=False)
+    assert (found["start"].item(), found["stop"].item()) == (1, 3)
+    with pytest.raises(UnknownNameError, match=r"'sunny'.*dry"):
+        explain.what_if(run, k="sunny")
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "message"),
+    [
+        ({}, {}, "no change"),
+        ({"k": "plus 5"}, {}, r"'plus 5' is no change; expected such as '\+5'"),
+        ({"k": "/0"}, {}, "not finite"),
+        ({"k": [1.0, 2.0]}, {}, "one for each of 6 steps"),
+        ({"a": "+1"}, {}, "start=-24, stop=0"),
+        ({"a": "+1"}, {"start": -3, "stop": 2}, "between -24 and 0"),
+        ({"a": "+1"}, {"start": "2026-01-01"}, "has no dates"),
+        ({"a": "+1"}, {"start": "yesterday's"}, "no step and no date"),
+        ({"b": "+1"}, {}, "'b'"),
+    ],
+)
+def test_what_cannot_be_changed_is_refused(changes: dict[str, Any], where: dict[str, Any], message: str) -> None:
+    run = known_run(linear()[0])
+    with pytest.raises(LensError, match=message):
+        explain.what_if(run, changes, routes=False, **where)
+
+
+def pair(shift: int, seed: int = 1) -> tuple[Run, Run, np.ndarray]:
+    """Two runs of a linear forecaster, the later one with new, revised and newly announced values; and weights."""
+    rule, weights = linear()
+    rng = np.random.default_rng(seed)
+    values, lens = rng.normal(size=(3, STEPS + shift + HORIZON)), Lens(Wired(Known(rule)), "known")
+
+    def batch(values: np.ndarray, start: int) -> SeriesBatch:
+        now = start + STEPS
+        past = {"a": values[1, start:now], "k": values[2, start:now]}
+        item = {"target": values[0, start:now], "past_covariates": past}
+        item["future_covariates"] = {"k": values[2, now : now + HORIZON]}
+        first = pd.Timestamp("2026-01-01") + pd.Timedelta(hours=start)
+        return replace(as_series([item], freq="h", seasonality=6), starts=(first,) * 3)
+
+    before = lens.run(batch(values, 0), HORIZON)
+    values = values.copy()
+    values[0, STEPS - 5] += 1
+    values[2, STEPS + shift + 1] -= 2
+    return before, lens.run(batch(values, shift), HORIZON), weights
+
+
+@pytest.mark.parametrize("shift", [0, 1, 3])
+def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
+    before, after, weights = pair(shift)
+    found = explain.explain_change(before, after)
+    shared = HORIZON - shift
+    effect, names = middle(found, "effect"), [str(name) for name in found["part"].values]
+    change = after.forecast.median[0, :shared] - before.forecast.median[0, shift:]
+    assert found.attrs["shift"] == shift
+    assert_close(effect.sum(0), change, **CLOSE)
+    assert_close(middle(found, "after") - middle(found, "before"), change, **CLOSE)
+    revised = weights[:shared, 0, STEPS - 5 - shift]
+    assert_close(effect[names.index("target, revised")], revised, **CLOSE)
+    # in steps of the later run; the last announced steps were unknown before
+    announced = -2 * weights[:shared, 2, STEPS + 1]
+    assert_close(effect[names.index("k, future")], announced, **CLOSE)
+    fresh = [name for name in names if ", new" in name]
+    assert len(fresh) == (2 * shift if shift < 2 else shift + 1)
+    for name in fresh if shift == 1 else []:
+        row = 0 if name.startswith("target") else 1
+        known = before.forecast.median[0, 0] if row == 0 else before.batch.values[1][-1]
+        news = weights[:shared, row, STEPS - 1] * (after.batch.values[row][-1] - known)
+        assert_close(effect[names.index(name)], news, **CLOSE)
+    if shift == 0:
+        assert_close(effect[0], 0.0, **CLOSE)
+
+
+def test_runs_that_cannot_be_compared_are_refused(covariate_run: Run) -> None:
+    before, after, _ = pair(1)
+    with pytest.raises(InputError, match="make both with one lens"):
+        explain.explain_change(before, covariate_run)
+    with pytest.raises(InputError, match="the earlier run first"):
+        explain.explain_change(after, before)
+    undated = [replace(run, batch=replace(run.batch, starts=(None,) * 3), _of=None) for run in (before, after)]
+    with pytest.raises(InputError, match="give shift="):
+        explain.explain_change(*undated)
+    found = explain.explain_change(*undated, shift=1)
+    assert_close(found["effect"], explain.explain_change(before, after)["effect"], **CLOSE)

@@ -1,0 +1,297 @@
+"""Scenarios: the forecast if the input were another, and why it changed since an earlier run."""
+
+from __future__ import annotations
+
+import operator
+import re
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.explain.attribution import METHODS, attribute_inputs, shapley
+from tsfm_lens.explain.routes import input_routes
+from tsfm_lens.explain.segments import Segment, item_of
+from tsfm_lens.explain.values import Masks, quantiles_of
+from tsfm_lens.models.run import Run
+
+__all__ = ["explain_change", "what_if"]
+
+_OPERATORS = {"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv, "=": lambda _, new: new}
+_EDIT = re.compile(r"\s*([-+*/=])\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)\s*")
+_MOST = 4  # stretches of new values
+Edit = str | float | Sequence[float] | np.ndarray
+"""New values of a stretch: "+5", "-5", "*1.1", "/2", "=7", the name of a category, one value, or one for each step."""
+
+
+@saying_once
+def what_if(
+    run: Run,
+    changes: Mapping[str, Edit] | None = None,
+    *,
+    item: int | str = 0,
+    target: int | str = 0,
+    start: int | str | pd.Timestamp | None = None,
+    stop: int | str | pd.Timestamp | None = None,
+    routes: bool = True,
+    progress: Progress | None = None,
+    **more: Edit,
+) -> xr.Dataset:
+    """Forecast with another input, and say through which components the change came.
+
+    Args:
+        run: the forecast to compare with.
+        changes: new values by series or variate of the item; those with plain names as keywords, ``temperature="+5"``.
+        item, target: by position or name.
+        start, stop: steps [start, stop) that change, from the forecast start (0), or dates. A known covariate changes
+            over its whole future if neither is given; any other series needs one of them.
+        routes: whether the parts through components are measured.
+        progress: called with the forecasts done and their number.
+        more: more changes.
+
+    Returns:
+        Dataset of kind "what_if", in data units: ``forecast`` and ``changed_forecast`` (step, quantile); ``effect``
+        (change, step, quantile), Shapley values of the changes, which sum to their difference; with ``routes``,
+        ``through`` (change, component, step), the part that goes through each component; see
+        :func:`tsfm_lens.explain.input_routes`. ``changed_context`` (series, time), ``changed_future`` (series, step).
+
+    Raises:
+        InputError: no change, one that cannot be read, or a stretch outside of its series.
+        UnknownNameError: no such series, item or target.
+
+    Example:
+        >>> found = explain.what_if(driven, cause="+1", routes=False)
+        >>> found["effect"].dims
+        ('change', 'step', 'quantile')
+    """
+    edits = {**(changes or {}), **more}
+    if not edits:
+        raise InputError('there is no change; give one for a series, such as temperature="+5"')
+    one = item_of(run, item)
+    segments, values = [], _inputs(one)
+    for name, edit in edits.items():
+        row = _row(one.batch, name)
+        segment = _stretch(one, row, start, stop)
+        place = slice(segment.start + one.batch.lengths[row], segment.stop + one.batch.lengths[row])
+        values[row][place] = _edited(values[row][place], edit, name, one.batch.categories[row])
+        segments.append(segment)
+    options: dict[str, Any] = {"target": target, "parts": segments, "reference": values}
+    found = attribute_inputs(one, progress=progress, **options)
+    data = found.rename(segment="change", reference_forecast="changed_forecast").drop_vars(["attribution", "remainder"])
+    data["effect"] = -found["attribution"].rename(segment="change")
+    if routes:
+        through = input_routes(one, **options)["effect"].rename(segment="change")
+        data["through"] = -through.reset_coords(drop=True)
+    length = data.sizes["time"]
+    context = [value[: one.batch.lengths[row]][-length:] for row, value in enumerate(values)]
+    padded = [np.concatenate([np.full(length - len(each), np.nan), each]) for each in context]
+    data["changed_context"] = (("series", "time"), np.stack(padded))
+    data["changed_future"] = (("series", "step"), np.stack([value[-one.horizon :] for value in values]))
+    words = ", ".join(f"{name} {edit}" if isinstance(edit, str | float | int) else name for name, edit in edits.items())
+    data.attrs = {**found.attrs, "kind": "what_if", "title": "What if", "changes": words}
+    return data
+
+
+@saying_once
+def explain_change(
+    before: Run,
+    after: Run,
+    *,
+    item: int | str = 0,
+    target: int | str = 0,
+    shift: int | None = None,
+    progress: Progress | None = None,
+) -> xr.Dataset:
+    """Split the difference of two forecasts of the same steps over what is new in the later one.
+
+    Shapley values of the new inputs, in the later run: what is hidden of new values of a target is replaced by the
+    earlier median forecast, of a past covariate by its last value, and what was revised or announced differently by
+    what it was. What remains is ``origin``: the same knowledge, forecast from a later step.
+
+    Args:
+        before, after: runs of one model on the same item, made at the same or a later step.
+        item, target: by position or name.
+        shift: steps by which the later forecast starts later; from the dates if None, or the lengths where both
+            contexts begin alike.
+        progress: called with the forecasts done and their number.
+
+    Returns:
+        Dataset of kind "forecast_change" over the steps that both forecast, in data units: ``before`` and ``after``
+        (step, quantile); ``effect`` (part, step, quantile), which sums to their difference: "origin", then the new
+        inputs. Attribute ``shift``.
+
+    Raises:
+        InputError: the runs are of other models or items, share no step, or nothing says how far they are apart.
+        UnknownNameError: no such item or target.
+
+    Example:
+        >>> found = explain.explain_change(driven, driven)
+        >>> found["part"].values.tolist()
+        ['origin']
+    """
+    if before.lens is not after.lens:
+        raise InputError(f"the runs are of {before.lens.model_id} and {after.lens.model_id}; make both with one lens")
+    old, new = item_of(before, item), item_of(after, item)
+    if (old.batch.ids, old.batch.roles) != (new.batch.ids, new.batch.roles):
+        raise InputError(f"the items hold {', '.join(old.batch.ids)} and {', '.join(new.batch.ids)}; give the same one")
+    ahead = _shift(old, new) if shift is None else shift
+    shared = min(old.horizon - ahead, new.horizon)
+    if ahead < 0 or shared < 1:
+        raise InputError(
+            f"the later forecast starts {ahead} steps after the earlier one, which has {old.horizon}; they need a step "
+            "in common, and the earlier run first"
+        )
+    values = _as_known(old, new, ahead)
+    news = [part for row in range(len(new.batch)) for part in _news(new, row, values[row], ahead)]
+    # one whose values are the same stands for none
+    masks = Masks(new, news or [_whole(new)], values, target=target, progress=progress)
+    (then, _), (now, base) = Masks(old, [_whole(old)], target=target).ends, masks.ends
+    then = then[:, ahead : ahead + shared]
+    parts = shapley(masks).attribution[: len(news), :, :shared]
+    effect = np.concatenate([(base[:, :shared] - then)[None], parts])
+    names = {"part": ["origin", *(part.name for part in news)], "quantile": list(quantiles_of(new))}
+    axes = ("quantile", "step")
+    data = new.dataset().isel(step=slice(shared)).assign_coords(names)
+    data = data.assign(before=(axes, then), after=(axes, now[:, :shared]), effect=(("part", *axes), effect))
+    data = data.transpose(..., "step", "quantile")
+    facts: dict[str, object] = {"target": masks.name, "units": masks.units, "shift": ahead, "forecasts": masks.made}
+    data.attrs = new.describe("forecast_change", "Change of the forecast", METHODS["shapley"][1], **facts)
+    return data
+
+
+def _whole(run: Run) -> Segment:
+    return Segment("all", 0, -run.batch.lengths[0], 0, "past")
+
+
+def _inputs(run: Run) -> list[np.ndarray]:
+    """Return each series with its known future, (time + horizon,), NaN where nothing is known."""
+    future = run.batch.known_future(run.horizon)
+    return [np.concatenate([value, future[row]]) for row, value in enumerate(run.batch.values)]
+
+
+def _row(batch: SeriesBatch, name: str) -> int:
+    names = {
+        **dict(zip(batch.variates, range(len(batch)), strict=True)),
+        **{each: i for i, each in enumerate(batch.ids)},
+    }
+    if name not in names or not name:
+        raise unknown_name("series", name, [each for each in names if each])
+    return names[name]
+
+
+def _stretch(run: Run, row: int, start: Any, stop: Any) -> Segment:
+    """Return the steps of a series that change; those of a known covariate's future unless others are asked for."""
+    batch, known = run.batch, run.batch.roles[row] == "known"
+    first, last = -batch.lengths[row], run.horizon if known else 0
+    if start is None and stop is None and not known:
+        raise InputError(
+            f"{batch.ids[row]!r} has a past alone; give the steps that change, such as start=-24, stop=0, or dates"
+        )
+    begin = (0 if known and stop is None else first) if start is None else _step(batch, row, start)
+    end = last if stop is None else _step(batch, row, stop)
+    if not first <= begin < end <= last:
+        raise InputError(f"steps {begin} to {end} of {batch.ids[row]!r}, expected a stretch between {first} and {last}")
+    kinds: dict[str, Any] = {"past": "past covariate", "known": "known covariate"}
+    return Segment(batch.variates[row] or batch.ids[row], row, begin, end, kinds.get(batch.roles[row], "past"))
+
+
+def _step(batch: SeriesBatch, row: int, where: Any) -> int:
+    """Return a step from the forecast start, given as itself or as a date."""
+    if isinstance(where, int | np.integer) and not isinstance(where, bool):
+        return int(where)
+    stamps = batch.timestamps(row, ahead=batch.lengths[row])
+    try:
+        date = pd.Timestamp(where)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where!r} is no step and no date") from error
+    if stamps is None:
+        raise InputError(f"{batch.ids[row]!r} has no dates; give steps from the forecast start instead of {where!r}")
+    return int(stamps.searchsorted(date.tz_localize(None))) - batch.lengths[row]
+
+
+def _edited(values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None) -> np.ndarray:
+    """Return new values of a stretch."""
+    if categories is not None:
+        word = str(edit).removeprefix("=").strip()
+        if word not in categories:
+            raise unknown_name(f"category of {name!r}", word, categories)
+        return np.full(len(values), float(list(categories).index(word)))
+    if isinstance(edit, str):
+        if (match := _EDIT.fullmatch(edit)) is None:
+            raise InputError(f"{name}={edit!r} is no change; expected such as '+5', '-5', '*1.1', '/2' or '=7'")
+        values = _OPERATORS[match[1]](values, np.full(len(values), float(match[2])))
+    else:
+        column = np.asarray(edit, dtype=float)
+        if column.shape not in ((), values.shape):
+            raise InputError(
+                f"{name} has {column.shape} new values, expected one, or one for each of {len(values)} steps"
+            )
+        values = np.broadcast_to(column, values.shape)
+    if not np.isfinite(values).all():
+        raise InputError(f"{name}={edit!r} makes values that are not finite, of which nothing can be forecast")
+    return np.asarray(values)
+
+
+def _shift(old: Run, new: Run) -> int:
+    """Return by how many steps a run starts later than another, from their dates or lengths."""
+    ends = [run.batch.timestamps(0, ahead=1) for run in (old, new)]
+    if ends[0] is not None and ends[1] is not None:
+        stamps = new.batch.timestamps(0, ahead=1)
+        assert stamps is not None
+        if ends[0][-1] in stamps:
+            return len(stamps) - 1 - int(stamps.searchsorted(ends[0][-1]))
+        return -1 if ends[0][-1] > stamps[-1] else old.horizon
+    ahead = new.batch.lengths[0] - old.batch.lengths[0]
+    if ahead >= 0 and np.array_equal(old.batch.values[0][:1], new.batch.values[0][:1], equal_nan=True):
+        return ahead
+    raise InputError("neither dates nor equal beginnings say how far the runs are apart; give shift=, in steps")
+
+
+def _as_known(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
+    """Return what the earlier run knew, or else expected, of each step of the later one, (time + horizon,)."""
+    values = _inputs(new)
+    for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
+        before = old.batch.values[row]
+        steps = np.arange(len(value)) - length + ahead  # from the earlier forecast start
+        there = (-len(before) <= steps) & (steps < 0)
+        value[there] = before[steps[there]]
+        later = (steps >= 0) & (steps < ahead) if old.batch.roles[row] != "known" else steps >= 0
+        if old.batch.roles[row] == "known":
+            future = old.batch.futures[row]
+            assert future is not None
+            later &= steps < len(future)
+            value[later] = future[steps[later]]
+        elif old.batch.roles[row] == "target":
+            value[later] = old.forecast.median[row][steps[later]]
+        else:
+            value[later] = before[~np.isnan(before)][-1]
+    return values
+
+
+def _news(new: Run, row: int, known: np.ndarray, ahead: int) -> list[Segment]:
+    """Return the stretches of a series that differ from what was known: revised, new, and of the future."""
+    batch, own = new.batch, _inputs(new)[row]
+    name, role, length = batch.variates[row] or batch.ids[row], batch.roles[row], batch.lengths[row]
+    kinds: dict[str, Any] = {"past": "past covariate", "known": "known covariate"}
+    cuts = np.unique(np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round().astype(int)).tolist() if ahead else []
+    news = list(pairwise(cuts)) if role == "target" else [(-ahead, 0)] * (ahead > 0)
+    parts = []
+    for word, start, stop in [
+        ("revised", -length, -ahead),
+        *(("new", *each) for each in news),
+        ("future", 0, new.horizon * (role == "known")),
+    ]:
+        place = np.arange(start + length, stop + length)
+        where = place[~((own[place] == known[place]) | (np.isnan(own[place]) & np.isnan(known[place])))]
+        if len(where):
+            first, last = int(where[0]) - length, int(where[-1]) - length
+            label = f"{name}, {word}" + f" {first} to {last}" * (word == "new" and len(news) > 1)
+            parts.append(Segment(label, row, first, last + 1, kinds.get(role, "past")))
+    return parts
