@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 import torch
 
-from explain.test_known_answers import DEPTH, HORIZON, STEPS, Known, Wired, known_run, linear
 import tsfm_lens
+from explain.test_known_answers import DEPTH, HORIZON, STEPS, Known, Wired, known_run, linear
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
