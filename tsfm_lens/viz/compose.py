@@ -78,7 +78,7 @@ def compose(
             for name in ("annotations", "shapes"):
                 layout[name] += part.pop(name, [])
             layout |= part
-            drawn += [trace if trace["type"] == "sankey" else {**trace, "legend": legend} for trace in of_panel]
+            drawn += [{**trace, "legend": legend} for trace in of_panel]
             where: Part = {"x": left / page, "y": 1 - top / height, "xanchor": "left", "yanchor": "top"}
             where |= {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 11}}
             layout["annotations"] += [{"text": f"<b>{letter}</b>", **where}] * letters

@@ -90,7 +90,7 @@ class Sheet:
     def dress(self, title: str, *remarks: str) -> go.Figure:
         """Finish the figure."""
         left = self._letter_axes()
-        names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in _on_axes(self.fig) if trace.showlegend]
+        names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in self.fig.data if trace.showlegend]
         sides = left + (self.fig.layout.margin.r or _RIGHT)
         bare = max(self.min_width, sides + self.words, _HALF * left, *names)
         least = max(bare, sides + self.numbers)
@@ -119,7 +119,7 @@ class Sheet:
                 axis.title.text = wrapped(axis.title.text, (high - low) * self.plot_height, TITLE_TYPE)
                 breaks = max(breaks, axis.title.text.count("<br>"))
             labels += map(str, axis.ticktext or ())
-        for trace in _on_axes(self.fig):
+        for trace in self.fig.data:
             y = trace.y
             if y is not None and len(y) and isinstance(y[0], str):
                 labels.extend(y)
@@ -433,11 +433,6 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
     return {f"error_{'x' if across else 'y'}": {"type": "data", "color": INK, "thickness": 1, "width": 3, **ends}}
 
 
-def _on_axes(fig: go.Figure) -> list[Any]:
-    """Return the traces that have axes and a place in the legend: all but rivers."""
-    return [trace for trace in fig.data if trace.type != "sankey"]
-
-
 def _titled(title: str | None) -> dict[str, str]:
     """Return the title of an axis, letter by letter; nothing for None."""
     return {} if title is None else {"title_text": plain(title).replace("\n", "<br>")}
@@ -477,5 +472,5 @@ def legend_rows(fig: go.Figure, width: float) -> int:
     """Estimate the rows of the legend under a figure of a width in pixels; none without a legend."""
     if fig.layout.showlegend is False:
         return 0
-    entries = [trace.name for trace in _on_axes(fig) if trace.showlegend and trace.legend in (None, "legend")]
+    entries = [trace.name for trace in fig.data if trace.showlegend and trace.legend in (None, "legend")]
     return ceil(sum(text_width(name, 12) + _SIGN for name in entries) / (width - 84))
