@@ -24,8 +24,7 @@ def unexplained(fig: go.Figure) -> list[str]:
         *(note.text or "" for note in fig.layout.annotations),
     ]
     words = " ".join(said).lower()
-    # the nodes of a river have their names
-    marks = [each for each in fig.data if each.type != "sankey"]
+    marks = list(fig.data)
     listed = {each.legendgroup or each.name for each in marks if each.showlegend and fig.layout.showlegend is not False}
     open_marks: dict[tuple[str, str], dict[str, str]] = {}
     for trace in marks:

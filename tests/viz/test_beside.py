@@ -55,7 +55,7 @@ def test_two_attention_maps_keep_the_series_over_their_keys(attention: xr.Datase
 
 def test_sheets_that_no_page_holds_are_refused() -> None:
     fan = viz.forecast_fan(planted.forecast())
-    expect_error("a row of 3 needs", viz.compose, [[fan] * 3])
+    expect_error("needs 229 mm", viz.compose, [[fan] * 3])
     expect_error("higher than a page", viz.compose, [fan] * 6, 89)
     expect_error("not 0", viz.compose, [])
 

@@ -51,7 +51,9 @@ def figure(
         _list(request.as_json)
         return
     if name is None or not models or not data:
-        raise typer.BadParameter("NAME, MODEL and --data are needed, or --list")
+        missing = {"NAME": name, "MODEL": models, "--data": data}
+        words = " and ".join(option for option, value in missing.items() if not value)
+        raise typer.BadParameter(f"{words} missing; --list names all figures")
     file_formats = [file_format.strip().lower() for file_format in formats.split(",") if file_format.strip()]
     if not file_formats:
         raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")

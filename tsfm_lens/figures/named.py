@@ -159,6 +159,7 @@ class DrawnFigure:
         if self.entry.paper:
             lines += ["In the tsfm-lens paper: " + self.entry.paper + "."]
         results = [result for file in self.files for result in file.results]
+        lines += [line for result in results for line in _tests(result)][:1]
         lines += ["", "Parameters", *_parameters(results)]
         recipes = [line for result in results for line in _recipes(result)]
         if recipes:
@@ -170,6 +171,16 @@ class DrawnFigure:
         lines += ["", "Data", *_data(self.run, sources)]
         wrapped = [fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines]
         return "\n".join(wrapped) + "\n"
+
+
+def _tests(result: Any) -> list[str]:
+    """State the test of significance that a result holds, and what its ranges are."""
+    tested = [variable.attrs for name, variable in result.variables.items() if "family" in variable.attrs]
+    return [
+        f"Significance: exact sign test over {facts['units']} {'series' if facts['units'] != 1 else 'series alone'} "
+        f"({facts['family']} tests, Holm-corrected, 5 %). Whiskers and bands: range over series."
+        for facts in tested
+    ]
 
 
 def make_figure(name: str, run: Run, others: Sequence[Lens] = ()) -> DrawnFigure:

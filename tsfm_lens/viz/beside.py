@@ -47,8 +47,8 @@ def compare(figures: Sequence[go.Figure], names: Sequence[str], title: str = "")
     if len(figures) != 2 or len(names) != 2:
         raise InputError(f"compare takes two figures and two names, not {len(figures)} and {len(names)}")
     for figure in figures:
-        if "legend2" in figure.layout.to_plotly_json() or any(trace.type == "sankey" for trace in figure.data):
-            raise InputError("a river, or a figure with a legend inside a panel, cannot be drawn side by side")
+        if "legend2" in figure.layout.to_plotly_json():
+            raise InputError("a figure with a legend inside a panel cannot be drawn side by side")
     metas, margins = [fig.layout.meta for fig in figures], [fig.layout.margin for fig in figures]
     least = round(2 * max(meta["min_width"] for meta in metas))
     if least > _WIDEST:
@@ -106,10 +106,7 @@ def moved(figure: go.Figure, shift: int, across: Move, up: Move = lambda y: y) -
         return {key: later(value) if key in _REFERENCES else value for key, value in part.items()}
 
     moves, layout, result = {"x": across, "y": up}, figure.layout.to_plotly_json(), Part()
-    traces = [{"xaxis": "x", "yaxis": "y", **trace.to_plotly_json()} for trace in figure.data if trace.type != "sankey"]
-    rivers = [trace.to_plotly_json() for trace in figure.data if trace.type == "sankey"]
-    for river in rivers:
-        river["domain"] = {side: [move(end) for end in (0, 1)] for side, move in moves.items()}
+    traces = [{"xaxis": "x", "yaxis": "y", **trace.to_plotly_json()} for trace in figure.data]
     for axis in [trace[f"{letter}axis"] for trace in traces for letter in "xy"]:
         layout.setdefault(axis.replace(axis[0], f"{axis[0]}axis"), {})
     for name, part in layout.items():
@@ -137,7 +134,7 @@ def moved(figure: go.Figure, shift: int, across: Move, up: Move = lambda y: y) -
         if "range" in model:
             axis["range"] = model["range"]
             del axis["matches"]
-    return result, [*(renamed(trace) for trace in traces), *rivers]
+    return result, [renamed(trace) for trace in traces]
 
 
 def _agree(one: Part, other: Part) -> None:

@@ -10,7 +10,6 @@ import plotly.graph_objects as go
 from tsfm_lens.errors import InputError
 from tsfm_lens.viz.beside import SHIFT, Part, list_once, moved
 from tsfm_lens.viz.printing import (
-    COLUMNS,
     PIXELS_PER_MM,
     PIXELS_PER_POINT,
     SCALE,
@@ -19,6 +18,7 @@ from tsfm_lens.viz.printing import (
     fits,
     for_print,
     least_width,
+    millimetres,
     narrowed,
 )
 from tsfm_lens.viz.sheet import legend_rows
@@ -30,13 +30,13 @@ _LOWEST = 0.7  # of their height to which panels are lowered
 
 
 def compose(
-    figures: Sequence[go.Figure | Sequence[go.Figure]], width: float = COLUMNS["double"], letters: bool = True
+    figures: Sequence[go.Figure | Sequence[go.Figure]], width: str | float = "double", letters: bool = True
 ) -> go.Figure:
     """Put figures as panels a, b, c … on a sheet for print: type from 6 pt on, a legend under each row.
 
     Args:
         figures: of :mod:`tsfm_lens.viz`; a list among them is a row, others have one each.
-        width: in mm, such as 89 or 183.
+        width: "single" (89 mm), "double" (183 mm), or in mm.
         letters: whether each panel has one.
 
     Returns:
@@ -50,6 +50,7 @@ def compose(
         >>> fig.layout.meta["title"][:11]
         'a, Forecast'
     """
+    width = millimetres(width)
     rows = [[each] if isinstance(each, go.Figure) else list(each) for each in figures]
     if not 0 < sum(map(len, rows)) <= len(ascii_lowercase):
         raise InputError(f"one to {len(ascii_lowercase)} figures can be composed, not {sum(map(len, rows))}")
@@ -77,7 +78,7 @@ def compose(
             for name in ("annotations", "shapes"):
                 layout[name] += part.pop(name, [])
             layout |= part
-            drawn += [trace if trace["type"] == "sankey" else {**trace, "legend": legend} for trace in of_panel]
+            drawn += [{**trace, "legend": legend} for trace in of_panel]
             where: Part = {"x": left / page, "y": 1 - top / height, "xanchor": "left", "yanchor": "top"}
             where |= {"xref": "paper", "yref": "paper", "showarrow": False, "font": {"size": 11}}
             layout["annotations"] += [{"text": f"<b>{letter}</b>", **where}] * letters
@@ -97,8 +98,9 @@ def _printed(row: Sequence[go.Figure], width: float) -> list[go.Figure]:
     shares = [width * least_width(figure) / need for figure in row]
     if not all(map(fits, row, shares)):
         raise InputError(
-            f"a row of {len(row)} needs {SCALE * need / PIXELS_PER_MM:.0f} mm to be read at 6 pt, not {width:g}; "
-            "put fewer into it, or take both columns (183)"
+            f"the row of {', '.join(repr(figure.layout.meta['title']) for figure in row)} needs "
+            f"{SCALE * need / PIXELS_PER_MM:.0f} mm to be read at 6 pt, not {width:g}; give each a row of its own, or "
+            "draw fewer panels in each"
         )
     return [for_print(_quiet(figure), share) for figure, share in zip(row, shares, strict=True)]
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle
-
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -15,18 +13,13 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SERIES
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, kind_word, model_of, names, shown, unit_of
-from tsfm_lens.viz.sheet import Look, blank, sheet, shortened
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, mixed, number, percent, plain
+from tsfm_lens.viz.sheet import Look, blank, sheet
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, INK, VERMILION, number, percent, plain
 from tsfm_lens.viz.words import capital, listed, measured
 
-__all__ = ["carried_dots", "faithfulness_dots", "route_map", "route_river"]
+__all__ = ["carried_dots", "faithfulness_dots", "route_map"]
 
-_ARMS, _ROWS = 10, 24  # components that are drawn by name
-_BINS = 6  # groups of forecast steps
-_LINE = 19  # pixels that a line of a node's label needs
-_NAME = 240  # pixels of a label
-_TYPE = 11
-_OTHERS, _NONE = "other components", "no component: tokens and scale"
+_ROWS = 24  # components that are drawn by name
 WORTH_A_WORD = 0.01  # of an effect
 _MAX_NAMES = 3
 
@@ -85,93 +78,6 @@ def read_kinds(ds: xr.Dataset) -> list[str]:
     ]
 
 
-@INPUT_ROUTES.figure(table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True), sentences=read_routes)
-def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
-    """Draw the effect of each segment as a river through components to the steps of the forecast.
-
-    Args:
-        components: how many are drawn by name; all others are one arm.
-    """
-    every = _arms(ds, components)
-    arms, kind_of = [arm for _, arm, _ in every], [kind for _, _, kind in every]
-    flow = np.stack([part for part, _, _ in every], axis=1)
-    bins = np.array_split(np.arange(flow.shape[2]), min(_BINS, flow.shape[2]))
-    steps = [f"step {b[0] + 1}" if len(b) == 1 else f"steps {b[0] + 1}–{b[-1] + 1}" for b in bins]
-    late = np.stack([flow[..., steps_in].sum((0, 2)) / flow.shape[2] for steps_in in bins], axis=1)
-    tints = dict(zip(dict.fromkeys(filter(None, kind_of)), cycle(CATEGORICAL), strict=False))
-    colours = [tints.get(kind, GREY) for kind in kind_of]
-    segments, unit = segment_words(ds), unit_of(ds) or "data units"
-    starts = np.cumsum([0, len(segments), len(arms)])
-    # source, target, amount and arm
-    links = [
-        (starts[at] + i, starts[at + 1] + j, amounts[i, j], i if at else j)
-        for at, amounts in enumerate((flow.mean(2), late))
-        for i, j in np.ndindex(*amounts.shape)
-        if amounts[i, j] > 0
-    ]
-    sources, targets, values, which = zip(*links, strict=True) if links else ((), (), (), ())
-    sheet = blank(max(300, 2 * _LINE * max(map(len, (segments, arms, steps)))), min_width=640, below=16)
-    panel, hover = sheet.panel(), f"%{{value:.4g}} {plain(unit)}<extra></extra>"
-    node = {
-        "label": [plain(shortened(label, _NAME, _TYPE, 1)) for label in (*segments, *arms, *steps)],
-        "color": [*[GREY] * len(segments), *colours, *[GREY] * len(steps)],
-        "hovertemplate": f"%{{label}}<br>{hover}",
-        # in the order of the input, the depth and the steps, not in that of the fewest crossings
-        "x": np.repeat([0.001, 0.5, 0.999], [len(segments), len(arms), len(steps)]),
-        "y": np.concatenate([_middles(sizes) for sizes in (flow.sum((1, 2)), flow.sum((0, 2)), late.sum(0))]),
-        "line": {"width": 0},
-        "pad": 8,
-        "thickness": 14,
-    }
-    link = {
-        "source": sources,
-        "target": targets,
-        "value": values,
-        "color": [mixed(colours[arm], 0.35) for arm in which],
-        "hovertemplate": f"%{{source.label}} → %{{target.label}}<br>{hover}",
-    }
-    sheet.fig.add_trace(go.Sankey(node=node, link=link, textfont={"size": _TYPE}))
-    # a river has no entries in the legend
-    for kind, colour in tints.items():
-        panel.dots([None], [None], kind_word(kind), colour=colour, size=9, symbol="square")
-    panel.x(visible=False)
-    panel.y(visible=False)
-    share = ""
-    if "no_attention_share" in ds:
-        largest = int(np.argmax(np.abs(array(ds, "total", "segment", "step")).mean(1)))
-        bypass = float(array(ds, "no_attention_share", "segment")[largest])
-        # next to nothing is not worth a word
-        if np.isfinite(bypass) and abs(bypass) >= WORTH_A_WORD:
-            share = f"{segments[largest]}: {past_attention(bypass)}"
-    return sheet.dress(
-        f"Routes of the input through {model_of(ds)}",
-        f"forecast of {ds.attrs.get('target', '')}, mean absolute effect in {unit}; components in series "
-        "carry the same effect, so these numbers do not add up",
-        share,
-    )
-
-
-def _arms(ds: xr.Dataset, count: int) -> list[tuple[np.ndarray, str, str]]:
-    """Return effect (segment, step), label and kind of the leading components, of all others, and of no component."""
-    effect = np.abs(np.nan_to_num(array(ds, "effect", "segment", "component", "step")))
-    none = np.abs(array(ds, "no_component", "segment", "step")) if "no_component" in ds else None
-    labels, kinds = names(ds, "component"), [str(kind) for kind in ds["component_kind"].values]
-    order = [int(i) for i in np.argsort(-effect.sum((0, 2)), kind="stable")]
-    leading = sorted(i for i in order[:count] if effect[:, i].any())
-    rest = [i for i in order if i not in leading]
-    every = [(effect[:, i], labels[i], kinds[i]) for i in leading]
-    if rest and effect[:, rest].any():
-        every.append((effect[:, rest].sum(1), f"{len(rest)} {_OTHERS}", ""))
-    if none is not None:
-        every.append((none, _NONE, ""))
-    return every
-
-
-def _middles(sizes: np.ndarray) -> np.ndarray:
-    """Place nodes of some sizes above one another, in shares of the figure."""
-    return (np.cumsum(sizes) - sizes / 2) / (sizes.sum() or 1.0)
-
-
 def past_attention(share: float) -> str:
     """Write the share of an effect that bypasses attention; "" where it is not a number."""
     if not np.isfinite(share):
@@ -185,7 +91,10 @@ def past_attention(share: float) -> str:
     return f"{percent(share)} of the effect bypasses attention"
 
 
-@INPUT_ROUTES.figure(table=("total", "no_component", "no_attention", "rest"), sentences=read_kinds)
+@INPUT_ROUTES.figure(
+    table=lambda ds: frame(ds, "size", "share").dropna(ignore_index=True),
+    sentences=lambda ds: [*read_routes(ds), *read_kinds(ds)],
+)
 def route_map(ds: xr.Dataset, *, components: int = _ROWS) -> go.Figure:
     """Draw how much of each segment's influence goes through each component.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from tsfm_lens.errors import InputError
@@ -19,6 +20,7 @@ PIXELS_PER_MM, PIXELS_PER_POINT = 96 / 25.4, 96 / 72
 SCALE = 0.8  # of all type and lengths on the screen
 SMALLEST = 10  # pixels on the screen, 6 points in print
 TALLEST = 230.0  # mm, what a page leaves beside its caption
+_DATE = 100  # pixels on the screen of the widest date
 _LENGTHS = ("font.size", ".marker.size", ".xshift", ".yshift", ".thickness")
 _TOP = 8  # pixels above the panels, now that no title stands there
 # solid stays solid; nearly every other colour of the theme gets dashes and symbols of its own
@@ -74,9 +76,17 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
     }
     printed = go.Figure({"data": _scaled([trace.to_plotly_json() for trace in fig.data], scale), "layout": layout})
     crowded = width < scale * meta.get("min_width", 0)
+    inner = width - printed.layout.margin.l - printed.layout.margin.r
     for trace in printed.data:
+        if getattr(trace, "x", None) is not None and np.asarray(trace.x).dtype.kind == "M":
+            _thin_dates(printed.layout[(trace.xaxis or "x").replace("x", "xaxis")], inner / scale)
         if trace.type == "heatmap" and crowded and trace.texttemplate and trace.name != NOT_SIGNIFICANT:
-            trace.texttemplate = None
+            # the numbers go, the marks of those in parentheses stay
+            trace.text = [["·" if str(text).startswith("(") else "" for text in row] for row in trace.text]
+            words = printed.layout.meta["subtitle"].replace(
+                f"in parentheses: {NOT_SIGNIFICANT}", f"dotted: {NOT_SIGNIFICANT}"
+            )
+            printed.layout.meta = {**printed.layout.meta, "subtitle": words}
         elif trace.type == "bar":
             hatch = _HATCHES.get(trace.marker.color) if isinstance(trace.marker.color, str) else None
             if hatch and trace.marker.pattern.shape is None:
@@ -88,6 +98,15 @@ def for_print(fig: go.Figure, column: str | float | None = None) -> go.Figure:
             if "markers" in (trace.mode or "") and trace.marker.symbol is None and isinstance(colour, str):
                 trace.marker.symbol = SYMBOLS.get(colour)
     return printed
+
+
+def _thin_dates(axis: Any, width: float) -> None:
+    """Leave as many dates on an axis as its part of a width in pixels has room for."""
+    low, high = axis.domain or (0, 1)
+    room = max(1, int((high - low) * width / _DATE))
+    if axis.tickvals is None and axis.dtick is None:
+        # labels that are turned would need room under the axis
+        axis.update(nticks=min(axis.nticks or room, room), tickangle=0)
 
 
 def _scaled(part: Any, scale: float, path: str = "") -> Any:
@@ -117,18 +136,26 @@ def _width(fig: go.Figure, column: str | float | None) -> tuple[go.Figure, float
     """Return the figure, its panels below each other where a column asks for that, and the width in mm."""
     if column is None:
         return fig, COLUMNS["single"] if fits(fig, COLUMNS["single"]) else COLUMNS["double"]
+    width = millimetres(column)
+    # nothing is wider than both columns of a page, so there is nothing to send the caller to
+    narrow = fig if width >= COLUMNS["double"] else narrowed(fig, width)
+    if narrow is None:
+        least = SCALE * least_width(fig) / PIXELS_PER_MM
+        raise InputError(
+            f"this figure needs {least:.0f} mm to be read at 6 pt, not {width:g}; choose 'double' (183 mm)"
+        )
+    return narrow, width
+
+
+def millimetres(column: str | float) -> float:
+    """Return the width of a column, by its name or in mm."""
     if isinstance(column, str):
         if column not in COLUMNS:
             raise InputError(f"column {column!r} is not known, choose 'single' (89 mm), 'double' (183 mm) or mm")
-        width = COLUMNS[column]
-    else:
-        width = float(column)
-        if not 20 <= width <= 1000:
-            raise InputError(f"a column of {width:g} mm cannot be drawn, expected 20 to 1000")
-    # nothing is wider than both columns of a page, so there is nothing to send the caller to
-    if width < COLUMNS["double"] and (fig := narrowed(fig, width)) is None:
-        raise InputError(f"this figure has too many panels to be read at {width:g} mm; choose column='double' (183 mm)")
-    return fig, width
+        return COLUMNS[column]
+    if not 20 <= float(column) <= 1000:
+        raise InputError(f"a column of {float(column):g} mm cannot be drawn, expected 20 to 1000")
+    return float(column)
 
 
 def narrowed(fig: go.Figure, width_mm: float) -> go.Figure | None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
+import zlib
 from collections.abc import Mapping
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -85,6 +87,14 @@ def write_together(contents: Mapping[Path, bytes]) -> list[Path]:
     return list(contents)
 
 
+def _with_dots(png: bytes, dots: float) -> bytes:
+    """Add to a PNG the dots an inch that it is drawn with, by which programs know its size."""
+    metre = round(dots / 0.0254)
+    chunk = b"pHYs" + struct.pack(">IIB", metre, metre, 1)
+    # after the signature and the header, which have 33 bytes
+    return png[:33] + struct.pack(">I", 9) + chunk + struct.pack(">I", zlib.crc32(chunk)) + png[33:]
+
+
 def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
     """Draw in a headless browser through kaleido, without its MathJax, which it would fetch from the net."""
     kind = options["format"]
@@ -106,7 +116,7 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
             # a kaleido server that the caller runs has options of its own
             warnings.filterwarnings("ignore", message="The kopts argument is ignored")
             drawing: bytes = kaleido.calc_fig_sync(fig.to_dict(), opts=options, kopts={"page_generator": page})
-            return drawing
+            return _with_dots(drawing, 96 * options["scale"]) if kind == "png" else drawing
     except ChromeNotFoundError as error:
         raise RenderError(
             f"a .{kind} file needs a Chrome or Chromium, and none was found. Install one (Debian and Ubuntu: "

@@ -25,6 +25,7 @@ _MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
 _ALWAYS: Look = {"exclude_empty_subplots": False}  # or plotly leaves out what is drawn before the first trace
 _LEFT, _RIGHT = 64, 20  # pixels beside the panels
 _APART, _CELL = 8, 7  # pixels between two texts, and beside a number in its cell
+_LINE = 1.3  # of its type, a line of a title
 _HALF = 2.1  # of the figure to what is beside its panels, at least
 _USUAL = 640  # pixels: width for which rows of the legend are counted
 _BAR_MARGIN, _BAR_LENGTH = 96, 320  # pixels: beside the panels for a colour bar, and its longest
@@ -89,7 +90,7 @@ class Sheet:
     def dress(self, title: str, *remarks: str) -> go.Figure:
         """Finish the figure."""
         left = self._letter_axes()
-        names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in _on_axes(self.fig) if trace.showlegend]
+        names = [text_width(trace.name, LABEL_TYPE) + 70 for trace in self.fig.data if trace.showlegend]
         sides = left + (self.fig.layout.margin.r or _RIGHT)
         bare = max(self.min_width, sides + self.words, _HALF * left, *names)
         least = max(bare, sides + self.numbers)
@@ -110,21 +111,29 @@ class Sheet:
 
     def _letter_axes(self) -> float:
         """Break titles of axes that are longer than these; return pixels for titles and names at the left."""
-        titled = [axis for axis in self.fig.select_xaxes() if axis.title.text and axis.visible is not False]
-        self.write_abreast([(sum(axis.domain or (0, 1)) / 2, axis.title.text) for axis in titled], TITLE_TYPE)
         labels: list[str] = []
+        breaks = 0
         for axis in self.fig.select_yaxes():
             low, high = axis.domain or (0, 1)
             if axis.title.text:
                 axis.title.text = wrapped(axis.title.text, (high - low) * self.plot_height, TITLE_TYPE)
+                breaks = max(breaks, axis.title.text.count("<br>"))
             labels += map(str, axis.ticktext or ())
-        for trace in _on_axes(self.fig):
+        for trace in self.fig.data:
             y = trace.y
             if y is not None and len(y) and isinstance(y[0], str):
                 labels.extend(y)
             if isinstance(trace.x, np.ndarray) and trace.x.dtype.kind == "M":
                 self._thin_dates(trace.xaxis)
-        return max(_LEFT, 36 + max((text_width(label, LABEL_TYPE) for label in labels), default=0.0))
+        names = 36 + max((text_width(label, LABEL_TYPE) for label in labels), default=0.0)
+        left = max(_LEFT, names) + _LINE * TITLE_TYPE * breaks
+        titled = [axis for axis in self.fig.select_xaxes() if axis.title.text and axis.visible is not False]
+        if len(titled) == 1 and "<br>" not in (text := titled[0].title.text):
+            room = self.min_width - left - (self.fig.layout.margin.r or _RIGHT)
+            titled[0].title.text = wrapped(text, room, TITLE_TYPE)
+            self.below += round(_LINE * TITLE_TYPE * titled[0].title.text.count("<br>"))
+        self.write_abreast([(sum(axis.domain or (0, 1)) / 2, axis.title.text) for axis in titled], TITLE_TYPE)
+        return left
 
     def _thin_dates(self, name: str | None) -> None:
         """Set few labels on an axis over dates that has no number of them yet; plotly turns long ones."""
@@ -424,11 +433,6 @@ def _whiskers(noise: Finding | None, values: Any, *, across: bool) -> dict[str, 
     return {f"error_{'x' if across else 'y'}": {"type": "data", "color": INK, "thickness": 1, "width": 3, **ends}}
 
 
-def _on_axes(fig: go.Figure) -> list[Any]:
-    """Return the traces that have axes and a place in the legend: all but rivers."""
-    return [trace for trace in fig.data if trace.type != "sankey"]
-
-
 def _titled(title: str | None) -> dict[str, str]:
     """Return the title of an axis, letter by letter; nothing for None."""
     return {} if title is None else {"title_text": plain(title).replace("\n", "<br>")}
@@ -468,5 +472,5 @@ def legend_rows(fig: go.Figure, width: float) -> int:
     """Estimate the rows of the legend under a figure of a width in pixels; none without a legend."""
     if fig.layout.showlegend is False:
         return 0
-    entries = [trace.name for trace in _on_axes(fig) if trace.showlegend and trace.legend in (None, "legend")]
+    entries = [trace.name for trace in fig.data if trace.showlegend and trace.legend in (None, "legend")]
     return ceil(sum(text_width(name, 12) + _SIGN for name in entries) / (width - 84))
