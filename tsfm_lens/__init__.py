@@ -15,6 +15,7 @@ from tsfm_lens.registry import VERSION as __version__
 
 if TYPE_CHECKING:
     from tsfm_lens.data import SeriesBatch, as_series, bundled
+    from tsfm_lens.explain import explain_change
     from tsfm_lens.hooks import Activations, Component, EditPattern, Mean, Noise, PatchFrom, Resample, Steer, Zero
     from tsfm_lens.models import Forecast, Lens, Run, load
     from tsfm_lens.viz import plot
@@ -36,12 +37,14 @@ __all__ = [
     "__version__",
     "as_series",
     "bundled",
+    "explain_change",
     "load",
     "plot",
 ]
 _HOME = dict.fromkeys(__all__, "tsfm_lens.hooks") | {
     **dict.fromkeys(("SeriesBatch", "as_series", "bundled"), "tsfm_lens.data"),
     **dict.fromkeys(("Forecast", "Lens", "Run", "load"), "tsfm_lens.models"),
+    "explain_change": "tsfm_lens.explain",
     "plot": "tsfm_lens.viz",
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -74,6 +75,14 @@ def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanat
     from tsfm_lens.report import explanation
 
     return explanation.explain(run, out, **options)
+
+
+@method_of("Run")
+def what_if(run: Run, changes: Mapping[str, Any] | None = None, **options: Any) -> Result:
+    """Forecast with another input, ``run.what_if(temperature="+5")``; see :func:`tsfm_lens.explain.what_if`."""
+    from tsfm_lens import explain
+
+    return explain.what_if(run, changes, **options)
 
 
 @method_of("Run")

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
@@ -20,6 +19,7 @@ from tsfm_lens.explain.attribution import METHODS, attribute_inputs, shapley
 from tsfm_lens.explain.routes import input_routes
 from tsfm_lens.explain.segments import Segment, item_of
 from tsfm_lens.explain.values import Masks, quantiles_of
+from tsfm_lens.findings import Result
 from tsfm_lens.models.run import Run
 
 __all__ = ["explain_change", "what_if"]
@@ -43,7 +43,7 @@ def what_if(
     routes: bool = True,
     progress: Progress | None = None,
     **more: Edit,
-) -> xr.Dataset:
+) -> Result:
     """Forecast with another input, and say through which components the change came.
 
     Args:
@@ -108,7 +108,7 @@ def explain_change(
     target: int | str = 0,
     shift: int | None = None,
     progress: Progress | None = None,
-) -> xr.Dataset:
+) -> Result:
     """Split the difference of two forecasts of the same steps over what is new in the later one.
 
     Shapley values of the new inputs, in the later run: what is hidden of new values of a target is replaced by the
@@ -163,7 +163,7 @@ def explain_change(
     data = data.transpose(..., "step", "quantile")
     facts: dict[str, object] = {"target": masks.name, "units": masks.units, "shift": ahead, "forecasts": masks.made}
     data.attrs = new.describe("forecast_change", "Change of the forecast", METHODS["shapley"][1], **facts)
-    return data
+    return Result(data.data_vars, data.coords, data.attrs)
 
 
 def _whole(run: Run) -> Segment:
@@ -292,6 +292,8 @@ def _news(new: Run, row: int, known: np.ndarray, ahead: int) -> list[Segment]:
         where = place[~((own[place] == known[place]) | (np.isnan(own[place]) & np.isnan(known[place])))]
         if len(where):
             first, last = int(where[0]) - length, int(where[-1]) - length
-            label = f"{name}, {word}" + f" {first} to {last}" * (word == "new" and len(news) > 1)
+            label = f"{name}, {word}" + (f" {first}" + f" to {last}" * (last > first)) * (
+                word == "new" and len(news) > 1
+            )
             parts.append(Segment(label, row, first, last + 1, kinds.get(role, "past")))
     return parts

@@ -85,6 +85,7 @@ class Run:
         report: ClassVar[Callable[..., Path]]
         explain: ClassVar[Callable[..., dict[str, xr.Dataset]]]
         explore: ClassVar[Callable[..., Any]]
+        what_if: ClassVar[Callable[..., xr.Dataset]]
 
     def __repr__(self) -> str:
         truth = "" if self.truth is None else ", truth known"

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.repeated_motif import *
     from tsfm_lens.viz.rollout import *
     from tsfm_lens.viz.saving import *
+    from tsfm_lens.viz.scenarios import *
     from tsfm_lens.viz.similarity import *
     from tsfm_lens.viz.stream_ranks import *
     from tsfm_lens.viz.sweep_heads import *
