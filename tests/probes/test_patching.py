@@ -11,6 +11,7 @@ import torch
 
 from contrasted import centred, pair_for, runs_of
 from tiny_lenses import lens_of
+from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, PatchFrom, Steer
@@ -59,6 +60,9 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
     found = activation_patching(*runs_of(name), positions="all", direction=direction)
+    path = {"denoise": "corrupted", "noise": "clean"}[direction] if name == "chronos" else None
+    assert found.attrs.get("path") == path
+    assert ("forecast on the" in "".join(each.name or "" for each in viz.plot(found).data)) == (path is not None)
     assert_close(found["recovered"], 1, depth=100, dtype=np.float32)
     goal = found["clean_forecast" if direction == "denoise" else "corrupted_forecast"]
     assert_close(found["forecast"].isel(component=0, position=0), goal, depth=100, dtype=np.float32)
@@ -153,8 +157,12 @@ def test_runs_that_are_not_alike_are_refused() -> None:
     for other, words in (
         (clean, "nothing to recover"),
         (corrupted.tail(30), "lengths"),
-        (clean.select([1, 0]), "in the order pedestrians, electricity"),
-        (SeriesBatch(corrupted.values, groups=("both", "both"), variates=("a", "b")), "grouped into items differently"),
+        (clean.select([1, 0]), "corrupted ones electricity, pedestrians.*puts them in order"),
+        (replace(clean, ids=("a", "b")), "corrupted ones a, b, .*data.shift_phase"),
+        (
+            SeriesBatch(corrupted.values, clean.ids, groups=("both", "both"), variates=("a", "b")),
+            "grouped into items differently",
+        ),
     ):
         with pytest.raises(InputError, match=words):
             activation_patching(lens.run(clean, 4), lens.run(other, 4))
