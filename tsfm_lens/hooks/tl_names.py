@@ -61,7 +61,8 @@ LENS = {
     "to_single_token": "series are numbers; token models: lens.native has the tokenizer",
     "to_tokens": "lens.encode(series).inputs is what enters the model",
     "tokenizer": "lens.native has the tokenizer of a model that has one",
-    "tokens_to_residual_directions": "lens.weights.W_U[:, token], of models whose head is one matrix",
+    "tokens_to_residual_directions": "lens.weights.W_U[:, token], of models whose head is one matrix, lacks the last "
+    "norm's gain and the head's factor; lens.readout(writes, encoded, like=stream) reads writes out with both",
 }
 """Members of TransformerLens's models that a lens lacks -> the replacement."""
 ARGUMENTS = {

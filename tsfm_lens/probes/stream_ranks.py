@@ -393,7 +393,7 @@ class _AttentionGrowth:
             self.agrees = bool((outputs - mixture).abs().max() <= _AGREES * outputs.abs().max())
         if not self.agrees:
             return
-        writes = torch.einsum("nhd,hdm->nm", outputs, self.weights.W_O.detach().cpu().double()) * self.weights.scale
+        writes = torch.einsum("nhd,hdm->nm", outputs, self.weights.W_O.cpu().double()) * self.weights.scale
         self.after.add(after[visible])
         self.before.add(after[visible] - writes)
         masked = pattern * visible[:, None, :, None]
