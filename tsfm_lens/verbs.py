@@ -32,11 +32,14 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
 
     Args:
         components: names or globs, all ablated together.
-        options: of the probe: ``how``, ``reference``, ``quantiles``, ``progress``.
+        options: of the probe: ``how`` ("zero", "mean" or "resample"), ``reference``, ``quantiles``, ``progress``.
     """
     from tsfm_lens.probes import ablation_recipes
 
-    return ablation_recipes(run, {f"without {', '.join(map(str, components))}": components}, **options)
+    name = f"without {', '.join(map(str, components))}"
+    result = ablation_recipes(run, {name: components}, **options)
+    size = f": moves by {float(result['mean_shift'][1, 0]):.3g} {result['units'].values[0]}" * (len(run.batch) == 1)
+    return result.assign_attrs(title=f"Forecast {name}{size}".rstrip())
 
 
 @method_of("Run")

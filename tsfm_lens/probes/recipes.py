@@ -197,11 +197,12 @@ def ablation_recipes(
 
     Returns:
         Dataset of kind "recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (…, quantile,
-        step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``spearman_distance`` to the original;
-        ``spread_ratio``, the median forecast's standard deviation over that of as many last context steps; with a truth
-        ``mae``, ``mase``, and ``mae_change``, ablated over original less 1; for distance and change what
-        :func:`tsfm_lens.findings.judge` adds. Per recipe ``components``, ``n_heads``, ``heads_share`` of all
-        heads of the kinds of attention that it touches, and ``n_mlps``.
+        step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean distance of
+        the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``, the median forecast's standard
+        deviation over that of as many last context steps; with a truth ``mae``, ``mase``, and ``mae_change``, ablated
+        over original less 1; for distance and change what :func:`tsfm_lens.findings.judge` adds. Per recipe
+        ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it touches, and
+        ``n_mlps``.
 
     Source:
         tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY, S3-SPEAR).
@@ -288,7 +289,7 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     steps, where = medians.shape[-1], ("recipe", "series")
     measures: dict[str, Measure] = {"spearman_distance": rank_distance} if steps > 1 else {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
-    spread = medians.std(axis=-1)
+    data["mean_shift"], spread = (where, np.abs(medians - medians[0]).mean(axis=-1)), medians.std(axis=-1)
     data["spread_ratio"] = (where, np.divide(spread, past, out=np.full_like(spread, np.nan), where=past > 0))
     if run.truth is not None:
         truth = run.truth

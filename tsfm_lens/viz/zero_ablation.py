@@ -126,7 +126,8 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     middle = middle_of(noise, effect)
     canvas = _draw(ds, middle, effect, measure, noise)
     canvas.colours(_scale(middle, measure))
-    title = f"Ablation of every component of {model_of(ds)}: {measure.word}"
+    stacks = " and ".join(dict.fromkeys(coordinate(ds, "stack").astype(str)))
+    title = f"Ablation of single components of {stacks and f'the {stacks} of '}{model_of(ds)}: {measure.word}"
     what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
     return canvas.dress(title, what, "zeroed one at a time")
 
