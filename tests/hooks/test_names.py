@@ -56,6 +56,18 @@ def test_a_typing_error_names_the_nearest() -> None:
         select(POINTS, "decoder_blocks.1.hook_resid_per")
 
 
+def test_labels_of_heads_are_read_where_they_are_of_one() -> None:
+    one = architectures()["chronos-2"]
+    single = one.adapt(one.tiny()).wiring
+    for label in ("L1.time_attn.H2", "1.time_attn.2"):
+        assert [str(each) for each in select_components(single, label)] == ["1.time_attn.2"]
+    for label in ("L2.cross_attn.H0", "2.cross_attn.0"):
+        assert [str(each) for each in select_components(WIRING, label)] == ["decoder.2.cross_attn.0"]
+    for label in ("L1H2", "1.2", "(1, 2)", "L1.self_attn.H2"):
+        with pytest.raises(UnknownNameError, match=r"could be encoder.1.self_attn.2, decoder.1.self_attn.2"):
+            select_components(WIRING, label)
+
+
 def test_writers_partition_the_stack() -> None:
     # the encoder has two writers, so one middle
     assert "encoder_blocks.0.hook_resid_mid2" not in POINTS

@@ -29,6 +29,22 @@ def test_predicates_globs_and_unknown_names(token_lens: Lens, token_case: Case) 
         token_lens.run_with_cache(token_case.encoded, incl_bwd=True)
     with pytest.raises(UnknownNameError, match="true of no hook point"):
         token_lens.run_with_hooks(token_case.encoded, [(lambda name: False, keep)])
+    for nothing in (lambda name: False, [], iter(())):
+        with pytest.raises(UnknownNameError, match="selects no hook point"):
+            token_lens.run_with_cache(token_case.encoded, names_filter=nothing)
+    with pytest.raises(
+        UnknownNameError, match=r"no component 'decoder.1.cross_attn.99'. Closest: decoder.1.cross_attn"
+    ):
+        token_lens.run_with_cache(token_case.encoded, names_filter="decoder.1.cross_attn.99")
+    with pytest.raises(InputError, match="no hook point is given"):
+        token_lens.run(token_case.batch, 2).record([])
+    with pytest.raises(InputError, match=r"fwd_hooks has 'a'; expected a list of pairs"):
+        token_lens.run_with_hooks(token_case.encoded, ("a", keep))
+    with pytest.raises(InputError, match=r"hook <lambda> cannot be called as function\(value, hook=…\)"):
+        token_lens.run_with_hooks(token_case.encoded, [("*.hook_embed", lambda value: value)])
+    for thing in (token_lens.run(token_case.batch, 2), token_lens.forecast(token_case.batch, 2)):
+        with pytest.raises(AttributeError, match="has no 'logits': lens"):
+            thing.logits  # noqa: B018
     with pytest.raises(UnknownNameError, match="Closest"):
         token_lens.run_with_cache(token_case.encoded, names_filter="decoder_blocks.0.resid_post")
 

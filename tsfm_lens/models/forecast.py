@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible
+from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.architecture import Encoded, Prediction
 
 MOST = 100_000
@@ -40,6 +41,8 @@ class Forecast:
     samples: np.ndarray | None
     context: SeriesBatch
     attrs: dict[str, object] = field(default_factory=dict)
+    if not TYPE_CHECKING:
+        __getattr__ = refuse_logits
 
     @classmethod
     def of(
