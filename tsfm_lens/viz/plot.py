@@ -7,10 +7,12 @@ from inspect import signature
 from typing import Any
 
 import plotly.graph_objects as go
+import xarray as xr
 
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.registry import Figure, as_dataset, find
 from tsfm_lens.viz.beside import compare
+from tsfm_lens.viz.maps import head_map
 from tsfm_lens.viz.recipes import overlay
 from tsfm_lens.viz.select import names
 
@@ -20,7 +22,8 @@ __all__ = ["plot"]
 def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     """Draw a run, a forecast, a result or an explanation; of two, both in one figure.
 
-    Two forecasts of the same series share a panel. Two results of one kind stand side by side.
+    Two forecasts of the same series share a panel. Two results of one kind stand side by side. An array (layer, head)
+    of your own is a map.
 
     Args:
         thing: what to draw.
@@ -36,6 +39,8 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
         >>> viz.plot(run).layout.meta["title"]
         'Forecast of co2 by chronos-nano'
     """
+    if isinstance(thing, xr.DataArray):
+        return head_map(thing, **options)
     words = [each for each in others if isinstance(each, str)]
     things = [_sections(each) for each in (thing, *others) if not isinstance(each, str)]
     if len(words) > 1 or len(things) > 2:
@@ -60,7 +65,10 @@ def _sections(thing: Any) -> dict[str, Any]:
     else:
         results = [as_dataset(thing)]
     if not results or not all(getattr(result, "attrs", {}).get("kind") for result in results):
-        raise InputError(f"{type(thing).__name__} cannot be drawn; expected a run, a forecast or a result of a probe")
+        raise InputError(
+            f"{type(thing).__name__} cannot be drawn; expected a run, a forecast, a result of a probe or an array "
+            "(layer, head). docs/howto/own-probe.md gives a dataset of your own a kind and a figure"
+        )
     return {str(result.attrs["kind"]): result for result in results}
 
 
