@@ -65,7 +65,12 @@ def measure(run: Run, kind: str, **options: Any) -> Result:
 
 @method_of("Run")
 def report(run: Run, out: str | Path, **options: Any) -> Path:
-    """Write one HTML report of this run; see :func:`tsfm_lens.report.pipeline.report`."""
+    """Write one HTML report of this run; see :func:`tsfm_lens.report.pipeline.report`.
+
+    Args:
+        out: folder for index.html.
+        options: ``sections`` (kinds of measurements), ``options`` of their probes by kind, ``title``, ``progress``.
+    """
     from tsfm_lens.report import pipeline
 
     return pipeline.report(run, out, **options)
@@ -81,7 +86,11 @@ def explain(run: Run, out: str | Path | None = None, **options: Any) -> Explanat
 
 @method_of("Run")
 def explore(run: Run, **options: Any) -> Any:
-    """Open one linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore`."""
+    """Open one linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore`.
+
+    Args:
+        options: ``kind`` of attention, such as "self_attn"; the last kind of the output stack if left out.
+    """
     from tsfm_lens import explore
 
     return explore.explore(run, **options)

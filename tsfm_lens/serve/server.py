@@ -133,6 +133,8 @@ def _settings(port: int, token: str, *, browser: bool) -> Any:
                 # a file of settings in the working folder could open the door again
                 "config_file_paths": [],
                 "tornado_settings": {
+                    # that of Jupyter is longer than its interval, which tornado reports on every start
+                    "ws_ping_timeout": 30_000,
                     "headers": {"Content-Security-Policy": policy},
                     # a page that closes says so without it; the guard has seen the origin
                     "disable_check_xsrf": True,

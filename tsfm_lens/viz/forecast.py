@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
@@ -112,5 +113,6 @@ def as_html(thing: Any) -> str:
     seconds = sum(float(value) for name, value in attrs.items() if str(name).startswith("seconds_"))
     if seconds:
         facts.append(f"{seconds:.1f} s")
-    figure: str = forecast_fan(data)._repr_html_()
+    # plotly would have every cell fetch MathJax, which no figure here needs
+    figure = re.sub(r"<script src=\S+[Mm]ath[Jj]ax\S+</script>", "", forecast_fan(data)._repr_html_())
     return f"<p>{escape(' · '.join(fact for fact in facts if fact))}</p>{figure}"
