@@ -27,13 +27,7 @@ from tsfm_lens.models.noise import noise_floor, ranges, share_floor, told_apart
 from tsfm_lens.models.recording import refuse_run
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
-from tsfm_lens.probes.places import (
-    Place,
-    group_coords,
-    place_coords,
-    places_of,
-    position_groups,
-)
+from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
 from tsfm_lens.registry import probe
 
 __all__ = ["activation_patching", "attribution_patching"]

@@ -63,11 +63,7 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
 
 
 def overlay(
-    forecasts: Mapping[str, xr.Dataset],
-    *,
-    series: str | int = 0,
-    context_steps: int | None = None,
-    title: str = "",
+    forecasts: Mapping[str, xr.Dataset], *, series: str | int = 0, context_steps: int | None = None, title: str = ""
 ) -> go.Figure:
     """Draw forecasts of one series over each other: medians, the interval of the first, the ends of the others'."""
     first, *_ = forecasts.values()
@@ -102,11 +98,7 @@ def draw_overlaid(panel: Panel, view: Scene, forecasts: Mapping[str, xr.Dataset]
 
 @RECIPES.figure()
 def forecast_overlay(
-    ds: xr.Dataset,
-    *,
-    series: str | int = 0,
-    context_steps: int | None = None,
-    recipes: Sequence[str] | None = None,
+    ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None, recipes: Sequence[str] | None = None
 ) -> go.Figure:
     """Draw the forecasts of one series with and without components in one panel.
 
