@@ -216,10 +216,7 @@ def _refuse_other_arguments(hook: Any) -> None:
     """Refuse what cannot be called as a hook."""
     try:
         inspect.signature(hook).bind(None, hook=None)
-    except ValueError:
-        # a builtin does not say what it takes
-        return
-    except TypeError as error:
+    except (TypeError, ValueError) as error:
         name = getattr(hook, "__name__", repr(hook))
         raise InputError(f"hook {name} cannot be called as function(value, hook=…), as hooks are: {error}") from error
 

@@ -198,8 +198,8 @@ class Weights:
 
     def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
         norm = self._model.get_submodule(path)
-        found = [getattr(norm, name, None) for name in ("weight", "scale", "bias")]
-        gain, scale, bias = (None if each is None else each.detach() for each in found)
+        own = [getattr(norm, name, None) for name in ("weight", "scale", "bias")]
+        gain, scale, bias = (None if each is None else each.detach() for each in own)
         return scale if gain is None else gain, bias
 
 

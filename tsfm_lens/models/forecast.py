@@ -121,9 +121,9 @@ class Forecast:
         frames = []
         for index, name in enumerate(self.context.ids):
             frame = pd.DataFrame({"id": name, **self.context.labels(index), "step": np.arange(self.horizon)})
-            stamps = forecast_timestamps(self.context, index, self.horizon)
+            stamps = self.context.timestamps(index, ahead=self.horizon)
             if stamps is not None:
-                frame["timestamp"] = stamps
+                frame["timestamp"] = stamps[self.context.lengths[index] :]
             frame["mean"] = self.mean[index]
             for column, level in enumerate(self.levels):
                 frame[str(level)] = self.quantiles[index, column]
@@ -181,12 +181,6 @@ def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
         f"({int((~is_finite).any(axis=1).sum())} of {len(is_finite)} series have NaN or infinity). The series reaches "
         f"{size:.3g}, and models compute in single precision: rescale it, or undo the intervention that does this."
     )
-
-
-def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.DatetimeIndex | None:
-    """Return the timestamps of one series' forecast steps, None where start or frequency is unknown."""
-    stamps = batch.timestamps(index, ahead=horizon)
-    return None if stamps is None else stamps[batch.lengths[index] :]
 
 
 def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:

@@ -56,8 +56,12 @@ def heads_by_stable_rank(
     """
     refuse_word("order", order, ORDERS)
     attention, n_heads = _check_layers(lens, keep, kind)
-    ranks = _stable_ranks(lens, attention)
-    first = {layer: _ablation_order(ranks, layer, order)[: n_heads - count] for layer, count in keep.items()}
+    places = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(product="QK")
+    ascending = {layer: np.argsort(places.sel(layer=str(layer)).values) for layer in keep}
+    first = {
+        layer: heads[:: 1 if order == "low" else -1][: n_heads - keep[layer]].tolist()
+        for layer, heads in ascending.items()
+    }
     return _heads(lens, first, attention, paired)
 
 
@@ -109,17 +113,6 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
         2
     """
     return _by_entropy(entropy, count, -1.0)
-
-
-def _stable_ranks(lens: Lens, kind: str) -> xr.DataArray:
-    """Return places by stable rank, (layer, head)."""
-    return head_spectra(lens, kind=kind, products=["QK"])["order"].sel(product="QK")
-
-
-def _ablation_order(ranks: xr.DataArray, layer: int, order: str) -> list[int]:
-    """Return the heads of a layer in the order in which they are ablated."""
-    ascending = np.argsort(ranks.sel(layer=str(layer)).values)
-    return [int(head) for head in (ascending if order == "low" else ascending[::-1])]
 
 
 def _check_layers(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tuple[str, int]:

@@ -74,15 +74,11 @@ def serve(
         notebook = _notebook(Path(folder), arguments)
         if started is not None:
             started(f"http://{HOST}:{place}/?token={token}")
-        _end_by_signals()
+        # an interrupt and a request to end close the kernels; a shell that starts it in the background ignores one
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler)
         Server.launch_instance([str(notebook)], config=_settings(place, token, browser=browser))
-
-
-def _end_by_signals() -> None:
-    """Let an interrupt and a request to end close the kernels; a shell that starts it in the background ignores one."""
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
 
 
 def _free(port: int) -> int:

@@ -8,7 +8,6 @@ from html import escape
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
@@ -63,14 +62,6 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     return out
 
 
-def forecast_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
-    """Tabulate date, quantiles and truth, a row per step."""
-    table = quantile_table(ds, series)
-    if "truth" in ds:
-        table["truth"] = array(ds, "truth", "step", series=series)
-    return table
-
-
 @FORECAST.figure()
 def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = None, samples: int = 0) -> go.Figure:
     """Draw a forecast's quantile bands and median over context and truth.
@@ -98,7 +89,10 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
 @FORECAST.panels
 def _forecast(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for i in forecast_series(ds, _MAX_SERIES):
-        yield ReportPanel(forecast_fan(ds, series=i), forecast_table(ds, i), read_forecast(ds, i))
+        table = quantile_table(ds, i)
+        if "truth" in ds:
+            table["truth"] = array(ds, "truth", "step", series=i)
+        yield ReportPanel(forecast_fan(ds, series=i), table, read_forecast(ds, i))
 
 
 def as_html(thing: Any) -> str:

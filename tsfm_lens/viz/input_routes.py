@@ -111,13 +111,14 @@ def route_river(ds: xr.Dataset, *, components: int = _ARMS) -> go.Figure:
     sources, targets, values, which = zip(*links, strict=True) if links else ((), (), (), ())
     sheet = blank(max(300, 2 * _LINE * max(map(len, (segments, arms, steps)))), min_width=640, below=16)
     panel, hover = sheet.panel(), f"%{{value:.4g}} {plain(unit)}<extra></extra>"
+    columns = (flow.sum((1, 2)), flow.sum((0, 2)), late.sum(0))
     node = {
         "label": [plain(shortened(label, _NAME, _TYPE, 1)) for label in (*segments, *arms, *steps)],
         "color": [*[GREY] * len(segments), *colours, *[GREY] * len(steps)],
         "hovertemplate": f"%{{label}}<br>{hover}",
         # in the order of the input, the depth and the steps, not in that of the fewest crossings
         "x": np.repeat([0.001, 0.5, 0.999], [len(segments), len(arms), len(steps)]),
-        "y": np.concatenate([_middles(sizes) for sizes in (flow.sum((1, 2)), flow.sum((0, 2)), late.sum(0))]),
+        "y": np.concatenate([(np.cumsum(sizes) - sizes / 2) / (sizes.sum() or 1.0) for sizes in columns]),
         "line": {"width": 0},
         "pad": 8,
         "thickness": 14,
@@ -164,11 +165,6 @@ def _arms(ds: xr.Dataset, count: int) -> list[tuple[np.ndarray, str, str]]:
     if none is not None:
         every.append((none, _NONE, ""))
     return every
-
-
-def _middles(sizes: np.ndarray) -> np.ndarray:
-    """Place nodes of some sizes above one another, in shares of the figure."""
-    return (np.cumsum(sizes) - sizes / 2) / (sizes.sum() or 1.0)
 
 
 def past_attention(share: float) -> str:

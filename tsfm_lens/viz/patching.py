@@ -227,7 +227,8 @@ def _map(
     canvas.panel(1 + len(axes), 1).x(view.time.title)
     length = max(canvas.plot_height - _UPPER - _GAP, _BAR) / canvas.plot_height
     canvas.colours(_colours(values, value, view.unit, length))
-    return canvas, _beyond(values, value)
+    clipped = value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
+    return canvas, f"colours end at ±{_BEYOND:g}" * clipped
 
 
 def _bars(
@@ -271,11 +272,6 @@ def _colours(values: np.ndarray, value: str, unit: str, length: float) -> dict[s
         return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
     ticks: Look = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"]}
     return colour_scale(WORDS[value], high=max(limit, 1.0), diverging=True, **bar, **ticks)
-
-
-def _beyond(values: np.ndarray, value: str) -> str:
-    beyond = value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
-    return f"colours end at ±{_BEYOND:g}" * beyond
 
 
 def _bar_title(value: str, unit: str) -> str:

@@ -52,7 +52,8 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     labels = options.pop("names", None) or _labels(*pair)
     if len(labels) != 2:
         raise InputError(f"names={labels!r}, expected one for each of two things")
-    if not word and _same_forecast(*pair):
+    are_forecasts = {str(each.attrs["kind"]) for each in pair} <= {"forecast", "run"}
+    if not word and are_forecasts and all(names(pair[0], dim) == names(pair[1], dim) for dim in ("series", "step")):
         return overlay(dict(zip(labels, pair, strict=True)), **options)
     return compare([_draw(each, word, options) for each in things], labels)
 
@@ -103,10 +104,3 @@ def _figures(kind: str) -> list[Figure]:
 def _labels(one: Any, other: Any) -> list[str]:
     models = [str(each.attrs.get("model", "")) for each in (one, other)]
     return models if models[0] != models[1] else ["first", "second"]
-
-
-def _same_forecast(one: Any, other: Any) -> bool:
-    """Test if two results are forecasts of the same series and steps."""
-    if not {one.attrs["kind"], other.attrs["kind"]} <= {"forecast", "run"}:
-        return False
-    return all(names(one, dim) == names(other, dim) for dim in ("series", "step"))
