@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.hooks import Activations
@@ -119,8 +120,7 @@ def test_unknown_places_are_named_and_what_is_left_out_is_the_first_of_the_stack
         for read in (weights.heads, weights.mlp):
             with pytest.raises(UnknownNameError, match=message):
                 read(**arguments)
-    with pytest.raises(UnknownNameError, match="no branch 'mlp'"):
-        weights.heads(0, "mlp")
+    expect_error("no branch 'mlp'", weights.heads, 0, "mlp")
     assert torch.equal(weights.heads(1).W_Q, weights.heads(1, "self_attn", "decoder").W_Q)
     assert not torch.equal(weights.heads(1).W_Q, weights.heads(1, "cross_attn").W_Q)
     assert not np.array_equal(weights.heads(1).W_Q, weights.heads(1, stack="encoder").W_Q)

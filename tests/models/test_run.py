@@ -261,8 +261,7 @@ def test_windows_are_forecasts_from_earlier_origins(holdout: bool) -> None:
         match=r"windows=12 of 8 steps need more than 96 steps, and series 'co2' has 90; windows=11 is the most",
     ):
         lens.run(values, 8, windows=12, holdout=True)
-    with pytest.raises(InputError, match="windows=0"):
-        lens.run(values, 8, windows=0)
+    expect_error("windows=0", lens.run, values, 8, windows=0)
 
 
 def test_windows_of_a_covariate_know_its_future() -> None:

@@ -141,7 +141,7 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
     if isinstance(key, tuple) and query.layer is not None:
         layers = {parts.layer for parts in points.values() if _matches(parts, query._replace(layer=parts.layer), 0)}
         if layers - {None}:
-            raise UnknownNameError(f"no layer {query.layer} for {key!r}: it has {len(layers)}, from 0 on")
+            raise UnknownNameError(f"no layer {query.layer} for {key!r}; there are {len(layers)}, numbered from 0")
     if query.short in _POINTS:
         raise UnknownNameError(f"no hook point {key!r}. {_POINTS[query.short]}")
     return None
