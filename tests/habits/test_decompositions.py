@@ -225,7 +225,7 @@ def test_what_has_no_counterpart_says_what_to_use() -> None:
         with pytest.raises(AttributeError, match=words):
             getattr(owner, name)
     for call in (lens, lens.run_with_cache):
-        expect_error("a loss is a function of the output", call, encoded, return_type="loss")
+        expect_error("a loss is a function of it", call, encoded, return_type="loss")
     with pytest.raises(InputError, match=r"Run is not a series.*run\.encoded"):
         lens.run_with_cache(lens.run([1.0, 2.0, 3.0], 1))
     expect_error(r"Closest: .*hook_pattern", lens.run_with_cache, encoded, names_filter="hook_patern")
