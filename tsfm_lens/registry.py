@@ -396,7 +396,8 @@ def find(kind: str) -> Measurement:
     """Look up a measurement by the kind of its result."""
     entries = measurements()
     if kind not in entries:
-        raise unknown_name("measurement", kind, entries, hint="`tsfm-lens measurements` lists them all.")
+        hint = "`tsfm-lens measurements` lists them all; docs/howto/own-probe.md gives a probe of your own a figure."
+        raise unknown_name("measurement", kind, entries, hint=hint)
     return entries[kind]
 
 

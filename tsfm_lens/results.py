@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.data import SeriesBatch, shift_phase
+from tsfm_lens.data import shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import Result
 from tsfm_lens.models.run import Run
@@ -114,13 +114,8 @@ class Results:
     def shifted(self) -> tuple[Run, Run]:
         """First series, without gaps, and the same with its season half a period later."""
         one = self.first
-        clean = _fill_gaps(one.batch)
+        whole = tuple(pd.Series(each).interpolate(limit_direction="both").to_numpy() for each in one.batch.values)
+        clean = replace(one.batch, values=whole)
         how: dict[str, Any] = {"num_samples": one.num_samples, "seed": one.seed}
         late = shift_phase(clean, self.season // 2)
         return one.lens.run(clean, one.horizon, **how), one.lens.run(late, one.horizon, **how)
-
-
-def _fill_gaps(batch: SeriesBatch) -> SeriesBatch:
-    """Fill gaps by straight lines, since a season is taken apart only of complete series."""
-    whole = tuple(pd.Series(values).interpolate(limit_direction="both").to_numpy() for values in batch.values)
-    return replace(batch, values=whole)

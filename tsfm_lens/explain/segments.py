@@ -147,7 +147,9 @@ def segments(
     period = batch.seasonalities[target_position] if season is None else season
     beside = len(batch) - 1 + ("known" in batch.roles and others == "past and future") * batch.roles.count("known")
     count = max(EXACT - beside, _FEWEST) if parts is None else parts
-    _refuse_no_count(parts=count, season=period)
+    for name, value in (("parts", count), ("season", period)):
+        if not is_count(value):
+            raise InputError(f"{name}={value!r} is not a number; expected an integer of 1 or more")
     width = _width(-first, count, period, edges)
     result = []
     for row in [target_position, *(row for row in range(len(batch)) if row != target_position)]:
@@ -156,12 +158,6 @@ def segments(
         for start, end in _cut(first, stop, width, edges, way):
             result.append(_segment(batch, row, target_position, start, end, (first, stop)))
     return tuple(result)
-
-
-def _refuse_no_count(**values: Any) -> None:
-    for name, value in values.items():
-        if not is_count(value):
-            raise InputError(f"{name}={value!r} is not a number; expected an integer of 1 or more")
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:

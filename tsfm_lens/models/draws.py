@@ -100,10 +100,12 @@ class BlockDraws(TorchDispatchMode):
             (arg.device for arg in args if isinstance(arg, Tensor)), torch.device(kwargs.get("device") or "cpu")
         )
         args_of = [tuple(self._part(arg, shape, axis, index) for arg in args) for index in range(len(self._pieces))]
-        if of_indices and args[1] == 1 and args[0].ndim == 2 and self._in_step(device):
+        states = self._at(device)
+        in_step = self._alike and all(state is states[0] for state in states)
+        if of_indices and args[1] == 1 and args[0].ndim == 2 and in_step:
             parts = self._indices(func, device, args_of)
         else:
-            parts, states = [], self._at(device)
+            parts = []
             for index, piece in enumerate(self._pieces):
                 part, states[index] = _draw(
                     device, states[index], partial(self._of_piece, func, name, piece, args_of[index], kwargs)
@@ -134,11 +136,6 @@ class BlockDraws(TorchDispatchMode):
             states = {seed: torch.Generator(device).manual_seed(seed).get_state() for seed in seeds}
             self._states[device] = [states[piece.seed] for piece in self._pieces]
         return self._states[device]
-
-    def _in_step(self, device: torch.device) -> bool:
-        """Return whether all pieces are equal whole blocks at the same random state."""
-        states = self._at(device)
-        return self._alike and all(state is states[0] for state in states)
 
     def _indices(self, func: Any, device: torch.device, args_of: list[tuple[Any, ...]]) -> list[Tensor]:
         """Draw one index a row, as the largest ratio of a probability to an exponential variate that blocks share."""

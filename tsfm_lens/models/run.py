@@ -22,6 +22,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.recorder import at_positions
+from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.adapter import default_horizon, refuse_covariates
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import hooks_in_force, refuse_unknown
@@ -85,6 +86,8 @@ class Run:
         report: ClassVar[Callable[..., Path]]
         explain: ClassVar[Callable[..., dict[str, xr.Dataset]]]
         explore: ClassVar[Callable[..., Any]]
+    else:
+        __getattr__ = refuse_logits
 
     def __repr__(self) -> str:
         truth = "" if self.truth is None else ", truth known"
@@ -175,9 +178,9 @@ class Run:
         self._refuse_other_hooks()
         return self._forward(())[0]
 
-    def _forward(self, names: Iterable[str], last: int | None = None) -> tuple[np.ndarray, Activations]:
+    def _forward(self, names: Sequence[str], last: int | None = None) -> tuple[np.ndarray, Activations]:
         """Return the point forecast of the single forward and its activations at hook points."""
-        encoded, names = self.encoded, names_of(self.lens, list(names), None)
+        encoded, names = self.encoded, names_of(self.lens, names, None) if names else []
         reduce = None if last is None else at_positions(self.lens.registry.points, names, (-last, None))
         capture = Capture(self.lens, self.batch, names, reduce)
         with torch.no_grad(), self._clock("recordings"):
@@ -219,6 +222,8 @@ class Run:
             InputError: one pass of the model does not cover the horizon; the run was made under other hooks.
         """
         requested = set(names)
+        if not requested:
+            raise InputError("no hook point is given to record; lens.hook_table() lists them")
         there = self.find_record(requested)
         if there is not None:
             return there

@@ -13,12 +13,7 @@ from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import (
-    attention_patterns,
-    forecast_queries,
-    normalise,
-    shown_attention,
-)
+from tsfm_lens.probes.attention import attention_patterns, forecast_queries, normalise, shown_attention
 from tsfm_lens.probes.attribution import decomposed, of_median
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
@@ -64,7 +59,8 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         that of single queries on at most 256 stretches of ``bin_steps`` steps, which end at the forecast start;
         ``step_row`` (series, step) is the row that a step is read from. Without series: ``stable_rank`` (product,
         layer, head) and ``singular_value`` (…, mode). ``quantile_forecast`` (series, quantile, step) is
-        the plain forecast; coordinate ``component`` names the heads.
+        the plain forecast; coordinate ``component`` names the heads. Attributes: ``other_kinds`` of attention in the
+        stack, and the ``special`` tokens among the keys.
 
     Source:
         tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK).
@@ -115,6 +111,10 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     samples = plain.samples
     facts = {"stack": maps.attrs["stack"], "attention": attention, "decomposition": decomposition}
     facts |= {"samples": 0 if samples is None else samples.shape[1]}
+    facts["special"] = " ".join(sorted({*maps["key_special"].values.tolist()} - {""}))
+    stack_rows = run.lens.wiring.stack(stack)
+    kinds = {row.kind for layer in range(stack_rows.n_layers) for row in stack_rows.attentions(layer)}
+    facts["other_kinds"] = " ".join(sorted(kinds - {attention}))
     data.attrs = run.describe("explore", "One head at a time", _SOURCE, **facts)
     # whole forecasts have medians, whatever the head; the target of a write has an attribute of its own
     data.attrs["write_to"] = data.attrs.pop("statistic", "expected value" if run.tokens_read else "median")

@@ -91,7 +91,7 @@ def kernel_regression(run: Run, *, rank: int | None = None) -> xr.Dataset:
         weights = lens.weights.heads(layer, "cross_attn", stack.name)
         queries, keys, pattern = hidden[layer]
         for head in range(stack.n_heads):
-            product = (weights.W_Q[head].detach(), weights.W_K[head].detach())
+            product = (weights.W_Q[head], weights.W_K[head])
             log_kernel, log_tilt, kernel_weights, bandwidth = spectral_kernel(queries, keys, product)
             error = float((kernel_weights - pattern[head].double()).abs().max())
             if error > _TOLERANCE:

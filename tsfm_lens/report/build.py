@@ -179,9 +179,11 @@ def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark:
     """Build the section of one result."""
     entry = measurement_of(ds, name)
     file = f"{entry.title.lower().replace(' ', '-')}-{anchor}"
+    title = str(ds.attrs.get("title", "") or entry.title)
+    words = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
     return {
         "anchor": anchor,
-        "heading": _in_words(str(ds.attrs.get("title", "") or entry.title)),
+        "heading": words[:1].upper() + words[1:],
         "description": entry.description,
         "subject": entry.subject(ds) if entry.subject else _on_series(ds),
         "remark": remark,
@@ -189,12 +191,6 @@ def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark:
         "left_out": [],
         "parameters": {str(key): str(value) for key, value in ds.attrs.items() if str(value)},
     }
-
-
-def _in_words(title: str) -> str:
-    """Spell out the kind of attention in a title."""
-    text = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
-    return text[:1].upper() + text[1:]
 
 
 def _on_series(ds: xr.Dataset) -> str:
