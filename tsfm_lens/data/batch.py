@@ -291,26 +291,30 @@ class SeriesBatch:
             return None
         return _stamps(start, self.lengths[index] + ahead, self.freqs[index])
 
-    def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
-        """Select series by id or position; the name of a group selects all its series.
+    def rows(self, which: str | int | Sequence[str | int]) -> list[int]:
+        """Return the rows of series by id or position; the name of a group stands for all its series.
 
         Raises:
             UnknownNameError: an id does not occur.
-            InputError: a position is out of range, or series of one group would come apart.
+            InputError: a position is out of range.
         """
-        requested = [which] if isinstance(which, str | int) else list(which)
-        index = []
-        for item in requested:
+        rows = []
+        for item in [which] if isinstance(which, str | int) else which:
             if isinstance(item, str):
                 # an id goes before a group of the same name
-                rows = [row for row, name in enumerate(self.ids if item in self.ids else self.groups) if name == item]
-                if not rows:
+                named = [row for row, name in enumerate(self.ids if item in self.ids else self.groups) if name == item]
+                if not named:
                     raise unknown_name("series", item, dict.fromkeys((*self.ids, *self.groups)))
-                index += rows
+                rows += named
             elif not -len(self) <= item < len(self):
                 raise InputError(f"series {item} is out of range: the batch has {len(self)}")
             else:
-                index.append(item % len(self))
+                rows.append(item % len(self))
+        return rows
+
+    def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
+        """Select series by id, group or position; errors as in :meth:`rows`, or series of a group would come apart."""
+        index = self.rows(which)
         fields: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in ("values", *COLUMNS)}
         return replace(self, **fields)
 
@@ -363,7 +367,7 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
     except (ValueError, OverflowError) as error:
         raise InputError(
             f"{count} steps of frequency {freq!r} from {start} on go beyond {pd.Timestamp.max.date()}, the last date "
-            "that pandas holds; take fewer steps, or leave the timestamps out"
+            "that pandas holds; shorten the horizon or the series, or leave the timestamps out"
         ) from error
 
 

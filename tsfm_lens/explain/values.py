@@ -29,6 +29,7 @@ from tsfm_lens.explain.segments import Segment, cut_parts, item_of, refuse_overl
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
+from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.recording import forward_ranges
 from tsfm_lens.models.run import Run
 
@@ -38,6 +39,8 @@ __all__ = ["Masks", "forecasts"]
 _NUMBERS = 2**21
 # rows of one forward of a model that draws
 _ROWS = 256
+# bounds on rounding within which two forecasts are the same
+_FAR = 10
 
 
 @saying_once
@@ -170,6 +173,14 @@ class Masks(MaskedItem):
         """Forecast of everything, and of nothing but the reference, (quantile, step) each, mean over seeds."""
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
         whole, nothing = np.mean([each(both) for each in self.per_seed], axis=0)
+        if self.run.lens.emits == "quantile":
+            own = self.run.forecast
+            gap, bound = np.abs(whole - own.quantiles[self.row]).max(), rounding(self.run, own.median)[self.row]
+            if gap > _FAR * bound:
+                raise InputError(
+                    f"the explained forecast of {self.name!r} differs from the run's by up to {gap:.3g}: it would be of "
+                    "other inputs; make the run of whole items"
+                )
         return whole, nothing
 
     @cached_property
