@@ -143,6 +143,16 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     return _marked_learned(results, [(key, name) for key, name in tested if f"{name}_twins" in results[key]])
 
 
+def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
+    """Leave covariates of a probe's runs out of its result; an explanation keeps what its segments are of."""
+    runs = [each.batch for each in args if hasattr(each, "batch")]
+    covariates = {name for batch in runs for name, target in zip(batch.ids, batch.is_target, strict=True) if not target}
+    if not covariates or "series" not in data.dims or "segment" in data.dims:
+        return data
+    data = data.isel(series=[name not in covariates for name in data["series"].values])
+    return data.drop_vars(["role", "known_future"], errors="ignore")
+
+
 def judged_names(data: xr.Dataset) -> list[str]:
     """Return the names of the effects that :func:`judge` has judged in a result."""
     names = [str(name).removesuffix("_p") for name in data.data_vars if str(name).endswith("_p")]

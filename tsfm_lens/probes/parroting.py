@@ -272,7 +272,7 @@ def head_parroting(
         ('layer', 'head', 'series')
     """
     batch, steps = run.batch, run.horizon
-    refuse_variates(batch)
+    refuse_variates(run)
     shortest, parrot = min(batch.lengths), naive_parrots(batch, steps, motif)[0]
     if lag is not None and not 1 <= lag < shortest:
         raise InputError(f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps")
