@@ -25,7 +25,7 @@ KEEPS = (0.1, 0.25, 0.5, 0.75)
 
 
 @app.command()
-@forecasts(holdout=None)
+@forecasts("holdout")
 def compress(
     model: Model,
     keep: Annotated[float | None, typer.Option(min=0, max=1, help="Share to keep, such as 0.25.")] = None,
