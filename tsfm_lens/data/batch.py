@@ -148,7 +148,8 @@ class SeriesBatch:
             if len(future) < horizon:
                 raise InputError(
                     f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is "
-                    f"{horizon}; give its future up to there, shorten the horizon, or give it as a past covariate"
+                    f"{horizon}; add rows of its future, hold the end out (holdout=True), shorten the horizon, or give "
+                    "it as a past covariate"
                 )
             row[:] = future[:horizon]
         return values

@@ -73,8 +73,11 @@ class TextTable:
             return None
         row = int(wrong[0])
         where, other = f"column {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row}", ".,".strip(sign)
-        if masks["thousands"][row] and not masks[other][row]:
-            raise InputError(f"{where}: thousands separators are not read; write numbers without, as in 1234.5")
+        if masks["thousands"][row]:
+            decimals = f"; if it is a decimal sign, give decimal={other!r}" if masks[other][row] else ""
+            raise InputError(
+                f"{where}: thousands separators are not read; write numbers without, as in 1234.5{decimals}"
+            )
         if masks[other][row]:
             raise InputError(f"{where}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all")
         raise InputError(f"{where}, which is not a number")
@@ -161,8 +164,10 @@ def _decode(content: bytes, encoding: str | None) -> str:
     except UnicodeError as error:
         row = content[: getattr(error, "start", 0)].count(b"\n") + 1
         label, source = name.removesuffix("-sig").upper(), f" as encoding={encoding!r} asks for" if encoding else ""
+        first = content.partition(b"\n")[0].decode("latin-1").strip()[:80]
         raise InputError(
-            f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252'"
+            f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252'; its first line, "
+            f"with the delimiter and the columns, is {first!r}"
         ) from error
     except (LookupError, ValueError) as error:
         raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error

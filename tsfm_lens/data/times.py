@@ -269,7 +269,7 @@ def _all_grids(
         times = stamps[rows_of_group]
         key = (times.tobytes(), step)
         if key not in cache:
-            cache[key] = _grid(times, rows[rows_of_group], group, step)
+            cache[key] = _grid(times, rows[rows_of_group], group, step, alone=len(groups) == 1)
         return cache[key]
 
     grids = [grid(*group, freq) for group in groups]
@@ -281,16 +281,17 @@ def _all_grids(
     return [each if each.freq == step else grid(*group, step) for each, group in zip(grids, groups, strict=True)]
 
 
-def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
+def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None, *, alone: bool) -> Grid:
     """Find the grid of one series from its datetime64[ns] or step numbers; messages name its rows."""
     order = np.argsort(times, kind="stable")
     times, rows = times[order], rows[order]
     same = np.flatnonzero(times[1:] == times[:-1])
     if len(same):
         first = same[0]
+        cure = "if its rows are of several series, name the column of their ids with id_column=…"
         raise InputError(
-            f"series {name!r} has two values at {_text(times[first])} (rows {rows[first]} and {rows[first + 1]}); if "
-            "its rows are of several series, name the column of their ids with id_column=…"
+            f"series {name!r} has two values at {_text(times[first])} (rows {rows[first]} and {rows[first + 1]}); "
+            f"{cure if alone else 'keep one of them'}"
         )
     start, alias = None, freq
     if times.dtype.kind != "M":

@@ -178,7 +178,7 @@ class Masks(MaskedItem):
             gap, bound = np.abs(whole - own.quantiles[self.row]).max(), rounding(self.run, own.median)[self.row]
             if gap > _FAR * bound:
                 raise InputError(
-                    f"the explained forecast of {self.name!r} differs from the run's by up to {gap:.3g}: it would be of "
+                    f"the explained forecast of {self.name!r} differs from the run's by up to {gap:.3g}: it is of "
                     "other inputs; make the run of whole items"
                 )
         return whole, nothing

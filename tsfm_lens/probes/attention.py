@@ -158,7 +158,7 @@ def refuse_several(run: Run, what: str, *, covariates: bool = False) -> None:
 
 
 def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
-    """Refuse variates; return the rows of targets, beside which covariates may stand if the model's rows are series."""
+    """Refuse variates; return the rows of targets, beside which ``covariates`` may stand if rows are series."""
     batch = run.batch.targets() if covariates and not run.lens.adapter.packed else run.batch
     if batch.multivariate:
         raise InputError(

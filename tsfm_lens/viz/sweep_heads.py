@@ -106,10 +106,14 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
         mine = mine.assign(place=mine["layer"] + _SPREAD * place / crowd[model])
         named = mine[mine["significant"]]
         labels = set(named.index[np.argsort(-named["change"].abs().to_numpy(), kind="stable")[:_MAX_LABELS]])
-        for i, kind in enumerate(kinds):
-            _single(panel, mine[mine["attention"] == kind], kind, CATEGORICAL[i % len(CATEGORICAL)], labels)
+        # the legend has no entry of a trace without dots
+        for kind in dict.fromkeys(mine["attention"]):
+            colour = CATEGORICAL[kinds.index(kind) % len(CATEGORICAL)]
+            _single(panel, mine[mine["attention"] == kind], kind, colour, labels)
         sweep.level(panel, 0.0, "dash")
-    cut = fit(grid, 100 * rows["change"].to_numpy(float), 100 * rows[["lower", "upper"]].to_numpy(float), 0.5)
+    # at least half of the intervals end within the axis
+    core = np.append(rows["change"], rows[["lower", "upper"]].median())
+    cut = fit(grid, 100 * core, 100 * rows[["lower", "upper"]].to_numpy(float), 0.5)
     title_axes(grid, "layer", "change of MASE (%)")
     sweep.whole_ticks(grid, float(rows["layer"].max()))
     return grid.dress(
