@@ -106,13 +106,7 @@ def judge(
     parts = {"acts": acts, "size": usual, "low": low, "high": high, "p": p, "leads": leads, "lead_share": shares}
     data = data.assign({f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in parts.items()})
     units, entries = by_unit.shape[1], flat.shape[1]
-    facts = {
-        "groups": labels,
-        "target": target,
-        "units": units,
-        "entries": entries,
-        "sides": 1 + signed,
-    }
+    facts = {"groups": labels, "target": target, "units": units, "entries": entries, "sides": 1 + signed}
     data[f"{name}_p"].attrs = {**facts, "smallest": smallest}
     return corrected({"": data.assign({f"{name}_floor": floors})})[""]
 

@@ -176,10 +176,7 @@ def ablate(
 @app.command()
 @forecasts()
 def attribute(
-    model: Model,
-    top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
-    *,
-    request: Request,
+    model: Model, top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20, *, request: Request
 ) -> None:
     """Split the forecast into contributions of components."""
     from tsfm_lens.probes import attribute as attribute_forecast

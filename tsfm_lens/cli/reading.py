@@ -30,8 +30,7 @@ Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the mo
 Holdout = Annotated[bool, typer.Option(help="Hold out the last HORIZON steps of each series as the truth.")]
 Windows = Annotated[int, typer.Option(min=1, help="Forecast origins of each series, HORIZON steps apart.")]
 Twins = Annotated[
-    int | None,
-    typer.Option(min=0, help="Untrained twins to compare effects with; 24 where each takes under a second."),
+    int | None, typer.Option(min=0, help="Untrained twins to compare effects with; 24 where each takes under a second.")
 ]
 Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]

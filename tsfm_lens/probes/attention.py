@@ -158,11 +158,11 @@ def refuse_several(run: Run, what: str, *, covariates: bool = False) -> None:
 
 
 def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
-    """Refuse variates; return the rows of targets, beside which ``covariates`` may stand if rows are series."""
+    """Refuse variates; return rows of targets, beside which ``covariates`` may stand where rows are series."""
     batch = run.batch.targets() if covariates and not run.lens.adapter.packed else run.batch
     if batch.multivariate:
         raise InputError(
-            "this is defined for the attention of a single series over its own past, and the series of an item attend to "
+            "this is defined for the attention of a single series over its own past; the series of an item attend to "
             "one another; lens.run_with_cache(series, names_filter='**.hook_pattern') reads all of their attention"
         )
     return np.flatnonzero(run.batch.is_target).tolist()

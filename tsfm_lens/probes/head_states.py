@@ -13,13 +13,7 @@ from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import (
-    attention_patterns,
-    forecast_queries,
-    normalise,
-    refuse_variates,
-    shown_attention,
-)
+from tsfm_lens.probes.attention import attention_patterns, forecast_queries, normalise, refuse_variates, shown_attention
 from tsfm_lens.probes.attribution import decomposed, of_median
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects

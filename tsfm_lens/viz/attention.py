@@ -199,10 +199,7 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
 
 @ATTENTION.figure()
 def attention_grid(
-    ds: xr.Dataset,
-    *,
-    layers: Sequence[str | int] | None = None,
-    heads: Sequence[str | int] | None = None,
+    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, heads: Sequence[str | int] | None = None
 ) -> go.Figure:
     """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
 

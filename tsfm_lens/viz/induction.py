@@ -92,11 +92,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     )
 
 
-_ALL_THRESHOLDS = {
-    "prefix_matching": "prefix_from",
-    "copy_score": "copy_from",
-    "normalised": "sharp_below",
-}
+_ALL_THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from", "normalised": "sharp_below"}
 _AXES = {"prefix_matching": "prefix matching", "copy_score": "copy score (std)", "normalised": "normalised entropy"}
 _GROUPS = (
     ("neither", False, False, PALE, "circle"),

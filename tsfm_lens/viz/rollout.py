@@ -234,10 +234,7 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
     sentences=read_norm_weighted,
 )
 def norm_weighted_map(
-    ds: xr.Dataset,
-    *,
-    layers: Sequence[str | int] | None = None,
-    heads: Sequence[str | int] | None = None,
+    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, heads: Sequence[str | int] | None = None
 ) -> go.Figure:
     """Draw layer × head small multiples of how much each key contributes to each query's write.
 

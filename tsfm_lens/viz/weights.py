@@ -20,13 +20,7 @@ from tsfm_lens.viz.sheet import Panel, blank, text_width
 from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent, plain
 from tsfm_lens.viz.words import extremes, head_at, layer_names, layers, listed, num
 
-__all__ = [
-    "rank_histograms",
-    "row_angle_map",
-    "stable_rank_map",
-    "weight_rank_map",
-    "weight_spectra",
-]
+__all__ = ["rank_histograms", "row_angle_map", "stable_rank_map", "weight_rank_map", "weight_spectra"]
 
 
 _PALEST = 0.25  # colour of the first layer's line, the last one has 1
