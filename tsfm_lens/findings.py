@@ -240,8 +240,7 @@ def _units(data: xr.Dataset, over: str, count: int) -> tuple[np.ndarray, str]:
     labels = data["item"].values if "item" in data.coords else _digests(data, rows)
     if "item" in data.coords and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
-    numbers = np.unique(labels, return_inverse=True)[1]
-    return np.where(targets, numbers, -1), OTHER_SERIES
+    return np.where(targets, np.unique(labels, return_inverse=True)[1], -1), OTHER_SERIES
 
 
 def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:

@@ -245,9 +245,7 @@ class Measurement:
         def register(function: Draw[P]) -> Draw[P]:
             words = title or self.titles.get(function.__name__, "")
             if not words:
-                raise InputError(
-                    f"figure {function.__name__!r} of {self.kind!r} has no title; give it to the decorator"
-                )
+                raise InputError(f"{function.__name__!r} of {self.kind!r} has no title; give it to the decorator")
             draw, columns = _checked(function, self.kind, tuple(variables), instead), _table_of(table)
             figure = Figure(draw, words, options or {}, probe_options or {}, beside, needs, instead, columns, sentences)
             self.figures.append(figure)

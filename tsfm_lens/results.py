@@ -74,8 +74,7 @@ class Results:
         function, takes = entry.probe.function, entry.probe.takes
         if self.progress is not None and "progress" in signature(function).parameters:
             options["progress"] = self.progress
-        arguments = self._arguments(takes)
-        result: Result = function(*arguments, **{**entry.probe.options(self), **options})
+        result: Result = function(*self._arguments(takes), **{**entry.probe.options(self), **options})
         if takes != "pair":
             return result
         missing = sum(int(np.isnan(values).sum()) for values in self.first.batch.values)

@@ -29,9 +29,7 @@ DataIfAny = Annotated[list[str] | None, _DATA]
 Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
 Holdout = Annotated[bool, typer.Option(help="Hold out the last HORIZON steps of each series as the truth.")]
 Windows = Annotated[int, typer.Option(min=1, help="Forecast origins of each series, HORIZON steps apart.")]
-Twins = Annotated[
-    int | None, typer.Option(min=0, help="Untrained twins to compare effects with; 24 where each takes under a second.")
-]
+Twins = Annotated[int | None, typer.Option(min=0, help="Untrained twins to compare with; 24 where each is quick.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
@@ -185,8 +183,7 @@ def forecasts(*without: str, holdout: bool = True) -> Callable[[Callable[..., No
     options.pop("holdout" if "holdout" in without else "", None)
 
     def build(**values: Any) -> Request:
-        settings = defaults | {name: values.pop(name) for name in options}
-        return Request(**settings, reading=_reading(**values))
+        return Request(**defaults | {name: values.pop(name) for name in options}, reading=_reading(**values))
 
     return lambda command: _with_options(command, "request", options | _FILES, build)
 

@@ -471,8 +471,7 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
 def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
     """Return the context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` does."""
     context, truth = batch.split(horizon)
-    has_truth = np.isfinite(truth).any(-1)[batch.is_target]
-    if has_truth.any():
+    if np.isfinite(truth).any(-1)[batch.is_target].any():
         return context, truth
     first = int(np.flatnonzero(batch.is_target)[0])
     steps = missing_at_end(batch.values[first])

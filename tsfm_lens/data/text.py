@@ -192,9 +192,7 @@ def _only_sign(text: str, file: Path, decimal: str | None) -> str:
     inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
     if len(inside) > 1:
         listing = " and ".join(_DELIMITERS[sign] for sign in inside)
-        raise InputError(
-            f"the delimiter may be any of {listing} in the first line; give delimiter=',', ';', '|' or 'tab'"
-        )
+        raise InputError(f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or 'tab'")
     if inside:
         return inside[0]
     if re.match(r"[^\s\"]+ +[^\s\"]", below) and " " in first.strip():

@@ -63,8 +63,7 @@ def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Ti
         raise InputError(f"column {name!r} has no timestamp in row {column.index[np.flatnonzero(missing)[0]]}")
     if column.dtype.kind == "M":
         stamps = pd.DatetimeIndex(column)
-        clock = stamps.tz_localize(None)
-        return _dates(clock, None if stamps.tz is None else stamps.tz_convert(None), column, name)
+        return _dates(stamps.tz_localize(None), None if stamps.tz is None else stamps.tz_convert(None), column, name)
     if column.dtype.kind in "mb":
         raise InputError(f"column {name!r} holds {column.dtype}, expected timestamps or numbers")
     cells = column.tolist()
@@ -176,8 +175,7 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
 def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str | None) -> Times:
     """Read text in one format, by default ISO 8601, with an offset from UTC in all cells or none."""
     zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
-    with_zone = sum(zone is not None for zone in zones.values())
-    if 0 < with_zone < len(zones):
+    if 0 < sum(zone is not None for zone in zones.values()) < len(zones):
         odd = next(text for text, zone in zones.items() if zone is None)
         raise InputError(f"column {name!r} has times with an offset and times without, such as {odd!r}")
     bare = pd.Series([zone[1].strip() if (zone := zones[text]) else text for text in texts])

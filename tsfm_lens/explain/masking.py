@@ -114,8 +114,7 @@ def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str,
 def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
     """Return the value one season before each step, as of the forecast start; gaps come from nearby seasons."""
     steps = np.arange(len(values))
-    lag = np.where(steps < length, season, season * (1 + (steps - length) // season))
-    before = steps - lag
+    before = steps - np.where(steps < length, season, season * (1 + (steps - length) // season))
     source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
     result = values[source]
     for gap in np.flatnonzero(np.isnan(result)):

@@ -152,8 +152,7 @@ def segments(
     result = []
     for row in [target_position, *(row for row in range(len(batch)) if row != target_position)]:
         stop = ahead if batch.roles[row] == "known" else 0
-        way = "stretches" if row == target_position else others
-        for start, end in _cut(first, stop, width, edges, way):
+        for start, end in _cut(first, stop, width, edges, "stretches" if row == target_position else others):
             result.append(_segment(batch, row, target_position, start, end, (first, stop)))
     return tuple(result)
 
@@ -168,8 +167,7 @@ def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
     """Choose the steps of a stretch, at most ``count`` in the length: whole seasons and whole tokens where possible."""
     width = -(-length // count)
     token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0] if len(edges) > 1 else 1
-    both = math.lcm(season, token)
-    for unit in (both, season):
+    for unit in (math.lcm(season, token), season):
         # half a season or more becomes a whole one
         if 1 < unit < min(2 * width, length):
             return -(-width // unit) * unit

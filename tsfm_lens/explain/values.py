@@ -281,8 +281,7 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
     """Roll out sample paths, (series, quantile, step): every copy draws the random numbers of the item alone."""
     request = request_of(run.lens, batch, run.horizon, quantiles_of(run), run.num_samples, run.seed)
     # as many as the memory takes
-    fit = max(stop - start for start, stop in plan(request))
-    size = max(1, fit // rows) * rows
+    size = max(1, max(stop - start for start, stop in plan(request)) // rows) * rows
     parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))

@@ -204,8 +204,7 @@ class Run:
             # among the value tokens alone, whose share may be too small to be divided by
             mass = torch.softmax(output[..., first:], dim=-1)
             return (mass * values).sum(-1)[..., : self.horizon]
-        levels = np.array(adapter.levels)
-        return output[..., int(np.argmin(np.abs(levels - 0.5))), : self.horizon]
+        return output[..., int(np.argmin(np.abs(np.array(adapter.levels) - 0.5))), : self.horizon]
 
     # --- activations -------------------------------------------------------------------------------------
 

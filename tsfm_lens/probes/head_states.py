@@ -83,8 +83,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     data = data.assign_coords(component=(where, names))
     data.update(views)
     data["normalised_entropy"] = data["entropy"].groupby("series").map(normalise)
-    spectra = head_spectra(run.lens, kind=attention).sel(layer=data["layer"])
-    data.update(spectra[["singular_value", "stable_rank"]])
+    data.update(head_spectra(run.lens, kind=attention).sel(layer=data["layer"])[["singular_value", "stable_rank"]])
     # in data units
     parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(decomposition=0)
     decomposition, attribution = str(parts["decomposition"].item()), of_median(parts["attribution"])

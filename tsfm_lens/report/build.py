@@ -226,7 +226,6 @@ def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
         bare = go.Figure(panel.figure)
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
-    sentences = [_typeset(text) for text in panel.sentences]
     return {
         "anchor": anchor,
         "title": meta["title"],
@@ -234,7 +233,7 @@ def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
         "spec": packed(bare.to_json()),
         "height": int(bare.layout.height or _HEIGHT),
         "min_width": int(meta["min_width"]),
-        "sentences": sentences,
+        "sentences": [_typeset(text) for text in panel.sentences],
         "table": download(panel.table, f"{file}.csv"),
     }
 

@@ -106,8 +106,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     marks = {" ★": "★ significant over series", " ◆": "◆ larger than in untrained twins"}
     legend = [words for sign, words in marks.items() if any(sign in label for label, *_ in bars)]
     tested = "; ".join(legend) or "none is significant over series"
-    note = f"mean change of the forecast without it ({unit}); {tested}"
-    return {"big": labels[order[0]], "note": note, "bars": bars}
+    return {"big": labels[order[0]], "note": f"mean change of the forecast without it ({unit}); {tested}", "bars": bars}
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:

@@ -166,8 +166,7 @@ def report(
     missing = {} if left_out is None else left_out
     run = run.compared()
     results = analyse(run, sections=sections, options=options, progress=progress, left_out=missing)
-    heading = title or heading_of(run.lens.model_id, run.batch)
-    return write_page(run, results, out, heading, sources, progress, missing)
+    return write_page(run, results, out, title or heading_of(run.lens.model_id, run.batch), sources, progress, missing)
 
 
 def heading_of(model: str, batch: SeriesBatch) -> str:
