@@ -29,8 +29,7 @@ def forecast_of(run: Run) -> xr.Dataset:
 
 def first_item(run: Run) -> Run:
     """Select the first series of a run; the variates of an item stay together."""
-    groups = run.batch.groups
-    return run.select([index for index, group in enumerate(groups) if group == groups[0]])
+    return run.select(next(iter(run.batch.rows_by_group().values())))
 
 
 class Results:

@@ -148,7 +148,7 @@ def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(nano:
     hidden = nano.forecast(as_series(items[1:]), HORIZON).median[0]
     np.testing.assert_allclose(found["forecast"], shown, rtol=1e-5)
     np.testing.assert_allclose(found["attribution"], shown - hidden, atol=1e-4)
-    with pytest.raises(InputError, match="differs from the run's"):
+    with pytest.raises(InputError, match="off the run's"):
         explain.attribute_inputs(replace(one, batch=one.batch.targets(), _of=(one, [0])), method="occlusion", parts=1)
 
 

@@ -103,12 +103,10 @@ def from_frame(
 def _choices(frame: pd.DataFrame, columns: Sequence[Hashable], unread: Sequence[Hashable], named: bool) -> list[str]:
     """Tell what a caller may not expect: columns that are not read, and several that are series of their own."""
     numeric = [column for column in unread if pd.api.types.is_numeric_dtype(frame[column])]
-    notes = []
-    if silent := numeric if named else unread:
-        cure = "past=[…] or known=[…] reads columns as covariates"
-        if not named:
-            cure = "targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
-        notes.append(f"not read: {_listed(silent)}" + (f"; {cure}" if numeric else ""))
+    cure = "targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
+    cure = "past=[…] or known=[…] reads columns as covariates" if named else cure
+    silent = numeric if named else unread
+    notes = [f"not read: {_listed(silent)}{f'; {cure}' if numeric else ''}"] if silent else []
     if len(columns) > 1 and not named:
         notes.append(f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…] reads covariates")
     return notes

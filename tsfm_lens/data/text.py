@@ -75,9 +75,7 @@ class TextTable:
         where, other = f"column {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row}", ".,".strip(sign)
         if masks["thousands"][row]:
             decimals = f"; if it is a decimal sign, give decimal={other!r}" if masks[other][row] else ""
-            raise InputError(
-                f"{where}: thousands separators are not read; write numbers without, as in 1234.5{decimals}"
-            )
+            raise InputError(f"{where}: thousands separators are not read; write numbers without, as 1234.5{decimals}")
         if masks[other][row]:
             raise InputError(f"{where}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all")
         raise InputError(f"{where}, which is not a number")

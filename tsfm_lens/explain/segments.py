@@ -56,16 +56,15 @@ def _is_position(value: Any, first: int, count: int) -> bool:
 
 def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
     """Return positions of the series of one item: by its position, its group's name, or the id of one of its series."""
-    groups = list(dict.fromkeys(batch.groups))
+    items = batch.rows_by_group()
     if isinstance(item, str):
         name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
-        if name not in groups:
-            raise unknown_name("item", item, dict.fromkeys([*groups, *batch.ids]))
-    elif not _is_position(item, -len(groups), len(groups)):
-        raise InputError(f"item {item!r} of a batch of {len(groups)}; expected a position from 0, or a name")
-    else:
-        name = groups[int(item)]
-    return [row for row, group in enumerate(batch.groups) if group == name]
+        if name not in items:
+            raise unknown_name("item", item, dict.fromkeys([*items, *batch.ids]))
+        return items[name]
+    if not _is_position(item, -len(items), len(items)):
+        raise InputError(f"item {item!r} of a batch of {len(items)}; expected a position from 0, or a name")
+    return list(items.values())[int(item)]
 
 
 def item_of(run: Run, item: int | str = 0) -> Run:

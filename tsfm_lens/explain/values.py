@@ -177,10 +177,7 @@ class Masks(MaskedItem):
             own = self.run.forecast
             gap, bound = np.abs(whole - own.quantiles[self.row]).max(), rounding(self.run, own.median)[self.row]
             if gap > _FAR * bound:
-                raise InputError(
-                    f"the explained forecast of {self.name!r} differs from the run's by up to {gap:.3g}: it is of "
-                    "other inputs; make the run of whole items"
-                )
+                raise InputError(f"the forecast of {self.name!r} is {gap:.3g} off the run's; explain whole items")
         return whole, nothing
 
     @cached_property

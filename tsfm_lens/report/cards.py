@@ -31,9 +31,7 @@ def cards_of(results: Mapping[str, Any], anchors: Mapping[str, str]) -> list[dic
             continue
         ds = results[name]
         cards = {names(ds, "series")[place]: make(ds, place) for place in forecast_series(ds, MAX_SERIES)}
-        rows.append(
-            {"title": title, "anchor": anchors[name], "cards": {key: card for key, card in cards.items() if card}}
-        )
+        rows.append({"title": title, "anchor": anchors[name], "cards": {key: one for key, one in cards.items() if one}})
     return [card for card in rows if card["cards"]]
 
 

@@ -176,9 +176,7 @@ def head_curves(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
     panels = list(table.groupby("layer"))
     grid = panel_grid([(f"layer {layer}", _verdict(rows)) for layer, rows in panels], row_height=130, most=4)
     orders = sorted(dict.fromkeys(table["order"]), key=is_random)
-    colours = {
-        each: mixed(GREY, 0.75) if is_random(each) else colour for each, colour in zip(orders, cycle(CATEGORICAL))
-    }
+    colours = {one: mixed(GREY, 0.75) if is_random(one) else colour for one, colour in zip(orders, cycle(CATEGORICAL))}
     for (_, rows), panel in zip(panels, grid, strict=True):
         bold = set(rows.loc[rows["better"] & (rows["within"] > 0), "order"])
         for order in sorted(dict.fromkeys(rows["order"]), key=lambda each: not is_random(each)):
@@ -262,9 +260,7 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     rows, remark = sweep.finished(table[table["better"]], "heads that must stay", "kept", "of")
     models = sweep.models_in(rows)
     tolerance, metric = sweep.tolerance_of(table), str(table.attrs.get("metric", "MASE"))
-    grid = panel_grid(
-        [_removable_title(rows[rows["model"] == model], model) for model in models], row_height=170, most=2
-    )
+    grid = panel_grid([_removable_title(rows[rows["model"] == each], each) for each in models], row_height=170, most=2)
     for model, panel in zip(models, grid, strict=True):
         mine = rows[rows["model"] == model].sort_values("layer")
         x, remaining, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))
