@@ -147,8 +147,8 @@ class SeriesBatch:
                 continue
             if len(future) < horizon:
                 raise InputError(
-                    f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is {horizon}; "
-                    "add rows of its future, hold the end out (holdout=True), or give it as a past covariate"
+                    f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is {horizon}"
+                    "; add rows of its future, hold the end out (holdout=True), or give it as a past covariate"
                 )
             row[:] = future[:horizon]
         return values
