@@ -144,8 +144,7 @@ def test_the_end_is_held_out_at_every_horizon() -> None:
     shorter = run.shortened(4)
     np.testing.assert_array_equal(shorter.batch.values[0], run.batch.values[0])
     np.testing.assert_array_equal(shorter.truth, run.truth[:, :4])
-    longer = lens.run(whole, 2, truth=[[1.0, 2.0]]).at(3)
-    np.testing.assert_array_equal(longer.truth, [[1.0, 2.0, np.nan]])
+    np.testing.assert_array_equal(lens.run(whole, 2, truth=[[1.0, 2.0]]).at(3).truth, [[1.0, 2.0, np.nan]])
 
 
 def test_a_decoder_is_forced_along_what_the_caller_gives() -> None:

@@ -201,9 +201,9 @@ def read_data(
         from tsfm_lens.data.batch import held_out
 
         held_out(batch, horizon)
-    for row in range(len(batch)) if horizon is not None and not holdout else ():
+    for row in range(len(batch)) if not holdout else ():
         # steps beyond the last date are refused before anything runs
-        batch.timestamps(row, horizon)
+        batch.timestamps(row, horizon or 0)
     return batch
 
 
