@@ -111,9 +111,10 @@ REFUSED = {
     "decimal comma": ("a;b\n1;1,5\n2;2,5\n", "'b' holds '1,5' in row 2, and the decimal sign is '.'; give decimal="),
     "point or thousands": ("d;load\n1;1.500\n2;2.500\n", "may be a decimal sign or a thousands separator.*decimal="),
     "thousands": ('d;load\n1;"1.500,5"\n2;"2.500,5"\n', "thousands separators are not read"),
+    "thousands beside decimals": ("d;load\n1;1,200\n2;2.5\n", "thousands separators are not read; write numbers"),
     "thousands or decimals": (
-        "d;load\n1;1,200\n2;2.5\n",
-        "write numbers without.*if it is a decimal sign, give decimal",
+        "d;load\n1;1,200\n2;2\n",
+        "one for all; if it separates thousands, write numbers without",
     ),
     "decimal or row names": ("load\n1,5\n2,6\n", r"row 2 has 2 cells .*needs delimiter=';' and decimal=','"),
     "two delimiters": ("a;b,c\n1;2,3\n", "commas and semicolons in the first line; give delimiter="),

@@ -278,8 +278,7 @@ def test_twins_are_other_weights_of_the_same_run() -> None:
     before = run.point.copy()
     twins = [run.twin(number) for number in (0, 1, 4)]
     assert twins[0] is run.twin(0)
-    forecasts = [twin.point for twin in twins]
-    assert all(np.abs(forecast - before).max() > 1e-3 for forecast in forecasts)
+    assert all(np.abs(forecast - before).max() > 1e-3 for forecast in [twin.point for twin in twins])
     own = dict(lens.adapter.model.named_parameters())
     for name, weight in twins[0].lens.adapter.model.named_parameters():
         assert torch.equal(weight.flatten().sort().values, own[name].flatten().sort().values)

@@ -72,13 +72,15 @@ class TextTable:
         if (masks["."] | masks[","] | masks["thousands"])[valid].mean() < share:
             return None
         row = int(wrong[0])
-        where, other = f"column {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row}", ".,".strip(sign)
-        if masks["thousands"][row]:
-            decimals = f"; if it is a decimal sign, give decimal={other!r}" if masks[other][row] else ""
-            raise InputError(f"{where}: thousands separators are not read; write numbers without, as 1234.5{decimals}")
+        at, other = f"column {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row}", ".,".strip(sign)
+        if masks["thousands"][row] and not masks[other][valid].all():
+            raise InputError(f"{at}: thousands separators are not read; write numbers without, as in 1234.5")
         if masks[other][row]:
-            raise InputError(f"{where}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all")
-        raise InputError(f"{where}, which is not a number")
+            more = "; if it separates thousands, write numbers without" if masks["thousands"][row] else ""
+            raise InputError(
+                f"{at}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all{more}"
+            )
+        raise InputError(f"{at}, which is not a number")
 
     def is_numeric(self, name: str) -> bool:
         """Return True if all cells are numbers, of either decimal sign."""
