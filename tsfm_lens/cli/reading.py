@@ -179,8 +179,7 @@ def forecasts(*without: str, holdout: bool = True) -> Callable[[Callable[..., No
         "as_json": (AsJson, False),
     }
 
-    defaults = {"holdout": True} | {name: options.pop(name)[1] for name in without if name != "holdout"}
-    options.pop("holdout" if "holdout" in without else "", None)
+    defaults = {name: options.pop(name)[1] for name in without}
 
     def build(**values: Any) -> Request:
         return Request(**defaults | {name: values.pop(name) for name in options}, reading=_reading(**values))

@@ -162,8 +162,8 @@ def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
     batch = run.batch.targets() if covariates and not run.lens.adapter.packed else run.batch
     if batch.multivariate:
         raise InputError(
-            "this is defined for the attention of a single series over its own past; the series of an item attend to "
-            "one another; lens.run_with_cache(series, names_filter='**.hook_pattern') reads all of their attention"
+            "the series of an item attend to one another, and this is defined for the attention of one series over "
+            "its own past; lens.run_with_cache(series, names_filter='**.hook_pattern') reads all of their attention"
         )
     return np.flatnonzero(run.batch.is_target).tolist()
 

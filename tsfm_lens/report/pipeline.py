@@ -187,7 +187,7 @@ def write_page(
     """Write the results of a run as one HTML file; missing sections are named above them."""
     notify = progress or (lambda *_: None)
     notify("report", 0, 1)
-    notes = [f"Left out: {section}, since {reason}" for section, reason in missing.items()]
+    notes = [f"Left out: {section}, since {reason.partition('; ')[0]}." for section, reason in missing.items()]
     path = build_report(results, out, title=heading, provenance=provenance(run, sources), notes=notes)
     notify("report", 1, 1)
     return path
