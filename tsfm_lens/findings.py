@@ -137,6 +137,16 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
     return _marked_learned(results, [(key, name) for key, name in tested if f"{name}_twins" in results[key]])
 
 
+def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
+    """Leave covariates of a probe's runs out of its result; an explanation keeps what its segments are of."""
+    runs = [each.batch for each in args if hasattr(each, "batch")]
+    covariates = {name for batch in runs for name, target in zip(batch.ids, batch.is_target, strict=True) if not target}
+    if not covariates or "series" not in data.dims or "segment" in data.dims:
+        return data
+    data = data.isel(series=[name not in covariates for name in data["series"].values])
+    return data.drop_vars(["role", "known_future"], errors="ignore")
+
+
 def judged_names(data: xr.Dataset) -> list[str]:
     """Return the names of the effects that :func:`judge` has judged in a result."""
     names = [str(name).removesuffix("_p") for name in data.data_vars if str(name).endswith("_p")]
@@ -230,8 +240,7 @@ def _units(data: xr.Dataset, over: str, count: int) -> tuple[np.ndarray, str]:
     labels = data["item"].values if "item" in data.coords else _digests(data, rows)
     if "item" in data.coords and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
-    numbers = np.unique(labels, return_inverse=True)[1]
-    return np.where(targets, numbers, -1), OTHER_SERIES
+    return np.where(targets, np.unique(labels, return_inverse=True)[1], -1), OTHER_SERIES
 
 
 def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:

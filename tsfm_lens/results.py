@@ -29,8 +29,7 @@ def forecast_of(run: Run) -> xr.Dataset:
 
 def first_item(run: Run) -> Run:
     """Select the first series of a run; the variates of an item stay together."""
-    groups = run.batch.groups
-    return run.select([index for index, group in enumerate(groups) if group == groups[0]])
+    return run.select(next(iter(run.batch.rows_by_group().values())))
 
 
 class Results:
@@ -74,8 +73,7 @@ class Results:
         function, takes = entry.probe.function, entry.probe.takes
         if self.progress is not None and "progress" in signature(function).parameters:
             options["progress"] = self.progress
-        arguments = self._arguments(takes)
-        result: Result = function(*arguments, **{**entry.probe.options(self), **options})
+        result: Result = function(*self._arguments(takes), **{**entry.probe.options(self), **options})
         if takes != "pair":
             return result
         missing = sum(int(np.isnan(values).sum()) for values in self.first.batch.values)

@@ -167,8 +167,7 @@ def truths() -> dict[str, xr.Dataset]:
 def test_a_reading_states_the_planted_truth(
     truths: dict[str, xr.Dataset], read: Reader, name: str, how: tuple[Any, ...], phrases: tuple[str, ...]
 ) -> None:
-    words = " ".join(read(truths[name], *how))
-    assert [phrase for phrase in phrases if phrase not in words] == []
+    assert [phrase for phrase in phrases if phrase not in " ".join(read(truths[name], *how))] == []
 
 
 def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
@@ -257,8 +256,7 @@ def test_a_reading_admits_where_a_definition_does_not_hold(results):
     ds["missing"][1, 1, 0] = 0.5
     assert "exceeded 1 times" in " ".join(read_bound(ds))
     assert read_bound(ds.assign(applicable=ds["applicable"] & False))[0].startswith("The conditions")
-    wide = results["lag"].assign(chance=((), 1.0))
-    assert "says nothing about the lag" in read_lag(wide)[0]
+    assert "says nothing about the lag" in read_lag(results["lag"].assign(chance=((), 1.0)))[0]
     patches = results["patching"]
     patches["forecast"][...] = patches["clean_forecast"] + 9.0
     assert "no nearer than before" in read_patched_forecasts(patches, 0)[1]

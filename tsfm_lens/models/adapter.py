@@ -219,8 +219,7 @@ def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> N
 
 def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
     """Return the model's own prediction length, or the reach of all known covariates where that is less."""
-    ends = [len(future) for future in batch.futures if future is not None]
-    return max(1, min([adapter.prediction_length, *ends]))
+    return max(1, min([adapter.prediction_length, *[len(future) for future in batch.futures if future is not None]]))
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:

@@ -70,8 +70,7 @@ def _from_object(native: object) -> Lens:
     for entry in architectures().values():
         if entry.claims_object(native):
             config = getattr(native, "config", None)
-            name = getattr(config, "_name_or_path", "") or type(native).__name__
-            return Lens(entry.adapt(native), name)
+            return Lens(entry.adapt(native), getattr(config, "_name_or_path", "") or type(native).__name__)
     own = getattr(native, "lens_adapter", None)
     if own is not None:
         return Lens(own(), type(native).__name__)

@@ -207,8 +207,7 @@ class Run:
             # among the value tokens alone, whose share may be too small to be divided by
             mass = torch.softmax(output[..., first:], dim=-1)
             return (mass * values).sum(-1)[..., : self.horizon]
-        levels = np.array(adapter.levels)
-        return output[..., int(np.argmin(np.abs(levels - 0.5))), : self.horizon]
+        return output[..., int(np.argmin(np.abs(np.array(adapter.levels) - 0.5))), : self.horizon]
 
     # --- activations -------------------------------------------------------------------------------------
 
@@ -329,15 +328,21 @@ class Run:
         return self._others[key]
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
-        """Return the same run of some of its series, by ids or positions; their forecast and path are this run's."""
-        batch = self.batch.select(which)
-        rows = [self.batch.ids.index(name) for name in batch.ids]
+        """Return the same run of some of its series, by ids or positions; their forecast and path are this run's.
+
+        An item whose series the model reads together, such as a target and its covariates, comes as a whole, whether
+        one of its series is named or the item.
+        """
+        rows = self.batch.rows(which)
+        if self.lens.adapter.multivariate and self.batch.multivariate:
+            members = self.batch.rows_by_group()
+            rows = [row for item in dict.fromkeys(self.batch.groups[row] for row in rows) for row in members[item]]
         if rows == list(range(len(self.batch))):
             return self
         truth, forced_path = (None if values is None else values[rows] for values in (self.truth, self.forced_path))
         full = None if self.full_batch is None else self.full_batch.select(rows)
         parts: dict[str, Any] = {"truth": truth, "forced_path": forced_path, "full_batch": full}
-        return replace(self, batch=batch, **parts, _of=(self, rows))
+        return replace(self, batch=self.batch.select(rows), **parts, _of=(self, rows))
 
     def at(self, horizon: int) -> Run:
         """Return a run of the same series over another horizon, made once; the truth is held out anew, or cut.

@@ -24,7 +24,6 @@ from tsfm_lens.probes.attention import (
     pattern_coords,
     pick_attention,
     refuse_several,
-    refuse_variates,
     row_entropy,
     span_coords,
 )
@@ -68,7 +67,6 @@ def autoregressive_attention(
         >>> probes.autoregressive_attention(run)["attention"].dims
         ('layer', 'head', 'key', 'query')
     """
-    refuse_variates(run.batch)
     refuse_several(run, "autoregressive attention is drawn")
     refuse_word("keys", keys, ("time", "window"))
     row, attention_kind, layers = pick_attention(run.lens, stack, kind)
@@ -263,7 +261,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         ('layer', 'head', 'query', 'key')
     """
     lens = run.lens
-    refuse_several(run, "norm-weighted attention is computed")
+    refuse_several(run, "norm-weighted attention is computed", covariates=True)
     stack, attention, layers = pick_attention(lens, None, kind)
     at = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
     acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in ("hook_pattern", "hook_v")])

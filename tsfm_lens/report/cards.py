@@ -36,10 +36,8 @@ def cards_of(results: Mapping[str, Any], anchors: Mapping[str, str]) -> list[dic
         ds = results[name]
         ids = names(ds, "series")
         shown = [ids.index(explained)] if explained in ids else forecast_series(ds, MAX_SERIES)
-        cards = {names(ds, "series")[place]: make(ds, place) for place in shown}
-        rows.append(
-            {"title": title, "anchor": anchors[name], "cards": {key: card for key, card in cards.items() if card}}
-        )
+        cards = {ids[place]: make(ds, place) for place in shown}
+        rows.append({"title": title, "anchor": anchors[name], "cards": {key: one for key, one in cards.items() if one}})
     return [card for card in rows if card["cards"]]
 
 
@@ -112,8 +110,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     marks = {" ★": "★ significant over series", " ◆": "◆ larger than in untrained twins"}
     legend = [words for sign, words in marks.items() if any(sign in label for label, *_ in bars)]
     tested = "; ".join(legend) or "none is significant over series"
-    note = f"mean change of the forecast without it ({unit}); {tested}"
-    return {"big": labels[order[0]], "note": note, "bars": bars}
+    return {"big": labels[order[0]], "note": f"mean change of the forecast without it ({unit}); {tested}", "bars": bars}
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:

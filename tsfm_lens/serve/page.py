@@ -195,8 +195,7 @@ class Page(widgets.VBox):
     def _read(self) -> None:
         """Read the chosen files and forecast; the earlier series stay if they cannot be read."""
         with self._task("reading …"):
-            reading = self._reading | self.columns.chosen
-            self.batch = read_sources(self._sources, **reading)
+            self.batch = read_sources(self._sources, **self._reading | self.columns.chosen)
             first = dict(zip(reversed(self.batch.groups), reversed(self.batch.ids), strict=True))
             # by the name of its first series, which a file gives it
             items = [(first[group], group) for group in dict.fromkeys(self.batch.groups)]

@@ -119,8 +119,7 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
     shares = _shares_of(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
     table["mean size"], table["signed mean"] = shares.size, shares.mean
-    steps = pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])
-    return pd.concat([table, steps], axis=1)
+    return pd.concat([table, pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])], axis=1)
 
 
 @ATTRIBUTION.figure()

@@ -82,8 +82,7 @@ def log_axis(values: np.ndarray) -> dict[str, Any]:
 def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
     """Label the lowest x axis of every column and, halfway down, the value axis that all rows share."""
     middle = (max(row for row, _ in grid.places) + 1) // 2
-    columns = max(column for _, column in grid.places)
-    grid.x(nticks={1: 8, 2: 6, 3: 4}.get(columns, 4 if x_title else 3))
+    grid.x(nticks={1: 8, 2: 6, 3: 4}.get(max(column for _, column in grid.places), 4 if x_title else 3))
     for row, column in grid.places:
         if (row + 1, column) not in grid.places:
             grid.panel(row, column).x(x_title)

@@ -138,8 +138,7 @@ def head_maps(
         panel.cells(one.values, heads, layers, one.hover, write=one.write or two_digits, printed=printed, **look)
         if several:
             place = canvas.fig.get_subplot(*canvas.places[index])
-            colours = one.colours(titles[index], **under(place, canvas.plot_height))
-            canvas.fig.update_layout({axis: colours})
+            canvas.fig.update_layout({axis: one.colours(titles[index], **under(place, canvas.plot_height))})
         else:
             canvas.colours(one.colours())
         if outlined is not None:

@@ -133,8 +133,7 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
         panels.setdefault(f"{stacks[row]} " * several + columns[row], []).append(row)
     grid = panel_grid([[title] for title in panels], row_height=150)
     for panel, rows in zip(grid, panels.values(), strict=True):
-        labels = [layer_name(str(ds["layer"].values[row])) for row in rows]
-        depth_lines(panel, labels, values[rows], "mode")
+        depth_lines(panel, [layer_name(str(ds["layer"].values[row])) for row in rows], values[rows], "mode")
     grid.y(**log_axis(values[whole]))
     title_axes(grid, "mode", "singular value / largest")
     remarks = ["a line per layer, the deeper the darker", "each spectrum relative to its largest value"]
