@@ -119,7 +119,10 @@ class Adapter(ABC):
         norm = self.model.get_submodule(path)
         if like is None:
             return norm(resid)
-        return frozen_layer_norm(norm, resid, like) if isinstance(norm, LayerNorm) else resid * rms_scale(norm, like)
+        if isinstance(norm, LayerNorm):
+            return frozen_layer_norm(norm, resid, like)
+        # in half precision T5 keeps the stream, but not what its norm gives, in single precision
+        return (resid * rms_scale(norm, like)).to(norm.forward(like[..., :1, :]).dtype)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute logits, or quantiles in data units (…, batch, quantile, step), of a normalised stream.

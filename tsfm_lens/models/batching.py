@@ -19,7 +19,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.adapter import default_horizon, default_levels, refuse_covariates, refuse_request
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
-from tsfm_lens.models.draws import BlockDraws, Piece, block_seed, seeded
+from tsfm_lens.models.draws import BlockDraws, Piece, block_seed, refuse_undrawable, seeded
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
 
 VARIABLE = "TSFM_LENS_MEMORY"
@@ -227,8 +227,19 @@ def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: B
     if drawing is None and request.draws and not (len(pieces) == 1 and pieces[0].whole):
         drawing = request.drawing(pieces)
     seed = pieces[0].seed if drawing is None else drawing.seed
-    running, draw = lens.running(len(rows_of(batch, adapter.packed)), place), drawing or nullcontext()
-    with seeded(seed, lens.device), running, padding, lens.registry.attach(), draw:
+    rows = len(rows_of(batch, adapter.packed))
+    running, draw = lens.running(rows, place), drawing or nullcontext()
+    guarded = lens.device.type == "cpu" or adapter.readout != "token" or (drawing is not None and drawing.guarded)
+    head = adapter.model.get_submodule(lens.wiring.unembed.module)
+    with (
+        seeded(seed, lens.device),
+        running,
+        padding,
+        lens.registry.attach(),
+        draw,
+        # last, so that it sees what other hooks make of the logits
+        nullcontext() if guarded else head.register_forward_hook(refuse_undrawable),
+    ):
         prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
     return Forecast.of(prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed})
 

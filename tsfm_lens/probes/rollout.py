@@ -272,7 +272,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
             values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
             writes = torch.einsum("phc,hcd->hpd", values, weights.W_O)
             norms.append(acts[f"{place}.hook_pattern"][0] * writes.norm(dim=-1)[:, None] * weights.scale)
-    norm = (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())
+    norm = (("layer", "head", "query", "key"), torch.stack(norms).float().cpu().numpy())
     data = xr.Dataset({"norm": norm}, coords=pattern_coords(run, stack, attention, layers))
     facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
     data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **facts)
