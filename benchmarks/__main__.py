@@ -11,6 +11,7 @@ import platform
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +22,6 @@ from rich.table import Table
 from benchmarks import heads_at
 from benchmarks.ablations import compare
 from benchmarks.captures import with_lens, with_nnsight, with_torch_hooks
-from benchmarks.explore import LIMIT, latencies
 from benchmarks.history import append
 from benchmarks.memory import memory_rows
 from benchmarks.natives import SAMPLES, native_call
@@ -31,7 +31,7 @@ from benchmarks.sweep_store import engine_rows as worker_rows
 from benchmarks.sweep_store import store_rows
 from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, architectures, load
-from tsfm_lens.models.timing import ratios
+from tsfm_lens.models.timing import clock_of, ratios
 
 Row = tuple[str, str, str, str, bool | None]
 """measurement, value, range, target, met (None: no target)."""
@@ -69,10 +69,10 @@ PLANS = {
 }
 
 
-def published(name: str, size: str) -> Lens:
+def published(name: str, size: str, device: str) -> Lens:
     """A model of published size with random weights, so large that every head matters."""
     # with the library's initialisation a head moves a forecast by 1e-7, and comparing results would mean nothing
-    return load(architectures()[name].build(size), check=False)
+    return load(architectures()[name].build(size), check=False).to(device)
 
 
 def series(lens: Lens, count: int, length: int = 512) -> list[np.ndarray]:
@@ -84,9 +84,9 @@ def series(lens: Lens, count: int, length: int = 512) -> list[np.ndarray]:
     return [np.sin(2 * np.pi * steps / (12 + i)) + 0.1 * rng.standard_normal(length) for i in range(count)]
 
 
-def idle(lens: Lens, rounds: int) -> Row:
+def idle(lens: Lens, rounds: int, count: int = 2) -> Row:
     """(a) A forecast through the lens with no hook set, against the library's own call."""
-    batch = series(lens, 2)
+    batch = series(lens, count)
     token = lens.adapter.readout == "token"
     horizon = 8 if token else min(lens.adapter.prediction_length, 64)
     samples = SAMPLES if lens.adapter.readout != "quantile" else None
@@ -97,14 +97,15 @@ def idle(lens: Lens, rounds: int) -> Row:
         return call()
 
     shown = as_series(batch)
+    ours = [lambda: lens.forecast(shown, horizon, num_samples=samples)]
     with torch.no_grad():
-        ratios_to_native = ratios([lambda: lens.forecast(shown, horizon, num_samples=samples)], native, rounds=rounds)
+        ratios_to_native = ratios(ours, native, rounds=rounds, clock=clock_of(lens.device))
     return _row(f"(a) {lens.wiring.architecture}: forecast, idle lens / native", ratios_to_native[0], 1.02)
 
 
-def capture(lens: Lens, rounds: int) -> list[Row]:
+def capture(lens: Lens, rounds: int, count: int = 2) -> list[Row]:
     """(b) Every residual stream and every head's z, against a native forward."""
-    batch = series(lens, 2)
+    batch = series(lens, count)
     future = np.stack([values[-16:] for values in batch]) if lens.adapter.readout == "token" else None
     encoded = lens.encode(batch, future=future)
     ways: dict[str, Callable[[], object] | None] = {
@@ -114,7 +115,8 @@ def capture(lens: Lens, rounds: int) -> list[Row]:
     }
     there = {name: way for name, way in ways.items() if way is not None}
     with torch.no_grad():
-        ratios_to_plain = ratios(list(there.values()), lambda: lens.adapter.run(encoded.inputs), rounds=rounds)
+        plain = partial(lens.adapter.run, encoded.inputs)
+        ratios_to_plain = ratios(list(there.values()), plain, rounds=rounds, clock=clock_of(lens.device))
     target = 1.15 if lens.wiring.architecture in ("chronos", "chronos-bolt") else 1.2
     return [
         _row(
@@ -149,6 +151,9 @@ def ablations(lens: Lens, plan: Plan, sample: int | None) -> list[Row]:
 
 def linked_view(rounds: int) -> list[Row]:
     """(e) From a choice in ``run.explore`` to the state that a browser gets, without its drawing."""
+    # a machine that measures other things may lack the widgets
+    from benchmarks.explore import LIMIT, latencies
+
     rows: list[Row] = []
     for name, *times in latencies(rounds):
         median, low, high = (1000 * seconds for seconds in times)
@@ -157,14 +162,14 @@ def linked_view(rounds: int) -> list[Row]:
     return rows
 
 
-def sweep_engine(sample: int | None) -> list[Row]:
+def sweep_engine(sample: int | None, device: str) -> list[Row]:
     """(f) The sweep engine: single forwards of two models, and sampling rollouts of a third."""
     rows: list[Row] = []
-    lens = published("chronos-bolt", "base")
+    lens = published("chronos-bolt", "base", device)
     rows += engine_rows(lens, lens.encode(series(lens, 64)), "64 series × 512", 15.0, sample, None)
-    lens = published("timesfm-2.5", "200m")
+    lens = published("timesfm-2.5", "200m", device)
     rows += engine_rows(lens, lens.encode(series(lens, 2)), "2 series × 512", 2.0, sample, 2)
-    lens = published("chronos", "small")
+    lens = published("chronos", "small", device)
     return rows + engine_rows(lens, as_series(series(lens, 1)), "20 samples × 64 steps", 4.0, sample, None)
 
 
@@ -192,8 +197,10 @@ def main() -> None:
         "--models", default=",".join(PLANS), help="architectures, e.g. chronos-bolt,moirai-2 (default: all)"
     )
     parser.add_argument("--rounds", type=int, default=9, help="paired runs of (a) and (b), events of (e)")
+    parser.add_argument("--batch", type=int, default=2, help="(a), (b): series of 512 steps")
     parser.add_argument("--full", action="store_true", help="(c), (f): time every plain run, not a sample")
     parser.add_argument("--series", type=int, default=10_000, help="(i): series, and a quarter and half of them")
+    parser.add_argument("--device", default="cpu", help="(a) to (c), (f): torch device of the models")
     parser.add_argument("--threads", type=int, default=1, help="torch threads")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     parser.add_argument("--no-history", action="store_true", help="do not add the rows to benchmarks/history.csv")
@@ -209,17 +216,19 @@ def main() -> None:
     place = (
         f"{platform.machine()}, {os.cpu_count()} cores, {options.threads} torch thread(s), torch {torch.__version__}"
     )
+    if options.device.startswith("cuda"):
+        place += f", {torch.cuda.get_device_name(options.device)}"
     rows: list[Row] = []
     # (d) to (i) have models of their own
     for name in chosen if wanted & {"a", "b", "c"} else ():
         with console.status(f"{name}: building"):
-            lens = published(name, PLANS[name].size)
+            lens = published(name, PLANS[name].size, options.device)
         if "a" in wanted:
             with console.status(f"(a) {name}"):
-                rows.append(idle(lens, options.rounds))
+                rows.append(idle(lens, options.rounds, options.batch))
         if "b" in wanted:
             with console.status(f"(b) {name}"):
-                rows += capture(lens, options.rounds)
+                rows += capture(lens, options.rounds, options.batch)
         if "c" in wanted:
             with console.status(f"(c) {name}"):
                 rows += ablations(lens, PLANS[name], None if options.full else 16)
@@ -231,7 +240,7 @@ def main() -> None:
     sections: dict[str, tuple[str, Callable[[], Iterable[Row]]]] = {
         "d": ("probes", lambda: measure(options.rounds)),
         "e": ("run.explore", lambda: linked_view(options.rounds)),
-        "f": ("sweep engine", lambda: sweep_engine(None if options.full else 4)),
+        "f": ("sweep engine", lambda: sweep_engine(None if options.full else 4, options.device)),
         "g": ("heads@k", heads_at_rows),
         "h": ("store and workers of sweeps", lambda: [*store_rows(), *worker_rows()]),
         "i": ("memory", lambda: memory_rows(options.series)),

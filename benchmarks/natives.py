@@ -24,7 +24,7 @@ def native_call(lens: Lens, series: list[np.ndarray], horizon: int) -> Callable[
     """
     name, native, model = lens.wiring.architecture, lens.native, lens.adapter.model
     tensors = [torch.tensor(values) for values in series]
-    stacked = torch.tensor(np.stack(series), dtype=torch.float32)
+    stacked = torch.tensor(np.stack(series), dtype=torch.float32, device=lens.device)
     seen = torch.ones_like(stacked, dtype=torch.bool)
     if name == "chronos":
         return lambda: native.predict_quantiles(tensors, prediction_length=horizon, num_samples=SAMPLES)
@@ -44,7 +44,7 @@ def native_call(lens: Lens, series: list[np.ndarray], horizon: int) -> Callable[
     if name == "timesfm-3":
         return lambda: model.decode(stacked[:, None], horizon=horizon)
     if name == "toto-2":
-        ids = torch.zeros(len(stacked), 1, dtype=torch.long)
+        ids = torch.zeros(len(stacked), 1, dtype=torch.long, device=lens.device)
         inputs = {"target": stacked[:, None], "target_mask": seen[:, None], "series_ids": ids}
         return lambda: model.forecast(inputs, horizon=horizon)
     if name == "toto-1":
@@ -61,7 +61,7 @@ def native_call(lens: Lens, series: list[np.ndarray], horizon: int) -> Callable[
 
 
 def _moirai(lens: Lens, stacked: torch.Tensor, seen: torch.Tensor, horizon: int) -> Callable[[], object]:
-    forecast, _ = lens.adapter._forecast(as_series(list(stacked.numpy())), horizon)  # type: ignore[attr-defined]
+    forecast, _ = lens.adapter.library_input(as_series(list(stacked.cpu())), horizon)  # type: ignore[attr-defined]
     shown = {
         "past_target": stacked[..., None],
         "past_observed_target": seen[..., None],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -15,7 +14,7 @@ from tsfm_lens.ablation import Variant, VariantForecasts, forecast_variants, run
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import Component
 from tsfm_lens.models import Encoded, Lens
-from tsfm_lens.models.timing import measured
+from tsfm_lens.models.timing import clock_of, measured
 
 MIB = 2**20
 
@@ -103,13 +102,14 @@ def rollouts(
     # what the library sets up at the first call is nobody's
     run(variants[:2], True, 2)
     run(variants[:2], False, 2)
-    start = time.perf_counter()
+    clock = clock_of(lens.device)
+    start = clock()
     plain = {index: run([variants[index]], False) for index in chosen[::2]}
-    between = time.perf_counter()
+    between = clock()
     ours = run(variants, True)
-    spent = time.perf_counter() - between
+    spent = clock() - between
     plain |= {index: run([variants[index]], False) for index in chosen[1::2]}
-    loops = time.perf_counter() - start - spent
+    loops = clock() - start - spent
     operations, peak = _counted(lambda: run(variants, True), lens.device)
     alone, peak_alone = _counted(lambda: run([Variant("plain", ())], False), lens.device)
     assert ours.samples is not None

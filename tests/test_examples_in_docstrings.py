@@ -54,11 +54,7 @@ PACKAGES = (
 # packages of the studies, where studies are installed
 STUDIES = (
     *("studies.experiments", "studies.experiments.figures", "studies.rank_theory", "studies.rank_theory.figures"),
-    *(
-        "studies.method_scores.leaderboard",
-        "studies.rank_theory.figures_models",
-        "studies.recipes",
-    ),
+    *("studies.method_scores.leaderboard", "studies.rank_theory.figures_models", "studies.recipes"),
     *("studies.recipes.figures", "studies.samformer", "studies.structured", "studies.structured.figures"),
 )
 if find_spec("tsfm_lens.studies") is not None:

@@ -106,13 +106,7 @@ def judge(
     parts = {"acts": acts, "size": usual, "low": low, "high": high, "p": p, "leads": leads, "lead_share": shares}
     data = data.assign({f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in parts.items()})
     units, entries = by_unit.shape[1], flat.shape[1]
-    facts = {
-        "groups": labels,
-        "target": target,
-        "units": units,
-        "entries": entries,
-        "sides": 1 + signed,
-    }
+    facts = {"groups": labels, "target": target, "units": units, "entries": entries, "sides": 1 + signed}
     data[f"{name}_p"].attrs = {**facts, "smallest": smallest}
     return corrected({"": data.assign({f"{name}_floor": floors})})[""]
 
@@ -141,6 +135,16 @@ def corrected(results: Mapping[str, xr.Dataset]) -> dict[str, xr.Dataset]:
             }
         )
     return _marked_learned(results, [(key, name) for key, name in tested if f"{name}_twins" in results[key]])
+
+
+def of_targets(data: xr.Dataset, args: Sequence[Any]) -> xr.Dataset:
+    """Leave covariates of a probe's runs out of its result; an explanation keeps what its segments are of."""
+    runs = [each.batch for each in args if hasattr(each, "batch")]
+    covariates = {name for batch in runs for name, target in zip(batch.ids, batch.is_target, strict=True) if not target}
+    if not covariates or "series" not in data.dims or "segment" in data.dims:
+        return data
+    data = data.isel(series=[name not in covariates for name in data["series"].values])
+    return data.drop_vars(["role", "known_future"], errors="ignore")
 
 
 def judged_names(data: xr.Dataset) -> list[str]:
@@ -236,8 +240,7 @@ def _units(data: xr.Dataset, over: str, count: int) -> tuple[np.ndarray, str]:
     labels = data["item"].values if "item" in data.coords else _digests(data, rows)
     if "item" in data.coords and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
-    numbers = np.unique(labels, return_inverse=True)[1]
-    return np.where(targets, numbers, -1), OTHER_SERIES
+    return np.where(targets, np.unique(labels, return_inverse=True)[1], -1), OTHER_SERIES
 
 
 def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:

@@ -183,7 +183,10 @@ def flow_bound(singular_values: np.ndarray, heads: int, depth: int) -> np.ndarra
         least = int(np.ceil((2 * _E2 * heads) ** 2))
         raise InputError(f"depth is {depth}: with {heads} heads the bound is of models of {least} layers or more")
     values = positive_and_falling(singular_values, len(singular_values))
-    return 2 * least_sums(values / values[0], heads, _E2 * heads / np.sqrt(depth))
+    # min over j ≤ k of σ_{k−j+1} + factor · σ_{⌊(j−1)/h⌋+1}, for each k
+    values, j = values / values[0], np.arange(len(values))
+    written = _E2 * heads / np.sqrt(depth) * values[j // heads]
+    return 2 * np.array([(values[k - j[: k + 1]] + written[: k + 1]).min() for k in j])
 
 
 def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
@@ -215,13 +218,6 @@ def measured_bound(stream: np.ndarray, written: np.ndarray) -> np.ndarray:
     places = j // len(heads)
     sums = np.append(heads.sum(axis=0), 0.0)[np.minimum(places, heads.shape[1])]
     return np.array([(values[k - j[: k + 1]] + sums[: k + 1]).min() for k in range(len(values))])
-
-
-def least_sums(values: np.ndarray, heads: int, factor: float) -> np.ndarray:
-    """Compute min over j ≤ k of σ_{k−j+1} + factor · σ_{⌊(j−1)/h⌋+1}, for each k."""
-    j = np.arange(len(values))
-    written = factor * values[j // heads]
-    return np.array([(values[k - j[: k + 1]] + written[: k + 1]).min() for k in range(len(values))])
 
 
 def positive_and_falling(singular_values: np.ndarray, n_tokens: int) -> np.ndarray:

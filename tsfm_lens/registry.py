@@ -245,9 +245,7 @@ class Measurement:
         def register(function: Draw[P]) -> Draw[P]:
             words = title or self.titles.get(function.__name__, "")
             if not words:
-                raise InputError(
-                    f"figure {function.__name__!r} of {self.kind!r} has no title; give it to the decorator"
-                )
+                raise InputError(f"{function.__name__!r} of {self.kind!r} has no title; give it to the decorator")
             draw, columns = _checked(function, self.kind, tuple(variables), instead), _table_of(table)
             figure = Figure(draw, words, options or {}, probe_options or {}, beside, needs, instead, columns, sentences)
             self.figures.append(figure)
@@ -367,17 +365,19 @@ def probe(
         @wraps(function)
         def compute(*args: P.args, **arguments: P.kwargs) -> Result:
             # a probe that another one calls leaves the twins to its caller
-            count = max((getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0) * (not _WITHIN.get())
+            within = _WITHIN.get()
+            count = max((getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0) * (not within)
             began, mark = time.perf_counter(), _WITHIN.set(True)
             try:
                 result = function(*args, **arguments)
             finally:
                 _WITHIN.reset(mark)
             # numpy and xarray take longer to import than the help of the command line
-            from tsfm_lens.findings import Result, beside_twins
+            from tsfm_lens.findings import Result, beside_twins, of_targets
 
             if count > 0 or (count < 0 and time.perf_counter() - began <= _QUICK):
                 result = beside_twins(function, result, count, args, arguments)
+            result = result if within else of_targets(result, args)
             return Result(result.data_vars, result.coords, result.attrs)
 
         _PROBES[kind] = Probe(compute, takes, words or f"{_name_of(function)}{on}", how, each)
@@ -396,7 +396,8 @@ def find(kind: str) -> Measurement:
     """Look up a measurement by the kind of its result."""
     entries = measurements()
     if kind not in entries:
-        raise unknown_name("measurement", kind, entries, hint="`tsfm-lens measurements` lists them all.")
+        hint = "`tsfm-lens measurements` lists them all; docs/howto/own-probe.md gives a probe of your own a figure."
+        raise unknown_name("measurement", kind, entries, hint=hint)
     return entries[kind]
 
 

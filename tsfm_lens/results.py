@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import xarray as xr
 
-from tsfm_lens.data import SeriesBatch, shift_phase
+from tsfm_lens.data import shift_phase
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import Result
 from tsfm_lens.models.run import Run
@@ -29,8 +29,7 @@ def forecast_of(run: Run) -> xr.Dataset:
 
 def first_item(run: Run) -> Run:
     """Select the first series of a run; the variates of an item stay together."""
-    groups = run.batch.groups
-    return run.select([index for index, group in enumerate(groups) if group == groups[0]])
+    return run.select(next(iter(run.batch.rows_by_group().values())))
 
 
 class Results:
@@ -74,8 +73,7 @@ class Results:
         function, takes = entry.probe.function, entry.probe.takes
         if self.progress is not None and "progress" in signature(function).parameters:
             options["progress"] = self.progress
-        arguments = self._arguments(takes)
-        result: Result = function(*arguments, **{**entry.probe.options(self), **options})
+        result: Result = function(*self._arguments(takes), **{**entry.probe.options(self), **options})
         if takes != "pair":
             return result
         missing = sum(int(np.isnan(values).sum()) for values in self.first.batch.values)
@@ -114,13 +112,8 @@ class Results:
     def shifted(self) -> tuple[Run, Run]:
         """First series, without gaps, and the same with its season half a period later."""
         one = self.first
-        clean = _fill_gaps(one.batch)
+        whole = tuple(pd.Series(each).interpolate(limit_direction="both").to_numpy() for each in one.batch.values)
+        clean = replace(one.batch, values=whole)
         how: dict[str, Any] = {"num_samples": one.num_samples, "seed": one.seed}
         late = shift_phase(clean, self.season // 2)
         return one.lens.run(clean, one.horizon, **how), one.lens.run(late, one.horizon, **how)
-
-
-def _fill_gaps(batch: SeriesBatch) -> SeriesBatch:
-    """Fill gaps by straight lines, since a season is taken apart only of complete series."""
-    whole = tuple(pd.Series(values).interpolate(limit_direction="both").to_numpy() for values in batch.values)
-    return replace(batch, values=whole)

@@ -33,11 +33,14 @@ def without(run: Run, *components: str | Component, **options: Any) -> Result:
 
     Args:
         components: names or globs, all ablated together.
-        options: of the probe: ``how``, ``reference``, ``quantiles``, ``progress``.
+        options: of the probe: ``how`` ("zero", "mean" or "resample"), ``reference``, ``quantiles``, ``progress``.
     """
     from tsfm_lens.probes import ablation_recipes
 
-    return ablation_recipes(run, {f"without {', '.join(map(str, components))}": components}, **options)
+    name = f"without {', '.join(map(str, components))}"
+    result = ablation_recipes(run, {name: components}, **options)
+    size = f": moves by {float(result['mean_shift'][1, 0]):.3g} {result['units'].values[0]}" * (len(run.batch) == 1)
+    return result.assign_attrs(title=f"Forecast {name}{size}".rstrip())
 
 
 @method_of("Run")
@@ -63,7 +66,12 @@ def measure(run: Run, kind: str, **options: Any) -> Result:
 
 @method_of("Run")
 def report(run: Run, out: str | Path, **options: Any) -> Path:
-    """Write one HTML report of this run; see :func:`tsfm_lens.report.pipeline.report`."""
+    """Write one HTML report of this run; see :func:`tsfm_lens.report.pipeline.report`.
+
+    Args:
+        out: folder for index.html.
+        options: ``sections`` (kinds of measurements), ``options`` of their probes by kind, ``title``, ``progress``.
+    """
     from tsfm_lens.report import pipeline
 
     return pipeline.report(run, out, **options)
@@ -87,7 +95,11 @@ def what_if(run: Run, changes: Mapping[str, Any] | None = None, **options: Any) 
 
 @method_of("Run")
 def explore(run: Run, **options: Any) -> Any:
-    """Open one linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore`."""
+    """Open one linked view of all heads in a notebook; see :func:`tsfm_lens.explore.explore`.
+
+    Args:
+        options: ``kind`` of attention, such as "self_attn"; the last kind of the output stack if left out.
+    """
     from tsfm_lens import explore
 
     return explore.explore(run, **options)

@@ -48,14 +48,14 @@ def test_forecast_as_csv_and_strict_json_is_what_the_library_returns(folder: str
     assert result.exit_code == 0, result.output
     rows = list(csv.DictReader(io.StringIO(result.stdout)))
     assert [row["id"] for row in rows] == ["slow"] * 4 + ["fast"] * 4
-    lens = tsfm_lens.load(folder)
-    expected = lens.forecast(waves, 4, quantiles=[0.2, 0.5], seed=3)
+    expected = tsfm_lens.load(folder).forecast(waves, 4, quantiles=[0.2, 0.5], seed=3)
     for column, level in enumerate((0.2, 0.5)):
         found = np.array([float(row[str(level)]) for row in rows]).reshape(2, 4)
         assert_close(found, expected.quantiles[:, column], depth=16, dtype=np.float32)
-    result = run(
-        "forecast", folder, "--data", waves, "--horizon", "4", "-q", "0.2", "-q", "0.5", "--json", "--seed", "3"
-    )
+    page = Path(waves).with_name("page.html")
+    asked = ("forecast", folder, "--data", waves, "--horizon", "4", "-q", "0.2", "-q", "0.5", "--seed", "3")
+    result = run(*asked, "--json", "--plot", str(page))
+    assert all(f"<h3>Forecast of {name}" in page.read_text() for name in ("slow", "fast"))
     answer = json.loads(result.stdout, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
     assert (answer["attrs"]["kind"], answer["coords"]["series"]["data"]) == ("forecast", ["slow", "fast"])
     forecast = answer["data_vars"]["quantile_forecast"]
@@ -111,8 +111,7 @@ def test_a_section_that_the_series_do_not_allow_is_left_out_and_named(waves: str
     result = run(*given, "forecast,patching")
     assert result.exit_code == 0, result.output
     assert "left out: Activation patching" in result.stderr
-    page = (tmp_path / "index.html").read_text()
-    assert "has no season" in page
+    assert "has no season" in (tmp_path / "index.html").read_text()
     # the only one of a report is not left out
     result = run(*given, "patching", "--no-holdout")
     assert result.exit_code != 0

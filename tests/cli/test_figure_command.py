@@ -53,5 +53,4 @@ def test_static_files_have_the_width_of_the_column(tmp_path: Path) -> None:
 def test_list_names_every_figure() -> None:
     result = run("--list")
     assert result.exit_code == 0, result.output
-    listed = {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
-    assert set(figures()) <= listed
+    assert set(figures()) <= {line.split()[0] for line in result.stdout.splitlines() if line.strip()}

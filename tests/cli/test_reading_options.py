@@ -73,7 +73,7 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_
     assert [row["id"] for row in rows] == ["Nord", "Nord", "'=x", "'=x"]
     assert rows[0]["timestamp"] == "2021-01-31"
     (tmp_path / "again.csv").write_text(found.stdout)
-    assert read_series(tmp_path / "again.csv", targets=["mean"]).ids == ("Nord", "=x")
+    assert read_series(tmp_path / "again.csv", targets=["0.5"]).ids == ("Nord", "=x")
     found = run(*command, "--unit", "kWh", "--json")
     assert json.loads(found.stdout)["coords"]["units"]["data"] == ["kWh", "kWh"]
     found = run(*command[:3], "bundled:co2", "--freq", "D")

@@ -27,6 +27,8 @@ EARLY = [
     (("report", "bolt-nano", *CO2, "--sections", "foo"), "no measurement 'foo'"),
     (("report", "bolt-nano", *CO2, "--sections", "lines_of_thought"), "is defined by logits over a vocabulary"),
     (("forecast", "bolt-nano", *CO2, "-q", "1.5"), "are not levels between 0 and 1"),
+    (("forecast", "bolt-nano", *CO2, "--plot", "x.png"), "does not end in .html"),
+    (("forecast", "bolt-nano", *CO2, "--horizon", "90000"), "shorten the horizon"),
     (("ablate", "bolt-nano", *CO2, "--how", "man"), "--how man is not known"),
     (("ablate", "bolt-nano", *CO2, "--how", "mean"), "--how mean takes activations of other series"),
     *(

@@ -111,6 +111,11 @@ REFUSED = {
     "decimal comma": ("a;b\n1;1,5\n2;2,5\n", "'b' holds '1,5' in row 2, and the decimal sign is '.'; give decimal="),
     "point or thousands": ("d;load\n1;1.500\n2;2.500\n", "may be a decimal sign or a thousands separator.*decimal="),
     "thousands": ('d;load\n1;"1.500,5"\n2;"2.500,5"\n', "thousands separators are not read"),
+    "thousands beside decimals": ("d;load\n1;1,200\n2;2.5\n", "thousands separators are not read; write numbers"),
+    "thousands or decimals": (
+        "d;load\n1;1,200\n2;2\n",
+        "one for all; if it separates thousands, write numbers without",
+    ),
     "decimal or row names": ("load\n1,5\n2,6\n", r"row 2 has 2 cells .*needs delimiter=';' and decimal=','"),
     "two delimiters": ("a;b,c\n1;2,3\n", "commas and semicolons in the first line; give delimiter="),
     "blanks": ("a b\n1 2\n3 4\n", "blanks may separate the columns; give delimiter='space'"),
@@ -269,8 +274,7 @@ def test_arguments_that_mean_nothing_are_refused(options: dict) -> None:
 
 def test_a_name_is_not_its_letters() -> None:
     assert as_series([1.0, 2.0], ids="ab").ids == ("ab",)
-    frame = pd.DataFrame({"load": [1.0], "heat": [2.0]})
-    assert as_series(frame, targets="load").ids == ("load",)
+    assert as_series(pd.DataFrame({"load": [1.0], "heat": [2.0]}), targets="load").ids == ("load",)
 
 
 def test_paths_that_are_no_plain_file(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import pytest
 
 from refusals import expect_error
 from tsfm_lens.data import bundled, remove_motif, shift_phase, swap_season
-from tsfm_lens.data.corruption import seasonal_part
 from tsfm_lens.errors import InputError
 
 # STL parts a clean season of size 1 from its trend to within a few per cent
@@ -67,12 +66,17 @@ def test_scale_is_kept_on_request() -> None:
             assert new.std() == pytest.approx(old.std())
 
 
+def test_gaps_stay_and_change_nothing_else() -> None:
+    series, gap = TREND + SEASON, np.where(TIME == 40, np.nan, TREND + SEASON)
+    for corrupt, steps in ((shift_phase, 5), (swap_season, 8)):
+        found, whole = (corrupt(each, steps, period=12).values[0] for each in (gap, series))
+        assert np.flatnonzero(np.isnan(found)).tolist() == [40]
+        np.testing.assert_allclose(np.delete(found, 40), np.delete(whole, 40), atol=PARTED * np.ptp(SEASON))
+
+
 def test_what_has_no_season_is_refused() -> None:
     expect_error("no known season", shift_phase, TREND, 3)
     expect_error("needs 24 or more", shift_phase, TREND[:20], 3, period=12)
-    gap = TREND.copy()
-    gap[3] = np.nan
-    expect_error("missing values", seasonal_part, gap, 12)
     expect_error("new_period is 1, expected 2 or more", swap_season, TREND, 1, period=12)
     with pytest.raises(InputError, match="nothing but a constant"):
         remove_motif(np.where((TIME >= 40) & (TIME < 48), 5.1, 0.1), 40, 48, keep_scale=True)

@@ -153,11 +153,9 @@ def test_numbers_with_few_gaps_are_read() -> None:
         (1900 + np.arange(36), "%Y", "1900-01-01"),
         (np.arange(36), None, None),
     ):
-        rest = np.delete(numbers, [4, 9, 20])
-        batch = as_series(pd.DataFrame({"time": rest, "y": np.ones(33)}), time_format=form)
+        batch = as_series(pd.DataFrame({"time": np.delete(numbers, [4, 9, 20]), "y": np.ones(33)}), time_format=form)
         assert (batch.lengths, int(np.isnan(batch.values[0]).sum())) == ((36,), 3)
         assert batch.starts[0] == (None if first is None else pd.Timestamp(first))
     days = [int(f"{day:%Y%m%d}") for day in pd.date_range("2017-12-25", periods=40)]
-    frame = pd.DataFrame({"time": [*days[:5], *days[30:]], "y": np.ones(15)})
-    sparse = as_series(frame, time_format="%Y%m%d")
+    sparse = as_series(pd.DataFrame({"time": [*days[:5], *days[30:]], "y": np.ones(15)}), time_format="%Y%m%d")
     assert (sparse.freq, sparse.lengths) == ("D", (40,))

@@ -160,8 +160,7 @@ def test_samples_repeat_by_seed_and_never_draw_twice() -> None:
     assert ids != [w.id for w in found.sample(10, seed=99).windows]
     assert len(set(ids)) == 10
     assert [order.index(each) for each in ids] == sorted(order.index(each) for each in ids)
-    drawn = {w.id for seed in range(200) for w in found.sample(10, seed).windows}
-    assert drawn == set(order)
+    assert {w.id for seed in range(200) for w in found.sample(10, seed).windows} == set(order)
     assert found.sample(None, 0) is found
     assert found.sample(1000, 0) is found
 
@@ -183,8 +182,7 @@ def test_fingerprints_change_with_any_value_and_not_with_order(found: Evaluation
     whole = found.fingerprint()
     order = data.draw(st.permutations(range(len(found))))
     assert found.fingerprint(order) == whole
-    turned = EvaluationSet("other name", tuple(found.windows[i] for i in order), 2)
-    assert turned.fingerprint() == whole
+    assert EvaluationSet("other name", tuple(found.windows[i] for i in order), 2).fingerprint() == whole
     narrow = tuple(Window(w.item, w.index, w.context.astype("f4"), w.label.astype("f4")) for w in found.windows)
     assert EvaluationSet("x", narrow, 2).fingerprint() == whole
     number = data.draw(st.integers(0, len(found) - 1))
@@ -252,8 +250,7 @@ def test_other_forms_of_gluonts_datasets() -> None:
 def test_stamps_are_the_beginnings_of_the_periods(old: str, period: str) -> None:
     periods = pd.period_range(pd.Period("1999-05-13 10:30:20", freq=period), periods=6, freq=period)
     start = start_of("1999-05-13 10:30:20", old)
-    stamps = pd.date_range(start, periods=6, freq=stamp_frequency(old))
-    assert list(stamps) == [each.start_time for each in periods]
+    assert list(pd.date_range(start, periods=6, freq=stamp_frequency(old))) == [each.start_time for each in periods]
 
 
 @pytest.mark.parametrize("freq", ["fortnight", "", "0H", "W-DEC", "H-MON", "-1D", "Q-SUN"])

@@ -81,6 +81,7 @@ REFUSED = {
     "frame in a list": ([frame([(1, 2)], ("a", "b"))], "'series-0' is a frame; give its values transposed"),
     "empty frame": (frame([]), "the frame has no rows"),
     "duplicate times": (frame([("a", "2020-01-01", 1), ("a", "2020-01-01", 2)]), "two values at"),
+    "duplicate times, ids": (frame([("a", "2020-01-01", 1)] * 2 + [("b", "2020-01-01", 2)]), "; keep one of them"),
     "irregular": (
         frame([("a", f"20{day}", 1) for day in ("20-01-01", "20-01-07", "21-03-02", "21-03-04")]),
         "irregular timestamps",
@@ -194,8 +195,7 @@ def test_mixed_frequencies_keep_their_own_time_and_season() -> None:
     assert (batch.freqs, batch.seasonalities) == (("MS", "h"), (12, 24))
     context, _ = batch.tail(50).split(10)
     for index, name in enumerate(batch.ids):
-        whole = bundled(name).timestamps()
-        assert (context.timestamps(index) == whole[-50:-10]).all()
+        assert (context.timestamps(index) == bundled(name).timestamps()[-50:-10]).all()
     alone = batch.select("electricity")
     assert (alone.freq, alone.seasonality) == ("h", 24)
     assert SeriesBatch.concat([alone, bundled("pedestrians")]).freq == "h"

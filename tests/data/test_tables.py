@@ -51,8 +51,7 @@ def content(batch: SeriesBatch) -> tuple[Any, ...]:
 
 @pytest.mark.parametrize("name", TABLES)
 def test_columns_of_a_table_are_series(name: str) -> None:
-    batch = as_series(TABLES[name](WIDE))
-    assert content(batch)[:2] == (("a", "b"), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    assert content(as_series(TABLES[name](WIDE)))[:2] == (("a", "b"), [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
 
 
 @pytest.mark.parametrize("name", TABLES)

@@ -258,6 +258,16 @@ def test_a_file_and_two_frames_give_the_same_batch(frame: pd.DataFrame, tmp_path
                 np.testing.assert_allclose(ours, theirs, rtol=np.finfo(float).eps)
 
 
+def test_columns_without_a_role_are_named(frame: pd.DataFrame) -> None:
+    ahead = frame.load.isna()
+    how: dict[str, Any] = {"future": frame[ahead].drop(columns=["load", "price"]), "id_column": "site"}
+    with pytest.raises(InputError, match="'load', 'price' may be the target"):
+        as_series(frame[~ahead], **how)
+    one, both = (as_series(frame[~ahead], targets=names, **how) for names in (["load"], ["load", "price"]))
+    assert one.notes[-1] == "not read: 'price'; past=[…] or known=[…] reads columns as covariates"
+    assert both.ids[:2] == ("A/load", "A/load/temperature")
+
+
 def test_a_unit_is_of_targets_alone(frame: pd.DataFrame, tmp_path: Path) -> None:
     frame.to_csv(tmp_path / "sites.csv", index=False)
     for batch in (

@@ -80,5 +80,4 @@ def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:
     assert_close(found["share"].sum("segment"), 1.0, depth=100, dtype=torch.float32)
     assert (found["share"] >= 0).all()
     assert_close(found["remainder"], 0.0, depth=300, magnitude=40.0)
-    rows = {int(row) for row in found["row"].values}
-    assert rows == set(range(len(run.batch)))
+    assert {int(row) for row in found["row"].values} == set(range(len(run.batch)))

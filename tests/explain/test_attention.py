@@ -40,8 +40,7 @@ def test_roll_out_over_an_encoder_is_behind_the_cross_attention(bolt_run: Run) -
     masks = explain.Masks(bolt_run, explain.segments(bolt_run, parts=4, season=1))
     tokens = graph_of(masks).inputs[:, : len(held)] @ held
     answer = tokens / tokens.sum()
-    shares = rollout_shares(masks)
-    assert_close(shares[:, 0], answer, depth=DEPTH, magnitude=1.0, dtype=torch.float32)
+    assert_close(rollout_shares(masks)[:, 0], answer, depth=DEPTH, magnitude=1.0, dtype=torch.float32)
 
 
 def by_networkx(graph: Graph, covered: np.ndarray) -> float:

@@ -39,8 +39,7 @@ def items(count: int, seed: int) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("seed", [3, 4])
 def test_a_cause_is_worth_something_and_noise_is_not(nano: Lens, seed: int) -> None:
-    run = nano.run(as_series(items(12, seed)), HORIZON, holdout=True)
-    found = covariate_use(run, shuffles=3)
+    found = covariate_use(nano.run(as_series(items(12, seed)), HORIZON, holdout=True), shuffles=3)
     worth = found["worth_significant"].to_series().unstack("way")
     assert worth.loc["cause", "removed"]
     assert worth.loc["cause", "shuffled"]

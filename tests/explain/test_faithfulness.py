@@ -77,8 +77,7 @@ def test_a_true_attribution_beats_random_orders_and_a_false_one_fails() -> None:
     area, p = curves["area"].values, curves["p"].values
     assert area[0] >= area[2] - 0.05 > 0 > area[3]
     assert p[0] <= 0.05 < p[3]
-    words = [verdict(curves.isel(explanation=[place]))[0] for place in range(4)]
-    assert words == ["holds", "fails", "fails", "fails"]
+    assert [verdict(curves.isel(explanation=[place]))[0] for place in range(4)] == ["holds", "fails", "fails", "fails"]
 
 
 def test_routes_of_a_planted_model_are_necessary_and_sufficient() -> None:

@@ -125,8 +125,7 @@ def test_sampled_orders_of_a_linear_forecaster() -> None:
     assert len(parts) > 12
     assert found.attrs["settled"] == 1
     answer = linear_answer(run, parts, "zero", weights)
-    got = found["attribution"].sel(quantile=0.5)
-    assert_close(got, answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+    assert_close(found["attribution"].sel(quantile=0.5), answer, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
 
 
 def product(context: Tensor, future: Tensor) -> Tensor:

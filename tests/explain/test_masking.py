@@ -133,8 +133,7 @@ FILLS = {"timesfm-2.5": "linear interpolation", "timesfm-2.5-transformers": "lin
 def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(5 + np.sin(np.arange(64) / 3), 4)
-    seen = explain.masking.mask_seen(lens, run.batch)
-    assert seen == FILLS.get(name, "the model's own mask")
+    assert explain.masking.mask_seen(lens, run.batch) == FILLS.get(name, "the model's own mask")
     parts = explain.segments(run, parts=2)
     nothing = np.zeros((1, len(parts)), bool)
     if name in FILLS:

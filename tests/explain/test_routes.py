@@ -76,8 +76,7 @@ def test_the_last_branch_has_no_other_way_than_to_the_readout(bolt_run: Run) -> 
     routes = input_routes(bolt_run, parts=2, reference="mean", components=[last])
     magnitude = float(bolt_run.point.max())
     handed = routes["branch_direct"].sel(branch=last).values
-    effect = routes["effect"].sel(component=last).values
-    assert_close(effect, handed, depth=400, magnitude=magnitude, dtype="float32")
+    assert_close(routes["effect"].sel(component=last).values, handed, depth=400, magnitude=magnitude, dtype="float32")
 
 
 def test_estimates_are_the_effects_of_small_changes(bolt_run: Run) -> None:

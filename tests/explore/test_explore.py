@@ -82,6 +82,7 @@ def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:
         view.ablate("decoder.1.cross_attn.33")
     view.ablate()
     assert view.ablated == ()
+    assert "last line of a notebook cell" in repr(view)
     np.testing.assert_array_equal(view.forecast, plain)
 
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from refusals import expect_error
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.hooks import Component, components, select_components, writers
 from tsfm_lens.hooks.names import hook_points, select
@@ -28,8 +29,7 @@ def test_components_read_back_what_they_print(stack: str, layer: int, kind: str 
 
 @pytest.mark.parametrize("text", ["", "decoder", "decoder.x", "decoder.1.mlp.2.3", "decoder.1.mlp.x"])
 def test_what_is_no_component_is_refused(text: str) -> None:
-    with pytest.raises(UnknownNameError, match="A component reads like"):
-        Component.parse(text)
+    expect_error("A component reads like", Component.parse, text)
 
 
 def test_globs_match_part_by_part() -> None:
@@ -52,8 +52,18 @@ def test_a_typing_error_names_the_nearest() -> None:
         UnknownNameError, match=r"no component 'decoder.1.crossattn.2'. Closest: .*decoder.1.cross_attn.2"
     ):
         select_components(WIRING, "decoder.1.crossattn.2")
-    with pytest.raises(UnknownNameError, match=r"Closest: decoder_blocks.1.hook_resid_pre"):
-        select(POINTS, "decoder_blocks.1.hook_resid_per")
+    expect_error(r"Closest: decoder_blocks.1.hook_resid_pre", select, POINTS, "decoder_blocks.1.hook_resid_per")
+
+
+def test_labels_of_heads_are_read_where_they_are_of_one() -> None:
+    one = architectures()["chronos-2"]
+    single = one.adapt(one.tiny()).wiring
+    for label in ("L1.time_attn.H2", "1.time_attn.2"):
+        assert [str(each) for each in select_components(single, label)] == ["1.time_attn.2"]
+    for label in ("L2.cross_attn.H0", "2.cross_attn.0"):
+        assert [str(each) for each in select_components(WIRING, label)] == ["decoder.2.cross_attn.0"]
+    for label in ("L1H2", "1.2", "(1, 2)", "L1.self_attn.H2"):
+        expect_error(r"could be encoder.1.self_attn.2, decoder.1.self_attn.2", select_components, WIRING, label)
 
 
 def test_writers_partition_the_stack() -> None:

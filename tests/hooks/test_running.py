@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tsfm_lens.errors import InputError, UnknownNameError
+from refusals import expect_error
 from tsfm_lens.hooks import by_row, last_query
 from tsfm_lens.hooks.recorder import axes_after
 from tsfm_lens.models import Lens
@@ -25,12 +25,20 @@ def test_predicates_globs_and_unknown_names(token_lens: Lens, token_case: Case) 
     token_lens.run_with_hooks(token_case.encoded, [(lambda name: name.endswith("hook_embed"), keep)])
     token_lens.run_with_hooks(token_case.encoded, [("*.hook_embed", keep)])
     assert names == ["encoder.hook_embed", "decoder.hook_embed"] * 2
-    with pytest.raises(InputError, match="loss=fn"):
-        token_lens.run_with_cache(token_case.encoded, incl_bwd=True)
-    with pytest.raises(UnknownNameError, match="true of no hook point"):
-        token_lens.run_with_hooks(token_case.encoded, [(lambda name: False, keep)])
-    with pytest.raises(UnknownNameError, match="Closest"):
-        token_lens.run_with_cache(token_case.encoded, names_filter="decoder_blocks.0.resid_post")
+    encoded, run = token_case.encoded, token_lens.run(token_case.batch, 2)
+    cached, hooked = token_lens.run_with_cache, token_lens.run_with_hooks
+    expect_error("loss=fn", cached, encoded, incl_bwd=True)
+    expect_error("true of no hook point", hooked, encoded, [(lambda name: False, keep)])
+    for nothing in (lambda name: False, [], iter(())):
+        expect_error("selects no hook point", cached, encoded, names_filter=nothing)
+    expect_error(r"Closest: decoder\.1\.cross_attn", cached, encoded, names_filter="decoder.1.cross_attn.99")
+    expect_error("no hook point is given", run.record, [])
+    expect_error("fwd_hooks has 'a'; expected a list of pairs", hooked, encoded, ("a", keep))
+    expect_error("hook <lambda> cannot be called as", hooked, encoded, [("*.hook_embed", lambda value: value)])
+    for thing in (run, run.forecast):
+        with pytest.raises(AttributeError, match="has no 'logits': lens"):
+            thing.logits  # noqa: B018
+    expect_error("Closest", cached, encoded, names_filter="decoder_blocks.0.resid_post")
 
 
 def test_permanent_hooks_stay_until_reset(token_lens: Lens, token_case: Case) -> None:

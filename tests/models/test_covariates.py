@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 import tsfm_lens
 from natives import masked
 from refusals import expect_error
-from tsfm_lens import probes
+from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
@@ -135,12 +136,33 @@ def test_a_single_forward_is_the_forecast(nano: Lens) -> None:
     assert run.record(["blocks.0.group_attn.hook_pattern"])["blocks.0.group_attn.hook_pattern"].shape[-1] == 6
 
 
-def test_what_a_covariate_does_is_no_forecast_and_is_not_judged(nano: Lens) -> None:
-    items = drawn(4)
-    run = nano.run(as_series(items), 8, holdout=True)
-    found = probes.ablation_effects(run, components=["0.group_attn.*"])
-    targets = found["spearman_distance"].sel(series=run.batch.is_target)
-    np.testing.assert_allclose(found["spearman_distance_size"], targets.median("series"))
+@pytest.mark.parametrize("which", ["series-1/target", ["series-1"], [3], ["series-1/a", "series-1/target"]])
+def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(nano: Lens, which: Any) -> None:
+    items = drawn(2)
+    one = nano.run(as_series(items), HORIZON).select(which)
+    assert one.batch.variates == ("target", "a", "k")
+    found = explain.attribute_inputs(one, method="occlusion", parts={"others": "whole"}).sel(segment="k", quantile=0.5)
+    shown = nano.forecast(as_series(items[1:]), HORIZON).median[0]
+    mean = items[1]["past_covariates"]["k"].mean()
+    items[1]["past_covariates"]["k"][:], items[1]["future_covariates"]["k"][:] = mean, mean
+    hidden = nano.forecast(as_series(items[1:]), HORIZON).median[0]
+    np.testing.assert_allclose(found["forecast"], shown, rtol=1e-5)
+    np.testing.assert_allclose(found["attribution"], shown - hidden, atol=1e-4)
+    with pytest.raises(InputError, match="off the run's"):
+        explain.attribute_inputs(replace(one, batch=one.batch.targets(), _of=(one, [0])), method="occlusion", parts=1)
+
+
+@pytest.mark.parametrize("kind", ["ablation", "layer_gain", "attribution", "explore", "forecast", "entropic_rank"])
+def test_covariates_are_neither_judged_nor_drawn(nano: Lens, kind: str) -> None:
+    run = nano.run(as_series(drawn(2)), 8)
+    found = run.measure(kind)
+    assert found["series"].values.tolist() == ["series-0/target", "series-1/target"]
+    assert found.plot()
+    if kind == "explore":
+        alone = run.select("series-1").measure(kind)["ablated_forecast"]
+        np.testing.assert_allclose(found["ablated_forecast"].sel(series="series-1/target"), alone.squeeze(), rtol=1e-4)
+    if kind == "ablation":
+        np.testing.assert_allclose(found["spearman_distance_size"], found["spearman_distance"].median("series"))
 
 
 def test_a_model_without_covariates_says_so_and_what_to_do() -> None:

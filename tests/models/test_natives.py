@@ -91,8 +91,7 @@ def test_the_mean_is_moirais(kind: str, horizon: int, request: pytest.FixtureReq
         """(series, step)."""
         return torch.from_numpy(by_series(list(own._format_preds(16, packed[None], values.shape[2]).numpy())))[:, 0]
 
-    mean = formatted(native.mean)
-    assert_close(lens.forward(series, horizon=horizon).detach()[:, 0, :horizon], mean, depth=100)
+    assert_close(lens.forward(series, horizon=horizon).detach()[:, 0, :horizon], formatted(native.mean), depth=100)
 
 
 def test_moirai_2_rolls_out_single_variates_only(multivariate: list[np.ndarray]) -> None:

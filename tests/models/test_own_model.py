@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from own_models import HORIZON, LEVELS, PATCH, WIDTH, Forecaster, Wired, assert_rejected, failed, with_fields
+from refusals import expect_error
 from tsfm_lens import probes
 from tsfm_lens.data import bundled
-from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.wiring import Projection, Site
 from tsfm_lens.models import Lens
@@ -41,10 +41,8 @@ def test_defaults_of_the_base_class(model: Forecaster) -> None:
     np.testing.assert_array_equal(lens.forecast(context, 5, quantiles=LEVELS).quantiles, emitted[..., :5])
     between = lens.forecast(context, 5, quantiles=[0.3]).quantiles[:, 0]
     assert_close(between, emitted[:, :2, :5].mean(axis=1), depth=16, dtype=np.float32)
-    with pytest.raises(InputError, match="one pass"):
-        lens.forecast(context, HORIZON + 1)
-    layers = probes.logit_lens(lens.run(context))
-    assert_close(layers["quantile_forecast"][-1], emitted, depth=100, dtype=np.float32)
+    expect_error("one pass", lens.forecast, context, HORIZON + 1)
+    assert_close(probes.logit_lens(lens.run(context))["quantile_forecast"][-1], emitted, depth=100, dtype=np.float32)
 
 
 def test_a_layer_norm_before_the_head_can_be_frozen(model: Forecaster) -> None:
@@ -54,8 +52,7 @@ def test_a_layer_norm_before_the_head_can_be_frozen(model: Forecaster) -> None:
     frozen = [lens.adapter.final_norm(x, stream) for x in (stream, other, (stream + other) / 2)]
     assert_close(frozen[0], model.norm(stream), depth=100)
     assert_close(frozen[2], (frozen[0] + frozen[1]) / 2, depth=100)
-    parts = probes.attribute(lens.run(bundled("co2").tail(40)))
-    assert float(parts["completeness_error"].max()) < 1e-5
+    assert float(probes.attribute(lens.run(bundled("co2").tail(40)))["completeness_error"].max()) < 1e-5
 
 
 HIDDEN = "batch pos d_mlp"

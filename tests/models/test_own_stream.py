@@ -117,8 +117,7 @@ def test_an_identity_in_the_place_of_a_norm_has_the_scale_1(model: Forecaster) -
     native.set_submodule("norm", nn.Identity())
     assert failed(Wired, native) == set()
     lens, series = Lens(Wired(native), "no norm"), bundled("co2").tail(40)
-    parts = probes.attribute(lens.run(series))
-    assert float(parts["completeness_error"].max()) < rounding("float32", 1.0, depth=100)
+    assert float(probes.attribute(lens.run(series))["completeness_error"].max()) < rounding("float32", 1.0, depth=100)
     acts = lens.run_with_cache(series)[1]
     scaled, plain = (acts.decompose_resid(apply_ln=apply) for apply in (True, False))
     assert_close(scaled, plain, depth=1)
@@ -131,8 +130,7 @@ def test_a_stack_without_attention_needs_no_heads(model: Forecaster) -> None:
     native = rebuilt(model, AttentionFreeBlock)
     results = check_wiring(AttentionFree, native, quiet=True)
     assert all(result.passed for result in results), results
-    said = [result.oracle for result in results if result.detail == "no attention"]
-    assert said == ["5 patterns", "10 head order"]
+    assert [result.oracle for result in results if result.detail == "no attention"] == ["5 patterns", "10 head order"]
     lens, series = Lens(AttentionFree(native), "mixer"), bundled("co2").tail(40)
     assert probes.attribute(lens.run(series))["component"].values.tolist() == ["embed", "0.mlp", "1.mlp"]
     for refused in (probes.head_spectra, probes.row_angles):

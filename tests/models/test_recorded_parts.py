@@ -105,8 +105,7 @@ def test_sample_paths_that_stand_outside_are_put_together(monkeypatch: pytest.Mo
     # draws of the second block are others than those of a batch of its own, the context is the same
     first = joined.unflatten(1, (3, 4))[0]
     for index in (0, 2):
-        own = blocks[index // 2].unflatten(1, (3, 2))[0]
-        assert_close(first[:, index : index + 2], own, depth=DEPTH)
+        assert_close(first[:, index : index + 2], blocks[index // 2].unflatten(1, (3, 2))[0], depth=DEPTH)
     assert list(whole.to_xarray("blocks.0.attn.hook_out")["series"].values) == 3 * list(whole.ids)
 
 

@@ -104,6 +104,7 @@ def recipes(on: xr.Dataset = THREE) -> xr.Dataset:
     ds["quantile_forecast"] = (("recipe", "series", "quantile", "step"), median[:, :, None] + spread)
     ds["sample"] = (("recipe", "series", "draw", "step"), np.stack([median - 1, median + 1], axis=2))
     times = np.where(np.arange(ds.sizes["series"]) == 0, 1.0, 2.0)
+    ds["mean_shift"] = (("recipe", "series"), 10.0 * np.repeat(np.arange(3)[:, None], ds.sizes["series"], axis=1))
     ds["spearman_distance"] = (("recipe", "series"), np.array([0.0, 0.25, 1.0])[:, None] * times)
     ds["mae_change"] = (("recipe", "series"), np.array([0.0, 0.5, 1.0])[:, None] * times)
     ds["components"] = ("recipe", ["", "decoder.0.cross_attn.0", "decoder.*.cross_attn.*, decoder.*.mlp"])

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from contrasted import series_for
+from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens import probes
 from tsfm_lens.ablation.points import point_forecasts
@@ -225,8 +226,7 @@ def test_below_the_difference_between_seeds_there_is_no_circuit() -> None:
     found = minimal_circuit(whole, ranking="effects", smallest=0.0)
     np.testing.assert_allclose(found["gap_floor"], apart[0])
     np.testing.assert_array_equal(found["refused"], found["gap"] <= apart[0])
-    with pytest.raises(InputError, match="more sample paths"):
-        minimal_circuit(whole, nodes=["decoder.1.cross_attn.0"], smallest=0.0)
+    expect_error("more sample paths", minimal_circuit, whole, nodes=["decoder.1.cross_attn.0"], smallest=0.0)
 
 
 def test_direct_effects_too_small_for_a_ratio_have_none() -> None:

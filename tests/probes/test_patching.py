@@ -10,7 +10,9 @@ import pytest
 import torch
 
 from contrasted import centred, pair_for, runs_of
+from refusals import expect_error
 from tiny_lenses import lens_of
+from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, PatchFrom, Steer
@@ -59,6 +61,9 @@ def test_a_cell_equals_the_patched_run_alone(name: str) -> None:
 @pytest.mark.parametrize("direction", ["denoise", "noise"])
 def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
     found = activation_patching(*runs_of(name), positions="all", direction=direction)
+    path = {"denoise": "corrupted", "noise": "clean"}[direction] if name == "chronos" else None
+    assert found.attrs.get("path") == path
+    assert ("forecast on the" in "".join(each.name or "" for each in viz.plot(found).data)) == (path is not None)
     assert_close(found["recovered"], 1, depth=100, dtype=np.float32)
     goal = found["clean_forecast" if direction == "denoise" else "corrupted_forecast"]
     assert_close(found["forecast"].isel(component=0, position=0), goal, depth=100, dtype=np.float32)
@@ -81,8 +86,7 @@ def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
 
 def test_gradients_that_are_no_derivatives_are_refused() -> None:
     for probe in (attribution_patching, edge_attribution):
-        with pytest.raises(InputError, match="rescales its backward"):
-            probe(*runs_of("toto-2"))
+        expect_error("rescales its backward", probe, *runs_of("toto-2"))
 
 
 def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:
@@ -144,8 +148,7 @@ def test_gradients_that_are_no_numbers_are_refused() -> None:
     values = centred("pedestrians").values[0]
     clean = SeriesBatch((values, values[13:]))
     corrupted = replace(clean, values=tuple(each[::-1].copy() for each in clean.values))
-    with pytest.raises(InputError, match="no finite gradient"):
-        attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4))
+    expect_error("no finite gradient", attribution_patching, lens.run(clean, 4), lens.run(corrupted, 4))
 
 
 def test_runs_that_are_not_alike_are_refused() -> None:
@@ -153,15 +156,14 @@ def test_runs_that_are_not_alike_are_refused() -> None:
     for other, words in (
         (clean, "nothing to recover"),
         (corrupted.tail(30), "lengths"),
-        (clean.select([1, 0]), "in the order pedestrians, electricity"),
-        (SeriesBatch(corrupted.values, groups=("both", "both"), variates=("a", "b")), "grouped into items differently"),
+        (clean.select([1, 0]), "corrupted ones electricity, pedestrians.*puts them in order"),
+        (replace(clean, ids=("a", "b")), "corrupted ones a, b, .*data.shift_phase"),
+        (SeriesBatch(corrupted.values, clean.ids, groups=("a", "a"), variates=("b", "c")), "grouped into items diff"),
     ):
         with pytest.raises(InputError, match=words):
             activation_patching(lens.run(clean, 4), lens.run(other, 4))
-    with pytest.raises(InputError, match="rollout is 'yes'"):
-        activation_patching(*runs_of("chronos-bolt", rollout="yes"))
-    with pytest.raises(InputError, match="holds values that are no numbers"):
-        activation_patching(*runs_of("chronos", forced_path=np.full((2, 4), np.nan)))
+    expect_error("rollout is 'yes'", runs_of, "chronos-bolt", rollout="yes")
+    expect_error("holds values that are no numbers", runs_of, "chronos", forced_path=np.full((2, 4), np.nan))
     runs = runs_of("chronos-bolt")
     for at in (Component("encoder", 0, "mlp"), ["encoder.0.mlp", "encoder.0.m*"]):
         assert activation_patching(*runs, at=at, positions="all")["component"].values.tolist() == ["encoder.0.mlp"]

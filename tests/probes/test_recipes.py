@@ -55,6 +55,8 @@ def test_a_recipe_is_the_model_with_those_weights_zeroed_along_the_rollout(name:
     # the recipe changes the forecast by far more than that tolerance
     assert found["spearman_distance"].sel(recipe="three heads").max() > 1e-3
     assert (found["spearman_distance"].sel(recipe="original") < 1e-12).all()
+    moved = np.abs(expected.median - plain.median).mean(axis=-1)
+    assert_close(found["mean_shift"].sel(recipe="three heads"), moved, depth=200, magnitude=500, dtype=np.float32)
     assert found["n_heads"].values.tolist() == [0, 3]
     assert found["n_mlps"].values.tolist() == [0, 1]
     # two kinds of attention are touched, each with 3 layers of 4 heads

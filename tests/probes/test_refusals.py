@@ -140,10 +140,7 @@ def test_a_lens_is_refused_what_its_probe_cannot_use(
         (lambda: probes.kernel_regression(one_run("timesfm-2.5")), "cross-attention"),
         (lambda: probes.lines_of_thought(one_run("t5")), "token ids, whose neighbours mean nothing"),
         (lambda: probes.minimal_circuit(*runs_of("chronos-bolt"), how="mean"), "not both"),
-        (
-            lambda: probes.activation_patching(one_run("t5"), lens_of("t5")),
-            "as corrupted a Run.*; this is a Lens",
-        ),
+        (lambda: probes.activation_patching(one_run("t5"), lens_of("t5")), "as corrupted a Run.*; this is a Lens"),
         (lambda: probes.weight_ranks(one_run("t5")), r"this is a Run; its \.lens is one"),
     ],
 )

@@ -109,16 +109,14 @@ def test_tables_hold_the_numbers_of_their_figures(found, results):
     gain = tables(found, 3)[0].query("metric == 'MAE' and layer == '0' and series == 'b'")
     assert gain["gain_percent"].item() == -20
     assert gain["error"].item() == 0.333333
-    ablation = tables(found, 4)[0].set_index("component")
-    assert ablation.loc["decoder.1.cross_attn.1", "spearman_distance: c"] == 0.8
+    assert tables(found, 4)[0].set_index("component").loc["decoder.1.cross_attn.1", "spearman_distance: c"] == 0.8
     steps = tables(found, 5)[0].set_index("component")
     assert steps.loc["decoder.1.cross_attn.0", "step 4"] == -2.0
     assert "decoder.1" not in steps.index
     heads, weights, _ = tables(found, 6)
     assert heads.query("layer == 1 and head == 0")["special_weight"].item() == 0.9
     assert (weights["query_start"] - weights["key_start"] == 7).all()
-    patches = tables(found, 7)[0].query("layer == 'embed' and step == 2")
-    assert patches["q0.5"].item() == 20.0
+    assert tables(found, 7)[0].query("layer == 'embed' and step == 2")["q0.5"].item() == 20.0
 
 
 def test_long_tables_are_compressed_and_whole():

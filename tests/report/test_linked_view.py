@@ -139,6 +139,10 @@ def test_cards_are_made_of_what_there_is():
     assert cards_of({"gain": every["gain"]}, {}) == []
     (card,) = cards_of({"f": every["forecast"].drop_vars("truth")}, {"f": "s1"})
     assert "the truth is not known yet" in card["cards"]["a"]["note"]
+    lens = every["lens"]
+    for sign, words in ((1, "mostly in layer 1"), (-1, "not told by entropy")):
+        (card,) = cards_of({"lens": lens.assign(entropy=7 + sign * lens["entropy"])}, {"lens": "s1"})
+        assert card["cards"]["a"]["big"] == words
 
 
 def test_the_reading_names_the_planted_head():

@@ -14,11 +14,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
 from tsfm_lens.report.build import measurement_of
 from tsfm_lens.viz.attention import read_attention, read_attention_map, read_head_entropy
-from tsfm_lens.viz.attribution import (
-    read_attribution,
-    read_attribution_over_series,
-    read_attribution_steps,
-)
+from tsfm_lens.viz.attribution import read_attribution, read_attribution_over_series, read_attribution_steps
 from tsfm_lens.viz.circuits import read_circuit, read_circuit_forecasts, read_curve
 from tsfm_lens.viz.effects import read_effects, read_self_repair
 from tsfm_lens.viz.forecast import read_forecast
@@ -53,12 +49,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_entropy, "lens", (), ("6 nats at the embedding to 1 nats at layer 1", "Layer 1 lowers it most, by 4 nats")),
     (read_logit_map, "lens", (0,), ("at 0 % of steps; from layer 0 on, at half of the steps or more",)),
     (read_lens_forecast, "patches", (0,), ("is 8 m away from the final one", "Layer 1 is closest to the truth (0 m).")),
-    (
-        read_gain,
-        "gain",
-        (),
-        ("is lowered most by layer 0 (−20 %", "raised most by layer 1"),
-    ),
+    (read_gain, "gain", (), ("is lowered most by layer 0 (−20 %", "raised most by layer 1")),
     (
         *(read_ablation, "ablation", ("spearman_distance",)),
         (
@@ -162,12 +153,7 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
         ("3 of 8 components are kept: 2 of 6 cross-attention heads and 1 of 2 MLPs", "90 %", "80 %"),
     ),
     (read_circuit_forecasts, "circuit", (0,), ("circuit alone 1 m", "all but the circuit 8 m")),
-    (
-        read_curve,
-        "circuit",
-        (),
-        ("tried with a faithfulness of at least 0.9 has 3 components", "between 5 and 8 comp"),
-    ),
+    (read_curve, "circuit", (), ("tried with a faithfulness of at least 0.9 has 3 components", "between 5 and 8 comp")),
 ]
 
 
@@ -181,8 +167,7 @@ def truths() -> dict[str, xr.Dataset]:
 def test_a_reading_states_the_planted_truth(
     truths: dict[str, xr.Dataset], read: Reader, name: str, how: tuple[Any, ...], phrases: tuple[str, ...]
 ) -> None:
-    words = " ".join(read(truths[name], *how))
-    assert [phrase for phrase in phrases if phrase not in words] == []
+    assert [phrase for phrase in phrases if phrase not in " ".join(read(truths[name], *how))] == []
 
 
 def test_a_share_within_rounding_is_not_called_one_of_the_forecast(results):
@@ -271,8 +256,7 @@ def test_a_reading_admits_where_a_definition_does_not_hold(results):
     ds["missing"][1, 1, 0] = 0.5
     assert "exceeded 1 times" in " ".join(read_bound(ds))
     assert read_bound(ds.assign(applicable=ds["applicable"] & False))[0].startswith("The conditions")
-    wide = results["lag"].assign(chance=((), 1.0))
-    assert "says nothing about the lag" in read_lag(wide)[0]
+    assert "says nothing about the lag" in read_lag(results["lag"].assign(chance=((), 1.0)))[0]
     patches = results["patching"]
     patches["forecast"][...] = patches["clean_forecast"] + 9.0
     assert "no nearer than before" in read_patched_forecasts(patches, 0)[1]

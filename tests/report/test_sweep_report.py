@@ -90,8 +90,7 @@ def test_recipes_come_as_table_1_with_significant_changes_bold(swept: dict[str, 
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule"))
     # each effect that is significant is bold
     _, *effects = rows_of(latex(swept["layers"]))
-    marks = [r"\bfseries" in row[4] for row in effects if row[0] != "model"]
-    assert marks == swept["layers"]["significant"].tolist()
+    assert [r"\bfseries" in row[4] for row in effects if row[0] != "model"] == swept["layers"]["significant"].tolist()
 
 
 def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path) -> None:
@@ -104,8 +103,7 @@ def test_names_cannot_break_a_table_a_page_or_a_folder(evil: str, tmp_path: Path
         assert r"\input{" not in text
         names = [row[0] for row in rows_of(text)]
         assert all(re.search(r"(?<!\\)[%$#_]", name) is None for name in names)
-        widths = {len(row) for row in rows_of(text)}
-        assert len(widths) == 1
+        assert len({len(row) for row in rows_of(text)}) == 1
     page = build_sweep_report(made, tmp_path / "r", title=evil, provenance={evil: evil}, notes=[evil])
     found = Page(page.read_text())
     assert evil in found.text

@@ -141,8 +141,7 @@ def test_a_group_that_always_kills_its_worker_is_given_up_and_all_others_finish(
 
 @pytest.mark.parametrize("engine", ["single", "processes"])
 def test_a_group_that_fails_is_named_and_all_others_finish(tmp_path: Path, engine: str) -> None:
-    tasks = toys.toy_tasks(5, misbehave="raise", which=1)
-    outcomes = run(tmp_path / "store", tasks, engine=engine, workers=2)
+    outcomes = run(tmp_path / "store", toys.toy_tasks(5, misbehave="raise", which=1), engine=engine, workers=2)
     told = [(str(outcome.task), outcome.error) for outcome in outcomes if outcome.how != "finished"]
     assert told == [("group 1", "ZeroDivisionError: no toy can do that")]
     # mended, only that group is computed
@@ -176,8 +175,7 @@ def test_shared_data_is_sent_to_a_worker_once_and_devices_are_dealt_out(tmp_path
     assert 1 <= len(toys.notes_of(tmp_path, "sent")) <= 2
     assert Counter(device for _, device in toys.notes_of(tmp_path, "workers")) == {"cpu": 1, "meta": 1}
     # each task got its own data, not those of the one before
-    seen = Counter(" ".join(where) for _, _, *where in toys.notes_of(tmp_path, "computed"))
-    assert seen == {"counted": 10, "": 2}
+    assert Counter(" ".join(where) for _, _, *where in toys.notes_of(tmp_path, "computed")) == {"counted": 10, "": 2}
 
 
 def test_the_time_left_is_that_of_this_run_and_follows_its_pace() -> None:

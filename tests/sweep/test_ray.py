@@ -101,8 +101,7 @@ def test_workers_that_die_and_groups_that_fail_are_told(
     assert told == [("group 9", "ZeroDivisionError: no toy can do that")]
     expect_error("the toy is broken", run, tmp_path / "store", tasks, {"broken": True}, cluster)
     # mended, only what failed is left
-    mended = run(tmp_path / "store", toys.toy_tasks(11), common, cluster)
-    assert toys.ends(mended) == {"finished": 1, "resumed": 10}
+    assert toys.ends(run(tmp_path / "store", toys.toy_tasks(11), common, cluster)) == {"finished": 1, "resumed": 10}
     run_groups(toys.toy_tasks(11), toys.make_toy, {}, Store(tmp_path / "single", values=toys.VALUES))
     pd.testing.assert_frame_equal(table_of(tmp_path / "store"), table_of(tmp_path / "single"))
 

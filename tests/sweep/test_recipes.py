@@ -104,8 +104,7 @@ def test_measured_heads_at_k_fill_a_recipe_in() -> None:
     lens = load("bolt-nano")
     recipe = parse_recipe({"name": "x", "layers_at": [{"layers": "middle third"}, {"layers": "others", "extra": 1}]})
     assert recipe.measured
-    measured = {0: [3, 1], 1: [2, 0, 1], 2: []}
-    assert heads_of(recipe, lens, measured=measured) == ({0: [3], 1: [2, 0, 1]}, [])
+    assert heads_of(recipe, lens, measured={0: [3, 1], 1: [2, 0, 1], 2: []}) == ({0: [3], 1: [2, 0, 1]}, [])
     expect_error("not measured", heads_of, recipe, lens)
 
 

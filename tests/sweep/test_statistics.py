@@ -153,8 +153,7 @@ def test_datasets_without_a_metric_are_left_out_of_both_sides_and_named() -> Non
     assert found.loc["whole", "left_out"] == ()
     assert found.loc["broken", "baseline"] == found.loc["broken", "value"] == pytest.approx(18 ** (1 / 3))
     assert found["n_datasets"].to_dict() == {"broken": 3, "perfect": 3, "whole": 4}
-    counts = resilience(frame).set_index("variant")
-    assert counts.loc["broken", ["n_datasets", "n_left_out"]].tolist() == [3, 1]
+    assert resilience(frame).set_index("variant").loc["broken", ["n_datasets", "n_left_out"]].tolist() == [3, 1]
     none = changes(frame.assign(n_invalid=1.0)).iloc[0]
     assert np.isnan(none["change"])
     assert none["left_out"] == ("a", "b", "c", "d")
@@ -180,8 +179,7 @@ def test_series_are_compared_on_the_same_windows_only() -> None:
     perfect.loc[(frame["variant"] == "v") & (frame["dataset"] == "a") & (frame["item"] == "y"), "scaled_error"] = 0.0
     assert changes(perfect).iloc[0]["left_out"] == ("a",)
     # as many windows, but others
-    moved = frame.assign(window=frame["window"].where(~lost, 5))
-    assert changes(moved).iloc[0]["n_series"] == 3
+    assert changes(frame.assign(window=frame["window"].where(~lost, 5))).iloc[0]["n_series"] == 3
     extra = pd.concat([frame, pd.DataFrame([row("v", "c", "z", 50.0)])])
     assert changes(extra).iloc[0]["value"] == pytest.approx(changes(frame).iloc[0]["value"])
 
@@ -203,8 +201,7 @@ def test_resilient_and_improved_datasets_by_hand() -> None:
     plain = {name: [4.0] for name in names}
     frame = study({"plain": plain, "v": {name: [4.0 * factors[name]] for name in names}})
     frame.loc[(frame["variant"] == "v") & (frame["dataset"] == "e"), "scaled_error"] = 4.2 * STEPS
-    found = resilience(frame).iloc[0]
-    assert found[["n_resilient", "n_improved", "n_datasets", "n_left_out"]].tolist() == [4, 2, 6, 0]
+    assert resilience(frame).iloc[0][["n_resilient", "n_improved", "n_datasets", "n_left_out"]].tolist() == [4, 2, 6, 0]
     assert resilience(frame, tolerance=0.06).iloc[0]["n_resilient"] == 5
     table = dataset_changes(frame).set_index("dataset")["change"]
     assert table.to_dict() == pytest.approx({name: factor - 1 for name, factor in factors.items()})

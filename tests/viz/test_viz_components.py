@@ -74,6 +74,8 @@ def test_a_giant_bar_runs_off_the_axis(attribution):
     assert fig.data[0].x[0] == 1e4
     assert fig.layout.xaxis.range[1] < 1e3
     assert "values beyond the axis are cut off" in fig.layout.meta["subtitle"]
+    (cut,) = (note for note in fig.layout.annotations if note.y == fig.data[0].y[0])
+    assert (cut.text, cut.x) == ("<b>10000</b>", fig.layout.xaxis.range[1])
 
 
 def test_attribution_takes_the_median_or_the_quantile_asked_for(attribution):

@@ -296,10 +296,7 @@ def _alike(tensor: Tensor, copies: int) -> bool:
 
 
 def _forecasts(
-    request: VariantRequest,
-    variants: Sequence[Variant],
-    on_progress: Callable[[int], None],
-    economy: bool,
+    request: VariantRequest, variants: Sequence[Variant], on_progress: Callable[[int], None], economy: bool
 ) -> list[Forecast]:
     """Forecast every variant; ``on_progress`` is called with the number of those that are done."""
     adapter = request.lens.adapter

@@ -47,22 +47,25 @@ def report(
         series = series_shown(bar, request, model)
         lens = open_shown(bar, model)
         progress = steps_shown(bar, lens, kinds)
-        title = f"{model} on {', '.join(series.ids[:4])}{' …' if len(series) > 4 else ''}"
         missing: dict[str, str] = {}
         run = request.run(lens, series).compared()
         results = pipeline.analyse(run, sections=kinds, progress=progress, left_out=missing)
+        title = pipeline.heading_of(model, series)
         path = pipeline.write_page(run, results, out, title, request.data, progress, missing)
     show_page(path, missing, results, request.as_json)
 
 
 @app.command()
-@forecasts(holdout=False)
+@forecasts("windows", "twins", holdout=False)
 def forecast(
     model: Model,
     quantile: Annotated[list[float] | None, typer.Option("--quantile", "-q", help="Level; repeatable.")] = None,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="CSV to stdout, one row per series and step; > FILE keeps it.")
     ] = False,
+    page: Annotated[
+        Path | None, typer.Option("--plot", metavar="FILE.html", help="Page with the forecast of each series.")
+    ] = None,
     *,
     request: Request,
 ) -> None:
@@ -72,29 +75,41 @@ def forecast(
     """
     if request.as_json and as_csv:
         raise typer.BadParameter("choose one of --json and --csv")
+    if page is not None and page.suffix.lower() != ".html":
+        more = "`tsfm-lens figure forecast_fan` draws one series as svg, pdf or png"
+        raise typer.BadParameter(f"{str(page)!r} does not end in .html; {more}", param_hint="--plot")
     from tsfm_lens.models.adapter import DECILES
     from tsfm_lens.models.forecast import checked_request
+    from tsfm_lens.report import pipeline
 
-    horizon = request.horizon
     sampling: dict[str, Any] = {"num_samples": request.samples, "seed": request.seed}
-    checked_request(horizon or 1, quantile or DECILES, request.samples, request.seed)
+    checked_request(request.horizon or 1, quantile or DECILES, request.samples, request.seed)
+    if page is not None:
+        pipeline.page_at(page)
     with progress_display() as bar:
         series, truth = series_shown(bar, request, model), None
         lens = open_shown(bar, model)
         with stage(bar, "forecast", None):
-            if request.holdout:
-                run = lens.run(series, horizon, holdout=True)
-                series, horizon, truth = run.batch, run.horizon, run.truth
-            result = lens.forecast(series, horizon, quantiles=quantile or DECILES, **sampling)
-    if truth is not None:
-        truth = truth[result.context.is_target]
-    result = result.targets()
+            run = request.run(lens, series)
+            if run.truth is not None:
+                series, truth = run.batch, run.truth[run.batch.is_target]
+            result = lens.forecast(series, run.horizon, quantiles=quantile or DECILES, **sampling).targets()
+    data = result.to_dataset(truth)
+    if page is not None:
+        facts = pipeline.provenance(run, request.data)
+        pipeline.build_report({"forecast": data}, page, title=pipeline.heading_of(model, series), provenance=facts)
+        echo(str(page), err=True)
     if request.as_json:
-        emit(result.to_dataset(truth).drop_vars("sample", errors="ignore"))
+        emit(data.drop_vars("sample", errors="ignore"))
         return
     frame = result.to_frame()
     if truth is not None:
         frame.insert(list(frame.columns).index("mean"), "truth", truth.ravel())
+    if result.samples is None and 0.5 in result.levels and (frame["mean"] == frame["0.5"]).all():
+        # the library gives no mean
+        frame = frame.drop(columns="mean")
+    if "timestamp" in frame and (frame["timestamp"] == frame["timestamp"].dt.normalize()).all():
+        frame["timestamp"] = frame["timestamp"].dt.strftime("%Y-%m-%d")
     if as_csv:
         from tsfm_lens.data.text import to_csv
 
@@ -161,10 +176,7 @@ def ablate(
 @app.command()
 @forecasts()
 def attribute(
-    model: Model,
-    top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
-    *,
-    request: Request,
+    model: Model, top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20, *, request: Request
 ) -> None:
     """Split the forecast into contributions of components."""
     from tsfm_lens.probes import attribute as attribute_forecast

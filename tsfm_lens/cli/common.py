@@ -148,8 +148,7 @@ def show_page(
         from tsfm_lens.report.pipeline import as_plain
 
         numbers = {name: as_plain(result) for name, result in results.items()}
-        everything = {"page": str(page), "left_out": dict(left_out), **facts, "results": numbers}
-        echo(json.dumps(everything, allow_nan=False))
+        echo(json.dumps({"page": str(page), "left_out": dict(left_out), **facts, "results": numbers}, allow_nan=False))
         return
     for section, reason in left_out.items():
         echo(f"left out: {section}: {in_option_words(reason)}", err=True)

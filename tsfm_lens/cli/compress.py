@@ -25,7 +25,7 @@ KEEPS = (0.1, 0.25, 0.5, 0.75)
 
 
 @app.command()
-@forecasts(holdout=None)
+@forecasts("holdout")
 def compress(
     model: Model,
     keep: Annotated[float | None, typer.Option(min=0, max=1, help="Share to keep, such as 0.25.")] = None,
@@ -193,9 +193,7 @@ def _compress(
 def _show(facts: dict[str, Any]) -> None:
     before, after = facts["numbers"]["whole"], facts["numbers"]["compressed"]
     names = {"all": "parameters", "attention": "of these in attention", "mlp": "of these in MLPs"}
-    rows = [
-        [words, f"{before[key]:,}", f"{after[key]:,}", _share(after[key], before[key])] for key, words in names.items()
-    ]
+    rows = [[text, f"{before[of]:,}", f"{after[of]:,}", _share(after[of], before[of])] for of, text in names.items()]
     whole, compressed = facts["bytes"].values()
     rows.append(["bytes of weights", f"{whole:,}", f"{compressed:,}", _share(compressed, whole)])
     show_rows(["", "whole", "compressed", "left"], rows)

@@ -34,6 +34,7 @@ def figure(
     horizon: Annotated[
         int | None, typer.Option(min=1, help="Forecast steps; the paper's, as far as model and series allow.")
     ] = None,
+    item: Annotated[str, typer.Option(metavar="NAME", help="Item to draw; all, or the first, by default.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("figures"),
     formats: Annotated[
         str, typer.Option("--format", metavar="FORMAT[,FORMAT…]", help="html, svg, pdf, png, json.")
@@ -72,7 +73,8 @@ def figure(
         series = series_shown(bar, request, *models)
         lenses = [open_shown(bar, model) for model in models]
         with stage(bar, f"compute figure {name}"):
-            result = make_figure(name, request.run(lenses[0], series), lenses[1:])
+            run = request.run(lenses[0], series)
+            result = make_figure(name, run.select(item) if item else run, lenses[1:])
         write_id = bar.add_task("draw", total=len(result.files) * len(file_formats))
         paths = write_figure(
             result,

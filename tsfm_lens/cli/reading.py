@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
@@ -28,10 +29,7 @@ DataIfAny = Annotated[list[str] | None, _DATA]
 Horizon = Annotated[int | None, typer.Option(min=1, help="Forecast steps; the model's own by default.")]
 Holdout = Annotated[bool, typer.Option(help="Hold out the last HORIZON steps of each series as the truth.")]
 Windows = Annotated[int, typer.Option(min=1, help="Forecast origins of each series, HORIZON steps apart.")]
-Twins = Annotated[
-    int | None,
-    typer.Option(min=0, help="Untrained twins to compare effects with; 24 where each takes under a second."),
-]
+Twins = Annotated[int | None, typer.Option(min=0, help="Untrained twins to compare with; 24 where each is quick.")]
 Samples = Annotated[int | None, typer.Option(min=1, help="Sample paths of a sampling model; its own number if none.")]
 Seed = Annotated[int, typer.Option(help="Seed of every sampling step.")]
 AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for scripts.")]
@@ -157,11 +155,19 @@ class Request:
     def run(self, lens: Lens, series: SeriesBatch) -> Run:
         """Make the run of a lens on the series."""
         how: dict[str, Any] = {"holdout": bool(self.holdout), "windows": self.windows, "twins": self.twins}
-        return lens.run(series, self.horizon, **how, num_samples=self.samples, seed=self.seed)
+        run = lens.run(series, self.horizon, **how, num_samples=self.samples, seed=self.seed)
+        own, shortest = lens.adapter.prediction_length, min(run.batch.lengths)
+        if run.horizon > own:
+            warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
+            echo(f"note: {lens.model_id} forecasts {own} steps at once; those beyond build on its forecast", err=True)
+        if run.horizon > shortest:
+            name = run.batch.ids[run.batch.lengths.index(shortest)]
+            echo(f"note: of {name} only {shortest} steps come before the {run.horizon} that are forecast", err=True)
+        return run
 
 
-def forecasts(*, holdout: bool | None = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of a forecast as ``request``; its end is always held out if ``holdout`` is None."""
+def forecasts(*without: str, holdout: bool = True) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command the options of a forecast as ``request``, but some; ends are held out ``without`` "holdout"."""
     options: dict[str, tuple[Any, Any]] = {
         "data": (Data, inspect.Parameter.empty),
         "horizon": (Horizon, None),
@@ -173,12 +179,10 @@ def forecasts(*, holdout: bool | None = True) -> Callable[[Callable[..., None]],
         "as_json": (AsJson, False),
     }
 
-    if holdout is None:
-        del options["holdout"]
+    defaults = {name: options.pop(name)[1] for name in without}
 
     def build(**values: Any) -> Request:
-        settings = {"holdout": True} | {name: values.pop(name) for name in options}
-        return Request(**settings, reading=_reading(**values))
+        return Request(**defaults | {name: values.pop(name) for name in options}, reading=_reading(**values))
 
     return lambda command: _with_options(command, "request", options | _FILES, build)
 
@@ -196,6 +200,9 @@ def read_data(
         from tsfm_lens.data.batch import held_out
 
         held_out(batch, horizon)
+    for row in range(len(batch)) if not holdout else ():
+        # steps beyond the last date are refused before anything runs
+        batch.timestamps(row, horizon or 0)
     return batch
 
 

@@ -112,8 +112,9 @@ def truncate(
     if not 1 <= rank <= full:
         raise InputError(f"rank {rank} of a matrix {tuple(weight.shape)} of {heads} blocks; expected 1 to {full}")
     exact = weight.detach().double()
-    root = None if moment is None else _root(moment, exact.shape[1])
-    outer = None if sensitivity is None else _check_moment(sensitivity, exact.shape[0])
+    # moments are kept on the CPU
+    root = None if moment is None else _root(moment.to(exact), exact.shape[1])
+    outer = None if sensitivity is None else _check_moment(sensitivity.to(exact), exact.shape[0])
     size = exact.shape[side] // heads
     downs, ups = [], []
     for head, block in enumerate(exact.chunk(heads, dim=side)):
@@ -139,7 +140,7 @@ def _root(moment: Tensor, size: int) -> Tensor:
 def _check_moment(moment: Tensor, size: int) -> Tensor:
     if moment.shape != (size, size) or not bool(torch.isfinite(moment).all()):
         raise InputError(f"a second moment of shape {tuple(moment.shape)}, expected a finite ({size}, {size})")
-    return moment.double()
+    return moment
 
 
 def _leading(matrix: Tensor, root: Tensor | None, rank: int, outer: Tensor | None) -> Factors:

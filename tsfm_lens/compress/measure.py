@@ -24,7 +24,7 @@ from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundle
 from tsfm_lens.errors import InputError
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
-from tsfm_lens.models.timing import in_turn, measured
+from tsfm_lens.models.timing import clock_of, in_turn, measured
 from tsfm_lens.registry import probe
 from tsfm_lens.stats import CONFIDENCE, FEWEST, holm, mean_interval
 
@@ -306,7 +306,7 @@ def _row(whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: in
     future = np.zeros((batch, 16)) if whole.adapter.readout == "token" else None
     inputs = whole.encode(as_series(list(walks)), future=future).inputs
     forwards = [partial(_forward, lens, inputs) for lens in (whole, other)]
-    times = np.array(in_turn(forwards, rounds=rounds))
+    times = np.array(in_turn(forwards, rounds=rounds, clock=clock_of(whole.device)))
     over = times[1] / times[0]
     operations, peaks = [], []
     for lens, forward in zip((whole, other), forwards, strict=True):
@@ -329,8 +329,6 @@ def _row(whole: Lens, other: Lens, batch: int, steps: int, rounds: int, seed: in
 def _forward(lens: Lens, inputs: Any) -> None:
     with torch.no_grad():
         lens.adapter.run(inputs)
-    if lens.device.type == "cuda":
-        torch.cuda.synchronize(lens.device)
 
 
 def _weight_bytes(lens: Lens) -> int:

@@ -147,8 +147,8 @@ class SeriesBatch:
                 continue
             if len(future) < horizon:
                 raise InputError(
-                    f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is "
-                    f"{horizon}; give its future up to there, shorten the horizon, or give it as a past covariate"
+                    f"known covariate {name!r} ends {len(future)} steps after the context, and the horizon is {horizon}"
+                    "; add rows of its future, hold the end out (holdout=True), or give it as a past covariate"
                 )
             row[:] = future[:horizon]
         return values
@@ -291,26 +291,30 @@ class SeriesBatch:
             return None
         return _stamps(start, self.lengths[index] + ahead, self.freqs[index])
 
-    def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
-        """Select series by id or position; the name of a group selects all its series.
+    def rows(self, which: str | int | Sequence[str | int]) -> list[int]:
+        """Return the rows of series by id or position; the name of a group stands for all its series.
 
         Raises:
             UnknownNameError: an id does not occur.
-            InputError: a position is out of range, or series of one group would come apart.
+            InputError: a position is out of range.
         """
-        requested = [which] if isinstance(which, str | int) else list(which)
-        index = []
-        for item in requested:
+        rows = []
+        for item in [which] if isinstance(which, str | int) else which:
             if isinstance(item, str):
                 # an id goes before a group of the same name
-                rows = [row for row, name in enumerate(self.ids if item in self.ids else self.groups) if name == item]
-                if not rows:
+                named = [row for row, name in enumerate(self.ids if item in self.ids else self.groups) if name == item]
+                if not named:
                     raise unknown_name("series", item, dict.fromkeys((*self.ids, *self.groups)))
-                index += rows
+                rows += named
             elif not -len(self) <= item < len(self):
                 raise InputError(f"series {item} is out of range: the batch has {len(self)}")
             else:
-                index.append(item % len(self))
+                rows.append(item % len(self))
+        return rows
+
+    def select(self, which: str | int | Sequence[str | int]) -> SeriesBatch:
+        """Select series by id, group or position; errors as in :meth:`rows`, or series of a group would come apart."""
+        index = self.rows(which)
         fields: dict[str, Any] = {name: tuple(getattr(self, name)[i] for i in index) for name in ("values", *COLUMNS)}
         return replace(self, **fields)
 
@@ -363,7 +367,7 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
     except (ValueError, OverflowError) as error:
         raise InputError(
             f"{count} steps of frequency {freq!r} from {start} on go beyond {pd.Timestamp.max.date()}, the last date "
-            "that pandas holds; take fewer steps, or leave the timestamps out"
+            "that pandas holds; shorten the horizon or the series, or leave the timestamps out"
         ) from error
 
 
@@ -466,8 +470,7 @@ def noted_ends(batch: SeriesBatch) -> SeriesBatch:
 def held_out(batch: SeriesBatch, horizon: int) -> tuple[SeriesBatch, np.ndarray]:
     """Return the context and the held-out truth (series, horizon), as :meth:`SeriesBatch.split` does."""
     context, truth = batch.split(horizon)
-    has_truth = np.isfinite(truth).any(-1)[batch.is_target]
-    if has_truth.any():
+    if np.isfinite(truth).any(-1)[batch.is_target].any():
         return context, truth
     first = int(np.flatnonzero(batch.is_target)[0])
     steps = missing_at_end(batch.values[first])

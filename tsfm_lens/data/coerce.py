@@ -273,8 +273,7 @@ def _named(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[st
         if future.ndim != 1:
             raise InputError(f"the future of {what} has shape {future.shape}, expected one axis: time")
         # categories are numbered over both, and numbers beside text stay what they are
-        both = np.concatenate([past.astype(object), future.astype(object)])
-        numbers, categories = numbers_or_categories(both, name)
+        numbers, categories = numbers_or_categories(np.concatenate([past.astype(object), future.astype(object)]), name)
         yield _row(name, numbers[:steps], numbers[steps:] if name in futures else None, categories)
 
 

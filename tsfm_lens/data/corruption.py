@@ -65,7 +65,7 @@ def shift_phase(series: Any, shift: int, *, period: int | None = None, keep_scal
         keep_scale: restore mean and standard deviation, by which models normalise a series.
 
     Raises:
-        InputError: the season is unknown, a series is shorter than two of them or has gaps.
+        InputError: the season is unknown, or a series is shorter than two of them.
 
     Example:
         >>> wave = np.sin(np.arange(48) * 2 * np.pi / 12)
@@ -94,7 +94,7 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
         keep_scale: restore mean and standard deviation, by which models normalise a series.
 
     Raises:
-        InputError: a period below 2, the season is unknown, a series is shorter than two of them or has gaps.
+        InputError: a period below 2, the season is unknown, or a series is shorter than two of them.
 
     Example:
         >>> wave = np.sin(np.arange(48) * 2 * np.pi / 12)
@@ -116,16 +116,16 @@ def swap_season(series: Any, new_period: int, *, period: int | None = None, keep
 
 
 def seasonal_part(values: np.ndarray, period: int, name: str = "series") -> np.ndarray:
-    """Compute the season (time,) of a series by a robust STL decomposition (Cleveland et al. 1990)."""
+    """Compute the season (time,) by a robust STL decomposition (Cleveland et al. 1990), straight across gaps."""
     if period < 2:
         raise InputError(f"series {name!r} has no known season; give period=…, in steps")
     if len(values) < 2 * period:
         raise InputError(f"series {name!r} has {len(values)} steps, a season of {period} needs {2 * period} or more")
-    if not np.isfinite(values).all():
-        raise InputError(f"series {name!r} has missing values; fill them before its season is taken apart")
+    there = np.flatnonzero(np.isfinite(values))
+    whole = np.interp(np.arange(len(values)), there, values[there])
     from statsmodels.tsa.seasonal import STL  # slow to import, and seldom needed
 
-    return np.asarray(STL(values, period=period, robust=True).fit().seasonal)
+    return np.asarray(STL(whole, period=period, robust=True).fit().seasonal)
 
 
 def _seasonal(

@@ -49,9 +49,7 @@ class Window:
             array.flags.writeable = False
             object.__setattr__(self, name, array)
         if len(self.context) != len(self.label):
-            raise InputError(
-                f"window {self.id!r}: the context has {len(self.context)} variates and the label {len(self.label)}"
-            )
+            raise InputError(f"{self.id!r}: the context has {len(self.context)} variates, the label {len(self.label)}")
 
     @property
     def id(self) -> str:
@@ -205,8 +203,7 @@ class EvaluationSet:
         """
         numbers = [self._position(index) for index in indices]
         for number in set(numbers) - set(self._scales):
-            rows = self.windows[number].context
-            self._scales[number] = [seasonal_error(row, self.seasonality) for row in rows]
+            self._scales[number] = [seasonal_error(row, self.seasonality) for row in self.windows[number].context]
         return np.array([scale for number in numbers for scale in self._scales[number]])
 
     def seasonal_naive(self, indices: Sequence[int], levels: Sequence[float]) -> np.ndarray:

@@ -137,7 +137,10 @@ def missing_file(file: Path, readable: tuple[str, ...]) -> InputError:
     near = get_close_matches(file.name, names, n=_MOST_FILES)
     nearest = [*near, *(name for name in names if name not in near)][:_MOST_FILES]
     hint = f" That folder has: {', '.join(nearest)}{', …' if len(names) > _MOST_FILES else ''}." if names else ""
-    return InputError(f"there is no file {str(file)!r}.{hint}")
+    text = (
+        " Series are numbers: an array, a frame, or the path of a file." if " " in str(file) and not file.suffix else ""
+    )
+    return InputError(f"there is no file {str(file)!r}.{text or hint}")
 
 
 def regular_file(path: str | Path, readable: tuple[str, ...]) -> Path:

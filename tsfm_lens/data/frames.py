@@ -17,6 +17,7 @@ from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, 
 from tsfm_lens.errors import InputError, unknown_name
 
 _TRUTHS = {"true": 1.0, "false": 0.0}
+_MOST_NAMES = 8  # columns
 
 
 def from_frame(
@@ -72,11 +73,7 @@ def from_frame(
     ids = None if key is None else id_texts(frame[key], str(key))
     unread = [column for column in frame.columns if column not in {key, time, *columns, *roles}]
     _check_unread(frame, unread, ids, times)
-    # a caller who names columns has chosen them
-    if unread and targets is None and variates is None:
-        notes.append(f"not read: {', '.join(repr(str(name)) for name in unread)}")
-        if any(pd.api.types.is_numeric_dtype(frame[column]) for column in unread):
-            notes[-1] += "; targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
+    notes += _choices(frame, columns, unread, targets is not None or variates is not None)
     grouped = variates is not None or bool(roles)
     groups = [("series-0" if grouped else "", np.arange(len(frame)))] if ids is None else _groups(ids)
     grids: list[Grid] | None = None
@@ -97,9 +94,27 @@ def from_frame(
         for item in items:
             name = group if len(items) == 1 and (grouped or group) else "/".join(filter(None, (group, str(item[0]))))
             for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates):
-                row |= {} if grouped else {"ids": name, "variates": ""}
+                row |= {} if grouped else {"variates": ""}
+                row |= {"ids": name} if not grouped or (len(items) > 1 and row["roles"] == "target") else {}
                 series.append(row | {"groups": name, "starts": None if grid is None else grid.start})
     return batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes))
+
+
+def _choices(frame: pd.DataFrame, columns: Sequence[Hashable], unread: Sequence[Hashable], named: bool) -> list[str]:
+    """Tell what a caller may not expect: columns that are not read, and several that are series of their own."""
+    numeric = [column for column in unread if pd.api.types.is_numeric_dtype(frame[column])]
+    cure = "targets=[…] reads columns as series of their own, variates=[…] as the variates of one item"
+    cure = "past=[…] or known=[…] reads columns as covariates" if named else cure
+    silent = numeric if named else unread
+    notes = [f"not read: {_listed(silent)}{f'; {cure}' if numeric else ''}"] if silent else []
+    if len(columns) > 1 and not named:
+        notes.append(f"series of their own: {_listed(columns)}; targets=[…] chooses, past=[…] reads covariates")
+    return notes
+
+
+def _listed(columns: Sequence[Hashable]) -> str:
+    names = [repr(str(name)) for name in columns[:_MOST_NAMES]]
+    return ", ".join(names) + (f", … ({len(columns)} columns)" if len(columns) > _MOST_NAMES else "")
 
 
 def _item_rows(
@@ -350,7 +365,7 @@ def continued(frame: pd.DataFrame, future: pd.DataFrame, options: Mapping[str, A
     """Go on with a frame of the future; return the whole and the options, with its covariates unless they are named.
 
     Raises:
-        InputError: the frame of the past lacks a covariate.
+        InputError: the frame of the past lacks a covariate, or does not tell its target.
     """
     if all(name is None for name in future.index.names) and future.index.nlevels == frame.index.nlevels:
         future = future.set_axis(future.index.set_names(frame.index.names))
@@ -363,6 +378,13 @@ def continued(frame: pd.DataFrame, future: pd.DataFrame, options: Mapping[str, A
     for name in covariates if "known" not in options else ():
         if name not in past.columns:
             raise InputError(f"future has a column {name!r}, whose past the data do not have; leave it out, or add it")
+    others |= set(column_names(options.get("known", covariates), past.columns))
+    rest = [name for name in past.columns if name not in others and pd.api.types.is_numeric_dtype(past[name])]
+    if len(rest) > 1 and not {"targets", "variates"} & set(options) and find(rest, TARGET_COLUMNS) is None:
+        raise InputError(
+            f"any of the columns {_listed(rest)} may be the target, and future has none of them; name it with "
+            "targets=[…], and covariates of the past with past=[…]"
+        )
     names = {name: each for name, each in zip(("id_column", "time_column"), keys, strict=True) if each is not None}
     return pd.concat([past, ahead], ignore_index=True), {"known": covariates, **options, **names}
 

@@ -72,12 +72,15 @@ class TextTable:
         if (masks["."] | masks[","] | masks["thousands"])[valid].mean() < share:
             return None
         row = int(wrong[0])
-        where, other = f"column {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row}", ".,".strip(sign)
-        if masks["thousands"][row] and not masks[other][row]:
-            raise InputError(f"{where}: thousands separators are not read; write numbers without, as in 1234.5")
+        at, other = f"column {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row}", ".,".strip(sign)
+        if masks["thousands"][row] and not masks[other][valid].all():
+            raise InputError(f"{at}: thousands separators are not read; write numbers without, as in 1234.5")
         if masks[other][row]:
-            raise InputError(f"{where}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all")
-        raise InputError(f"{where}, which is not a number")
+            more = "; if it separates thousands, write numbers without" if masks["thousands"][row] else ""
+            raise InputError(
+                f"{at}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all{more}"
+            )
+        raise InputError(f"{at}, which is not a number")
 
     def is_numeric(self, name: str) -> bool:
         """Return True if all cells are numbers, of either decimal sign."""
@@ -161,8 +164,10 @@ def _decode(content: bytes, encoding: str | None) -> str:
     except UnicodeError as error:
         row = content[: getattr(error, "start", 0)].count(b"\n") + 1
         label, source = name.removesuffix("-sig").upper(), f" as encoding={encoding!r} asks for" if encoding else ""
+        first = content.partition(b"\n")[0].decode("latin-1").strip()[:80]
         raise InputError(
-            f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252'"
+            f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252'; its first line, "
+            f"with the delimiter and the columns, is {first!r}"
         ) from error
     except (LookupError, ValueError) as error:
         raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
@@ -187,9 +192,7 @@ def _only_sign(text: str, file: Path, decimal: str | None) -> str:
     inside = [sign for sign in _DELIMITERS if sign in re.sub('"[^"]*"', "", first)]
     if len(inside) > 1:
         listing = " and ".join(_DELIMITERS[sign] for sign in inside)
-        raise InputError(
-            f"the delimiter may be any of {listing} in the first line; give delimiter=',', ';', '|' or 'tab'"
-        )
+        raise InputError(f"the first line may be cut at {listing}; give delimiter=',', ';', '|' or 'tab'")
     if inside:
         return inside[0]
     if re.match(r"[^\s\"]+ +[^\s\"]", below) and " " in first.strip():

@@ -63,8 +63,7 @@ def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Ti
         raise InputError(f"column {name!r} has no timestamp in row {column.index[np.flatnonzero(missing)[0]]}")
     if column.dtype.kind == "M":
         stamps = pd.DatetimeIndex(column)
-        clock = stamps.tz_localize(None)
-        return _dates(clock, None if stamps.tz is None else stamps.tz_convert(None), column, name)
+        return _dates(stamps.tz_localize(None), None if stamps.tz is None else stamps.tz_convert(None), column, name)
     if column.dtype.kind in "mb":
         raise InputError(f"column {name!r} holds {column.dtype}, expected timestamps or numbers")
     cells = column.tolist()
@@ -176,8 +175,7 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
 def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str | None) -> Times:
     """Read text in one format, by default ISO 8601, with an offset from UTC in all cells or none."""
     zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
-    with_zone = sum(zone is not None for zone in zones.values())
-    if 0 < with_zone < len(zones):
+    if 0 < sum(zone is not None for zone in zones.values()) < len(zones):
         odd = next(text for text, zone in zones.items() if zone is None)
         raise InputError(f"column {name!r} has times with an offset and times without, such as {odd!r}")
     bare = pd.Series([zone[1].strip() if (zone := zones[text]) else text for text in texts])
@@ -269,7 +267,7 @@ def _all_grids(
         times = stamps[rows_of_group]
         key = (times.tobytes(), step)
         if key not in cache:
-            cache[key] = _grid(times, rows[rows_of_group], group, step)
+            cache[key] = _grid(times, rows[rows_of_group], group, step, alone=len(groups) == 1)
         return cache[key]
 
     grids = [grid(*group, freq) for group in groups]
@@ -281,16 +279,17 @@ def _all_grids(
     return [each if each.freq == step else grid(*group, step) for each, group in zip(grids, groups, strict=True)]
 
 
-def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
+def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None, *, alone: bool) -> Grid:
     """Find the grid of one series from its datetime64[ns] or step numbers; messages name its rows."""
     order = np.argsort(times, kind="stable")
     times, rows = times[order], rows[order]
     same = np.flatnonzero(times[1:] == times[:-1])
     if len(same):
         first = same[0]
+        cure = "if its rows are of several series, name the column of their ids with id_column=…"
         raise InputError(
-            f"series {name!r} has two values at {_text(times[first])} (rows {rows[first]} and {rows[first + 1]}); if "
-            "its rows are of several series, name the column of their ids with id_column=…"
+            f"series {name!r} has two values at {_text(times[first])} (rows {rows[first]} and {rows[first + 1]}); "
+            f"{cure if alone else 'keep one of them'}"
         )
     start, alias = None, freq
     if times.dtype.kind != "M":

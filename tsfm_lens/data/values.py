@@ -207,8 +207,7 @@ def _from_capsule(data: Any) -> pd.DataFrame | pd.Series:
     except pa.ArrowInvalid:
         # a single column is no table
         column = pa.chunked_array(data if hasattr(data, "__arrow_c_stream__") else [pa.array(data)])
-    name = getattr(data, "name", None)
-    return from_arrow(column).rename(name or None)
+    return from_arrow(column).rename(getattr(data, "name", None) or None)
 
 
 def _from_xarray(data: xr.DataArray | xr.Dataset) -> pd.DataFrame | pd.Series:

@@ -69,9 +69,7 @@ def covariate_use(
     rows = np.flatnonzero(batch.is_target)
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
     if np.isnan(unit).all():
-        raise InputError(
-            f"the context of {batch.ids[rows[0]]!r} is constant, so MASE is undefined; give series that vary"
-        )
+        raise InputError(f"the context of {batch.ids[rows[0]]!r} is constant, MASE is undefined; use series that vary")
     rng = np.random.default_rng(run.seed if seed is None else seed)
     plain = run.forecast.median[rows]
     truth = None if run.truth is None else run.truth[rows]

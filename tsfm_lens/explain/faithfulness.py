@@ -34,9 +34,7 @@ from tsfm_lens.verdict import EXCHANGED, RULES, verdict
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
-_SOURCE = (
-    "Geiger et al. 2021, arXiv:2106.02997 (interchange interventions); Wang et al. 2022 (faithfulness of circuits)"
-)
+_SOURCE = "Geiger et al. 2021, arXiv:2106.02997 (interchange); Wang et al. 2022 (faithfulness of circuits)"
 # components named for a segment at most, sets of others at random, segments that are proved
 _MOST, _CONTROLS, _SEGMENTS = 6, 32, 4
 WORTH_NAMING = 0.25
@@ -148,8 +146,7 @@ def route_faithfulness(
     for place, number in enumerate(numbers):
         components = by_segment[names[number]]
         sets = [components, *matched_sets(lens, components, controls, np.random.default_rng([seed, number]))]
-        without = pair.without([number])
-        lost, restored = _cut_and_restore(pair, without, components, sets)
+        lost, restored = _cut_and_restore(pair, pair.without([number]), components, sets)
         # all together always stand last
         where = [*range(len(components)), cuts - 1]
         cut_names[place, where] = [*map(str, components), "all together"]
@@ -349,12 +346,10 @@ def deletion_curves(
 def _curves(masks: Masks, orders: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Compute distances (order, masked) from the whole forecast without, and with only, each order's first segments."""
     players = orders.shape[1]
-    place = np.argsort(orders, axis=1)
-    first = place[:, None, :] < np.arange(players + 1)[:, None]
+    first = np.argsort(orders, axis=1)[:, None, :] < np.arange(players + 1)[:, None]
     keep = np.stack([~first, first]).reshape(-1, players)
     forecasts = masks(np.concatenate([np.ones((1, players), dtype=bool), keep]))[:, masks.middle]
-    distances = np.abs(forecasts[1:] - forecasts[0]).mean(-1)
-    deletion, insertion = distances.reshape(2, len(orders), players + 1)
+    deletion, insertion = np.abs(forecasts[1:] - forecasts[0]).mean(-1).reshape(2, len(orders), players + 1)
     return deletion, insertion
 
 
@@ -384,8 +379,7 @@ def _predictions(
     rng, players = np.random.default_rng([seed, 1]), len(masks.segments)
     pairs = rng.permutation(list(combinations(range(players), 2)))[: max(_SETS - players, 1)]
     hidden = np.concatenate([np.eye(players, dtype=bool), np.eye(players, dtype=bool)[pairs].any(1)])
-    ends = np.array([[True] * players, [False] * players])
-    keep = np.concatenate([ends, ~hidden, hidden])
+    keep = np.concatenate([np.array([[True] * players, [False] * players]), ~hidden, hidden])
     values = replace(masks, run=_with_noise(masks.run, seed), item=0)(keep)[:, masks.middle]
     without, alone = np.split(values[2:], 2)
     measured = (values[0] - without + alone - values[1]) / 2
@@ -411,8 +405,7 @@ def _predictions(
 def _other_effects(masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int) -> list[np.ndarray]:
     """Occlude the values in random order and the untrained twin, (segment, step); NaN where a model refuses that."""
     run, effects = masks.run, [np.full(shape, np.nan) for _ in range(2)]
-    shuffled = replace(run, batch=in_random_order(run.batch, [seed, 0]), full_batch=None, forced_path=None, _of=None)
-    others = [shuffled]
+    others = [replace(run, batch=in_random_order(run.batch, [seed, 0]), full_batch=None, forced_path=None, _of=None)]
     if sum(each.numel() for each in run.lens.adapter.model.parameters()) <= _TWIN if twin is None else twin:
         others.append(replace(run, lens=untrained_twin(run.lens, seed), forced_path=None, _hooks=(), _of=None))
     how: dict[str, Any] = {"reference": masks.reference, "parts": masks.segments, "target": masks.target, "seed": seed}

@@ -148,8 +148,7 @@ def _derivatives(masks: Masks, encoded: Encoded, entries: Entries, points: Array
             flat[:, at] = torch.as_tensor(points[:, values]).to(flat)
             tangent[:, at] = torch.as_tensor(direction[values]).to(flat)
             inputs[name] = forward_ad.make_dual(flat.reshape(value.shape), tangent.reshape(value.shape))
-        rows = len(encoded.rows) * copies
-        with sdpa_kernel(SDPBackend.MATH), lens.running(rows), lens.registry.attach():
+        with sdpa_kernel(SDPBackend.MATH), lens.running(len(encoded.rows) * copies), lens.registry.attach():
             output = forward_ad.unpack_dual(lens.adapter.run(inputs)).tangent
     if output is None:
         raise InputError(f"no gradient comes through {lens.wiring.architecture}; choose method='shapley'")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import COLUMNS, ROLES
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.explain.segments import Segment, refuse_overlap
+from tsfm_lens.explain.segments import Segment, item_rows, refuse_overlap
 from tsfm_lens.models.lens import Lens
 
 __all__ = ["REFERENCES", "masked", "reference_values"]
@@ -114,8 +114,7 @@ def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str,
 def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
     """Return the value one season before each step, as of the forecast start; gaps come from nearby seasons."""
     steps = np.arange(len(values))
-    lag = np.where(steps < length, season, season * (1 + (steps - length) // season))
-    before = steps - lag
+    before = steps - np.where(steps < length, season, season * (1 + (steps - length) // season))
     source = np.where(before >= 0, before, np.minimum(steps + season, length - 1))
     result = values[source]
     for gap in np.flatnonzero(np.isnan(result)):
@@ -128,8 +127,7 @@ def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
 def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
     """Put values in random order, gaps where they were; the series of an item share one order, so they still agree."""
     values, futures = list(batch.values), list(batch.futures)
-    for number, group in enumerate(dict.fromkeys(batch.groups)):
-        rows = [row for row, name in enumerate(batch.groups) if name == group]
+    for number, rows in enumerate(batch.rows_by_group().values()):
         rng = np.random.default_rng([*seed, number])
         order = rng.permutation(batch.lengths[rows[0]])
         ahead = rng.permutation(max((len(f) for row in rows if (f := batch.futures[row]) is not None), default=0))
@@ -146,7 +144,7 @@ def in_random_order(batch: SeriesBatch, seed: Sequence[int]) -> SeriesBatch:
 
 def mask_seen(lens: Lens, batch: SeriesBatch) -> str:
     """Test by its inputs whether a model sees that values are missing, or its library fills them first."""
-    first = batch.select([row for row, group in enumerate(batch.groups) if group == batch.groups[0]])
+    first = batch.select(item_rows(batch))
     values = np.nan_to_num(first.values[0].astype(float))
     length = len(values)
     gap = slice(max(1, length // 3), max(2, 2 * length // 3))

@@ -297,8 +297,7 @@ def _effects(pair: PairedRuns, without: Run, places: Sequence[Place]) -> np.ndar
 
 def _terms(pair: PairedRuns, without: Run, branches: Sequence[Component]) -> dict[str, np.ndarray]:
     """Compute the terms of one segment's total effect, (step,), and direct effects of branches (branch, step)."""
-    acts = without.record(pair.written_at(branches))
-    direct = pair.change(pair.directly(acts, branches))
+    direct = pair.change(pair.directly(without.record(pair.written_at(branches)), branches))
     wiring, whole = pair.run.lens.wiring, pair.run.record(pair.written_at(pair.branches))
     attentions = [
         Component(stack.name, layer, row.kind)

@@ -56,16 +56,15 @@ def _is_position(value: Any, first: int, count: int) -> bool:
 
 def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
     """Return positions of the series of one item: by its position, its group's name, or the id of one of its series."""
-    groups = list(dict.fromkeys(batch.groups))
+    items = batch.rows_by_group()
     if isinstance(item, str):
         name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
-        if name not in groups:
-            raise unknown_name("item", item, dict.fromkeys([*groups, *batch.ids]))
-    elif not _is_position(item, -len(groups), len(groups)):
-        raise InputError(f"item {item!r} of a batch of {len(groups)}; expected a position from 0, or a name")
-    else:
-        name = groups[int(item)]
-    return [row for row, group in enumerate(batch.groups) if group == name]
+        if name not in items:
+            raise unknown_name("item", item, dict.fromkeys([*items, *batch.ids]))
+        return items[name]
+    if not _is_position(item, -len(items), len(items)):
+        raise InputError(f"item {item!r} of a batch of {len(items)}; expected a position from 0, or a name")
+    return list(items.values())[int(item)]
 
 
 def item_of(run: Run, item: int | str = 0) -> Run:
@@ -147,29 +146,23 @@ def segments(
     period = batch.seasonalities[target_position] if season is None else season
     beside = len(batch) - 1 + ("known" in batch.roles and others == "past and future") * batch.roles.count("known")
     count = max(EXACT - beside, _FEWEST) if parts is None else parts
-    _refuse_no_count(parts=count, season=period)
+    for name, value in (("parts", count), ("season", period)):
+        if not is_count(value):
+            raise InputError(f"{name}={value!r} is not a number; expected an integer of 1 or more")
     width = _width(-first, count, period, edges)
     result = []
     for row in [target_position, *(row for row in range(len(batch)) if row != target_position)]:
         stop = ahead if batch.roles[row] == "known" else 0
-        way = "stretches" if row == target_position else others
-        for start, end in _cut(first, stop, width, edges, way):
+        for start, end in _cut(first, stop, width, edges, "stretches" if row == target_position else others):
             result.append(_segment(batch, row, target_position, start, end, (first, stop)))
     return tuple(result)
-
-
-def _refuse_no_count(**values: Any) -> None:
-    for name, value in values.items():
-        if not is_count(value):
-            raise InputError(f"{name}={value!r} is not a number; expected an integer of 1 or more")
 
 
 def _width(length: int, count: int, season: int, edges: Sequence[int]) -> int:
     """Choose the steps of a stretch, at most ``count`` in the length: whole seasons and whole tokens where possible."""
     width = -(-length // count)
     token = Counter(b - a for a, b in pairwise(edges)).most_common(1)[0][0] if len(edges) > 1 else 1
-    both = math.lcm(season, token)
-    for unit in (both, season):
+    for unit in (math.lcm(season, token), season):
         # half a season or more becomes a whole one
         if 1 < unit < min(2 * width, length):
             return -(-width // unit) * unit

@@ -42,8 +42,7 @@ def exact_shapley(values: Any, players: int) -> Array:
         raise InputError(f"values have shape {table.shape}, expected one for each of {len(masks)} masks")
     size = masks.sum(1)
     share = np.array([factorial(k) * factorial(players - k - 1) / factorial(players) for k in range(players)])
-    weights = np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)])
-    return np.tensordot(weights, table, 1)
+    return np.tensordot(np.where(masks.T, share[size - 1], -share[np.minimum(size, players - 1)]), table, 1)
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from tsfm_lens.explain.segments import Segment, cut_parts, item_of, refuse_overl
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
+from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.recording import forward_ranges
 from tsfm_lens.models.run import Run
 
@@ -38,6 +39,8 @@ __all__ = ["Masks", "forecasts"]
 _NUMBERS = 2**21
 # rows of one forward of a model that draws
 _ROWS = 256
+# bounds on rounding within which two forecasts are the same
+_FAR = 10
 
 
 @saying_once
@@ -170,6 +173,11 @@ class Masks(MaskedItem):
         """Forecast of everything, and of nothing but the reference, (quantile, step) each, mean over seeds."""
         both = np.repeat([[True], [False]], len(self.segments), axis=1)
         whole, nothing = np.mean([each(both) for each in self.per_seed], axis=0)
+        if self.run.lens.emits == "quantile":
+            own = self.run.forecast
+            gap, bound = np.abs(whole - own.quantiles[self.row]).max(), rounding(self.run, own.median)[self.row]
+            if gap > _FAR * bound:
+                raise InputError(f"the forecast of {self.name!r} is {gap:.3g} off the run's; explain whole items")
         return whole, nothing
 
     @cached_property
@@ -270,8 +278,7 @@ def _rollouts(run: Run, batch: MaskedBatch, rows: int) -> np.ndarray:
     """Roll out sample paths, (series, quantile, step): every copy draws the random numbers of the item alone."""
     request = request_of(run.lens, batch, run.horizon, quantiles_of(run), run.num_samples, run.seed)
     # as many as the memory takes
-    fit = max(stop - start for start, stop in plan(request))
-    size = max(1, fit // rows) * rows
+    size = max(1, max(stop - start for start, stop in plan(request)) // rows) * rows
     parts = []
     for first in range(0, len(batch), size):
         stop = min(first + size, len(batch))

@@ -21,7 +21,8 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
     """Open the linked view of a model's heads in a notebook: click or ablate heads, brush a stretch of the past.
 
     Args:
-        run: of exactly one series, over at most one pass; every forecast takes its seed and number of sample paths.
+        run: of one series and maybe its covariates, over at most one pass; every forecast takes its seed and number of
+            sample paths.
         kind: kind of attention of the last stack; its last kind over time if None.
 
     Returns:
@@ -35,7 +36,7 @@ def explore(run: Run, *, kind: str | None = None) -> Explorer:
         >>> run.explore()  # doctest: +SKIP
     """
     need("explore", instead="viz.explore_figure draws one head of probes.head_states")
-    refuse_several(run, "heads are explored")
+    refuse_several(run, "heads are explored", covariates=True)
     from tsfm_lens.explore.widget import Explorer
 
     return Explorer(run, head_states(run, kind=kind))

@@ -117,6 +117,10 @@ class Explorer(anywidget.AnyWidget):
         self.on_msg(self._on_choice)
         self._answer()
 
+    def __repr__(self) -> str:
+        ids = ", ".join(self.run.batch.ids)
+        return f"Explorer({ids}; make it the last line of a notebook cell, elsewhere run.report(folder) has this view)"
+
     def select(self, layer: str | int, head: str | int) -> None:
         """Show another head, by its labels."""
         place = position(self.states, "layer", layer), position(self.states, "head", head)

@@ -166,7 +166,9 @@ class DrawnFigure:
             lines += ["", "Ablated", *dict.fromkeys(recipes)]
         definitions = dict.fromkeys(f"  {ds.attrs['source']}" for ds in results if ds.attrs.get("source"))
         lines += ["", "Definitions", *definitions]
-        lines += ["", "Provenance", *(line for lens in (self.run.lens, *self.others) for line in _provenance(lens))]
+        facts = [lens.provenance() for lens in (self.run.lens, *self.others)]
+        origins = [f"  {key}: {each[key]}." for each in facts for key in _PROVENANCE if each.get(key)]
+        lines += ["", "Provenance", *origins]
         lines += [f"  seed: {self.run.seed}."]
         lines += ["", "Data", *_data(self.run, sources)]
         wrapped = [fill(line, _WIDTH, subsequent_indent="    " if line[:1] == " " else "") for line in lines]
@@ -318,11 +320,6 @@ def _recipes(result: xr.Dataset) -> list[str]:
         return []
     rows = zip(result["recipe"].values, result["components"].values, result["heads_share"].values, strict=True)
     return [f"  {name} ({100 * share:.3g} % of heads): {what}." for name, what, share in rows if str(what)]
-
-
-def _provenance(lens: Lens) -> list[str]:
-    facts = lens.provenance()
-    return [f"  {key}: {facts[key]}." for key in _PROVENANCE if facts.get(key)]
 
 
 def _data(run: Run, sources: Sequence[str]) -> list[str]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from tsfm_lens.errors import UnknownNameError
@@ -11,6 +12,7 @@ from tsfm_lens.hooks.tl_names import component_of
 from tsfm_lens.hooks.wiring import Attention, Wiring
 
 _HINT = "`lens.components()` lists them all; a target is a component (decoder.3.cross_attn.5) or a hook point."
+_LABEL = re.compile(r"\(?L?(?P<layer>\d+)(?:\.(?P<kind>[a-z_]+))?(?:\.H?|H|, )(?P<head>\d+)\)?")
 
 
 @dataclass(frozen=True, order=True)
@@ -79,10 +81,11 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
     """Select components by name or glob, in model order and each once.
 
     A glob matches part by part: ``decoder.*.mlp`` is every MLP of the decoder, ``decoder.*`` every whole layer. The
-    hook point of a write also names its component: ``decoder_blocks.2.mlp.hook_out`` is ``decoder.2.mlp``.
+    hook point of a write also names its component: ``decoder_blocks.2.mlp.hook_out`` is ``decoder.2.mlp``. So does the
+    label of a head: ``L2.cross_attn.H0``, or ``L2H0`` where a layer has one attention.
 
     Raises:
-        UnknownNameError: a pattern matches nothing; the message has the nearest components.
+        UnknownNameError: a pattern matches nothing, or a label several heads; the message has the nearest components.
 
     Example:
         >>> len(hooks.select_components(lens.wiring, "decoder.*.cross_attn.*"))
@@ -97,8 +100,20 @@ def select_components(wiring: Wiring, *patterns: str | Component) -> list[Compon
         return [by_name[str(patterns[0])]]
     names: set[str] = set()
     for pattern in patterns:
-        names.update(select(by_name, component_of(str(pattern)), what="component", hint=_HINT))
+        labels = _labelled(by_name, str(pattern))
+        if len(labels) > 1:
+            raise UnknownNameError(f"{str(pattern)!r} could be {', '.join(labels)}; say which by its name")
+        names.update(labels or select(by_name, component_of(str(pattern)), what="component", hint=_HINT))
     return [component for name, component in by_name.items() if name in names]
+
+
+def _labelled(by_name: Mapping[str, Component], text: str) -> list[str]:
+    """Return the heads that a label means: "L2.cross_attn.H0", "2.cross_attn.0", "L1H2", "1.2" or "(1, 2)"."""
+    if text in by_name or (match := _LABEL.fullmatch(text)) is None:
+        return []
+    place = (int(match["layer"]), int(match["head"]))
+    heads = {name: each for name, each in by_name.items() if (each.layer, each.head) == place}
+    return [name for name, each in heads.items() if match["kind"] in (None, each.kind)]
 
 
 def writers(wiring: Wiring, stack: str | None = None) -> list[Component]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import combinations
@@ -25,18 +25,6 @@ from tsfm_lens.hooks.wiring import Wiring
 NamesFilter = str | Iterable[str] | Callable[[str], bool] | None
 Reducer = Callable[[Tensor], Tensor]
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def resolve_filter(names: Collection[str], names_filter: NamesFilter) -> list[str]:
-    """Return the hook-point names that a filter selects."""
-    if names_filter is None:
-        return list(names)
-    if callable(names_filter):
-        return list(filter(names_filter, names))
-    selection: set[str] = set()
-    for pattern in [names_filter] if isinstance(names_filter, str) else names_filter:
-        selection.update(select(names, pattern))
-    return list(filter(selection.__contains__, names))
 
 
 def last_query(tensor: Tensor) -> Tensor:

@@ -91,12 +91,6 @@ def recorded_inputs(model: nn.Module, paths: Iterable[str]) -> Block[dict[str, l
     return _noted(model, paths, "in", lambda _path, args, _kwargs: args[0].detach())
 
 
-def seen_inputs(model: nn.Module, paths: Iterable[str], look: Callable[[str, Tensor], None]) -> Block[Any]:
-    """Pass path and first input, detached, of each module to ``look`` at every call while the block runs."""
-
-    return _noted(model, paths, "in", lambda path, args, kwargs: look(path, get_input(args, kwargs, 0).detach()))
-
-
 def called_once(model: nn.Module, path: str) -> Block[None]:
     """Raise OtherCalls after the block if a module was not called exactly once in it."""
     calls: list[None] = []

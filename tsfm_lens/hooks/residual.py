@@ -197,7 +197,7 @@ class Before:
         weights = self._weights.mlp(layer, row.kind, self.stack.name)
         gain = self._gain(layer, row)
         gain = gain if isinstance(gain, float) else self._cut(gain).unsqueeze(-2)
-        writes = post[..., None] * weights.W_out.detach().to(post) * gain
+        writes = post[..., None] * weights.W_out.to(post) * gain
         return writes.movedim(-2, 0) * self._carry[layer, row.kind]
 
     def bias(self, *, of_mlps: bool) -> Tensor:
@@ -252,9 +252,9 @@ class Before:
         """Return a branch's output matrix, of all heads or of the neurons, and its bias."""
         if isinstance(row, Mlp):
             mlp = self._weights.mlp(layer, row.kind, self.stack.name)
-            return mlp.W_out.detach(), mlp.b_out.detach()
+            return mlp.W_out, mlp.b_out
         heads = self._weights.heads(layer, row.kind, self.stack.name)
-        return heads.W_O.detach(), heads.b_O.detach()
+        return heads.W_O, heads.b_O
 
     @torch.no_grad()
     def _gain(self, layer: int, row: Writer) -> float | Tensor:
@@ -445,8 +445,9 @@ class Decomposed(Mapping[Any, Tensor]):
     ) -> Tensor:
         """Scale parts of a stream as the norm of a layer does, with the scale of the whole stream.
 
-        As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer, fold_norm=True)`` has it. To read
-        parts out as forecasts, give them to ``lens.readout(parts, encoded, like=stream)`` as they are.
+        As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer, fold_norm=True)`` has it, and
+        ``lens.weights.W_U`` has neither it nor the head's factor. ``lens.readout(parts, encoded, like=stream)`` reads
+        parts out as logits or quantiles, and is complete.
 
         Args:
             residual_stack: (component, …, d_model).

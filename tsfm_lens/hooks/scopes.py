@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint, LensHandle
 
-from tsfm_lens.errors import HookError, UnknownNameError
+from tsfm_lens.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.block import Block, Scope, Steps
 from tsfm_lens.hooks.hook_checks import refuse_hidden
 from tsfm_lens.hooks.names import select
@@ -198,7 +198,11 @@ def resolve_hooks(
 ) -> list[Hook]:
     """Resolve globs and predicates to hooks with exact names; UnknownNameError if one matches no hook point."""
     by_name: list[Hook] = []
-    for name, hook in hooks:
+    for pair in hooks:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise InputError(f"{direction}_hooks has {pair!r}; expected a list of pairs, [(name, function), …]")
+        name, hook = pair
+        _refuse_other_arguments(hook)
         matches = list(filter(name, names)) if callable(name) else select(names, name)
         if not matches:
             raise UnknownNameError(f"{name!r} is true of no hook point; lens.hook_table() lists them")
@@ -206,6 +210,15 @@ def resolve_hooks(
             raise UnknownNameError(f"{name!r} is one head of {matches[0]}; hook that, whose axis 'head' has them all")
         by_name += [(exact, hook, direction) for exact in matches]
     return by_name
+
+
+def _refuse_other_arguments(hook: Any) -> None:
+    """Refuse what cannot be called as a hook."""
+    try:
+        inspect.signature(hook).bind(None, hook=None)
+    except (TypeError, ValueError) as error:
+        name = getattr(hook, "__name__", repr(hook))
+        raise InputError(f"hook {name} cannot be called as function(value, hook=…), as hooks are: {error}") from error
 
 
 def detach(point: HookPoint, hook: ScopedHook) -> None:

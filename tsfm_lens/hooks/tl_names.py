@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from transformer_lens.utilities import get_act_name
 
@@ -61,7 +61,8 @@ LENS = {
     "to_single_token": "series are numbers; token models: lens.native has the tokenizer",
     "to_tokens": "lens.encode(series).inputs is what enters the model",
     "tokenizer": "lens.native has the tokenizer of a model that has one",
-    "tokens_to_residual_directions": "lens.weights.W_U[:, token], of models whose head is one matrix",
+    "tokens_to_residual_directions": "lens.weights.W_U[:, token], of models whose head is one matrix, lacks the last "
+    "norm's gain and the head's factor; lens.readout(writes, encoded, like=stream) reads writes out with both",
 }
 """Members of TransformerLens's models that a lens lacks -> the replacement."""
 ARGUMENTS = {
@@ -71,7 +72,8 @@ ARGUMENTS = {
     "past_kv_cache": "rollout=True runs the library's own rollout, with its cache",
     "prepend_bos": "the model's own pipeline adds its special tokens",
     "return_cache_object": "activations are an object, and a mapping by name",
-    "return_type": "the output is returned; a loss is a function of the output: loss=… with incl_bwd=True",
+    "return_type": "the output itself is returned: logits of token models, quantiles of others; a loss is a "
+    "function of it: loss=… with incl_bwd=True",
     "start_at_layer": "put a stream in place by a hook on hook_resid_pre of that layer",
 }
 """Arguments of TransformerLens's forward that a lens lacks -> the replacement."""
@@ -90,6 +92,16 @@ class _Parts(NamedTuple):
     layer: int | None = None
     stack: str | None = None
     kind: str | None = None
+
+
+def refuse_logits(thing: Any, name: str) -> Any:
+    """Stand in for ``__getattr__`` of runs and forecasts: AttributeError, which says where logits are."""
+    if name != "logits":
+        return object.__getattribute__(thing, name)
+    kind = type(thing).__name__.lower()
+    raise AttributeError(
+        f"a {kind} has no 'logits': lens(run.encoded) is the output of a forward, logits of token models"
+    )
 
 
 def point_of(component: str) -> tuple[str, str]:
@@ -126,6 +138,10 @@ def full_name(names: Iterable[str], key: Key) -> str | None:
         return matches[0]
     if matches:
         raise UnknownNameError(_ambiguous(key, matches, points))
+    if isinstance(key, tuple) and query.layer is not None:
+        layers = {parts.layer for parts in points.values() if _matches(parts, query._replace(layer=parts.layer), 0)}
+        if layers - {None}:
+            raise UnknownNameError(f"no layer {query.layer} for {key!r}; there are {len(layers)}, numbered from 0")
     if query.short in _POINTS:
         raise UnknownNameError(f"no hook point {key!r}. {_POINTS[query.short]}")
     return None

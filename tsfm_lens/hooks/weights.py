@@ -71,7 +71,7 @@ class MlpWeights:
 
 
 class Weights:
-    """Read-only view of a native model's weights; nothing is copied that torch can show as a view."""
+    """Read-only view of a native model's weights, without gradients; what torch can show as a view is not copied."""
 
     def __init__(self, model: nn.Module, wiring: Wiring) -> None:
         self._model, self._wiring = model, wiring
@@ -100,13 +100,13 @@ class Weights:
             q, k, v = _fold(q, norm), _fold(k, other), _fold(v, other)
         out = head_output_weights(self._model, column, layer, row.kind)
         bias, scale = self.b_O(layer, row.kind, column.name), self.scale(layer, row.kind, column.name)
-        return HeadWeights(q[0], k[0], v[0], out, q[1], k[1], v[1], bias, scale)
+        return HeadWeights(q[0], k[0], v[0], out.detach(), q[1], k[1], v[1], bias, scale)
 
     def b_O(self, layer: int, kind: str, stack: str | None = None) -> Tensor:
         """Return the bias of an attention's output projection, (d_model,); zero where it has none."""
         column = self._wiring.stack(stack)
         row = column.attention(kind, layer)
-        _, bias = parameters(self._model, f"{column.block(layer)}.{row.o.module}", row.o)
+        _, bias = self._parameters(f"{column.block(layer)}.{row.o.module}", row.o)
         return _times_gain(bias, row.o.gain)
 
     def scale(self, layer: int, kind: str, stack: str | None = None) -> float:
@@ -123,7 +123,7 @@ class Weights:
         norm = self._norm(f"{block}.{row.norm}") if fold_norm and row.norm else (None, None)
         up = _fold(self._input(block, row.i), norm)
         gate = (None, None) if row.gate is None else _fold(self._input(block, row.gate), norm)
-        out, bias = (_times_gain(part, row.o_gain) for part in parameters(self._model, f"{block}.{row.o}"))
+        out, bias = (_times_gain(part, row.o_gain) for part in self._parameters(f"{block}.{row.o}"))
         return MlpWeights(up[0], gate[0], out.T, up[1], gate[1], bias, self.scale(layer, row.kind, column.name))
 
     @property
@@ -134,22 +134,32 @@ class Weights:
 
     @property
     def W_U(self) -> Tensor:
-        """Unembedding matrix (d_model, d_out), if the head is one matrix without factors; else :meth:`unembedding`."""
+        """Unembedding matrix (d_model, d_out), where it is one; else see :meth:`unembedding`.
+
+        It has neither the gain of the norm before it nor the head's factor (T5: d_model ** -0.5);
+        ``lens.readout(writes, encoded, like=stream)`` has both.
+        """
         return self._single_matrix("unembedding", self._wiring.unembed.module).T
 
     def embedding(self) -> dict[str, Tensor]:
         """Return every parameter of the embedding module, by name."""
-        return dict(self._model.get_submodule(self._wiring.embed).named_parameters())
+        return self._all(self._wiring.embed)
 
     def unembedding(self) -> dict[str, Tensor]:
         """Return every parameter of the head, by name."""
-        return dict(self._model.get_submodule(self._wiring.unembed.module).named_parameters())
+        return self._all(self._wiring.unembed.module)
+
+    def _all(self, path: str) -> dict[str, Tensor]:
+        return {name: each.detach() for name, each in self._model.get_submodule(path).named_parameters()}
+
+    def _parameters(self, path: str, part: Projection | None = None) -> tuple[Tensor, ...]:
+        return tuple(each.detach() for each in parameters(self._model, path, part))
 
     def _single_matrix(self, what: str, path: str) -> Tensor:
         module = self._model.get_submodule(path)
         weight = getattr(module, "weight", None)
         if isinstance(weight, Tensor) and weight.ndim == 2:
-            return weight
+            return weight.detach()
         raise InputError(
             f"the {what} of {self._wiring.architecture!r} is not one matrix but {path!r} with "
             f"{', '.join(name for name, _ in module.named_parameters())}; lens.weights.{what}() gives them all"
@@ -174,7 +184,7 @@ class Weights:
 
     def _part(self, block: str, part: Projection, *axes: str, **sizes: int) -> tuple[Tensor, Tensor]:
         """Return weight and bias of one part of a projection, each in the axes that are asked for."""
-        weight, bias = parameters(self._model, f"{block}.{part.module}", part)
+        weight, bias = self._parameters(f"{block}.{part.module}", part)
         if part.parts > 1:
             sizes["part"] = part.parts
             axes = tuple(f"part {side}" for side in axes)
@@ -188,8 +198,9 @@ class Weights:
 
     def _norm(self, path: str) -> tuple[Tensor | None, Tensor | None]:
         norm = self._model.get_submodule(path)
-        gain = getattr(norm, "weight", None)
-        return (getattr(norm, "scale", None) if gain is None else gain), getattr(norm, "bias", None)
+        own = [getattr(norm, name, None) for name in ("weight", "scale", "bias")]
+        gain, scale, bias = (None if each is None else each.detach() for each in own)
+        return scale if gain is None else gain, bias
 
 
 def _fold(matrix: tuple[Tensor, Tensor], norm: tuple[Tensor | None, Tensor | None]) -> tuple[Tensor, Tensor]:

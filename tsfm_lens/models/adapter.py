@@ -119,7 +119,10 @@ class Adapter(ABC):
         norm = self.model.get_submodule(path)
         if like is None:
             return norm(resid)
-        return frozen_layer_norm(norm, resid, like) if isinstance(norm, LayerNorm) else resid * rms_scale(norm, like)
+        if isinstance(norm, LayerNorm):
+            return frozen_layer_norm(norm, resid, like)
+        # in half precision T5 keeps the stream, but not what its norm gives, in single precision
+        return (resid * rms_scale(norm, like)).to(norm.forward(like[..., :1, :]).dtype)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute logits, or quantiles in data units (…, batch, quantile, step), of a normalised stream.
@@ -219,8 +222,7 @@ def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> N
 
 def default_horizon(adapter: Adapter, batch: SeriesBatch) -> int:
     """Return the model's own prediction length, or the reach of all known covariates where that is less."""
-    ends = [len(future) for future in batch.futures if future is not None]
-    return max(1, min([adapter.prediction_length, *ends]))
+    return max(1, min([adapter.prediction_length, *[len(future) for future in batch.futures if future is not None]]))
 
 
 def covered(adapter: Adapter, batch: SeriesBatch, horizon: int | None) -> int | None:

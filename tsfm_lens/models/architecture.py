@@ -67,8 +67,7 @@ class Encoded:
         spans = self.spans[stack]
         lengths = dict(zip(self.batch.groups if self.packed else self.batch.ids, self.batch.lengths, strict=True))
         special = torch.tensor([bool(word) for word in spans.special])
-        starts_at = -torch.tensor([lengths[row] for row in self.rows])
-        return special | (torch.tensor(spans.stop) > starts_at[:, None])
+        return special | (torch.tensor(spans.stop) > -torch.tensor([lengths[row] for row in self.rows])[:, None])
 
     def part(self, start: int, stop: int) -> Encoded:
         """Return series ``start`` to ``stop``, whole items, with the padding and the spans of the whole batch."""

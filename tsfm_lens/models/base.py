@@ -179,12 +179,6 @@ class LensBase(HookedRootModule):
         return self.adapter.head(nn.functional.pad(normed, (0, 0, unread, 0)) if unread else normed, encoded)
 
     @property
-    def rereads(self) -> bool:
-        """True if a rollout encodes its longer context anew beyond one pass."""
-        adapter = self.adapter
-        return adapter.rollout == "refeed" or (adapter.rollout == "tokens" and adapter.restarts)
-
-    @property
     def example_ids(self) -> np.ndarray:
         """Token ids of an example series, (id,); of models that take ids."""
         ids: np.ndarray = self.adapter.example(0, 4096).values[0]  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.models.adapter import default_horizon, default_levels, refuse_covariates, refuse_request
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
-from tsfm_lens.models.draws import BlockDraws, Piece, block_seed, seeded
+from tsfm_lens.models.draws import BlockDraws, Piece, block_seed, refuse_undrawable, seeded
 from tsfm_lens.models.forecast import Forecast, checked_request, is_count
 
 VARIABLE = "TSFM_LENS_MEMORY"
@@ -110,8 +110,7 @@ class ForecastRequest:
         group = self.batch.group_index
         item = self.batch.select(np.flatnonzero(np.asarray(group) == group[longest]).tolist())
         ahead = min(self.horizon, adapter.longest_pass)
-        context = min(max(item.lengths), adapter.context_length)
-        growth = 1 + (self.horizon - ahead) / context
+        growth = 1 + (self.horizon - ahead) / min(max(item.lengths), adapter.context_length)
         lengths = {stack: int(size * growth) for stack, size in lengths_of(adapter.encode(item, horizon=ahead)).items()}
         if adapter.rollout == "tokens":
             lengths[self.lens.wiring.output_stack.name] = ahead
@@ -119,10 +118,8 @@ class ForecastRequest:
 
     def need(self, items: int) -> int:
         """Guess from above the bytes that one item needs: every step a token, or closer where so many need much."""
-        context = min(max(self.batch.lengths), self.lens.adapter.context_length)
-        most = (context + self.horizon + 8) * self.per_item
-        steps = {stack.name: most for stack in self.lens.wiring.stacks}
-        need = need_of(self.lens, steps, self.paths, self.per_item)
+        most = (min(max(self.batch.lengths), self.lens.adapter.context_length) + self.horizon + 8) * self.per_item
+        need = need_of(self.lens, {stack.name: most for stack in self.lens.wiring.stacks}, self.paths, self.per_item)
         if need * items <= LITTLE and not is_given(self.memory):
             return need
         return need_of(self.lens, self.lengths(), self.paths, self.per_item)
@@ -152,8 +149,7 @@ def request_of(
 
 def cut(batch: SeriesBatch, most: int) -> list[Range]:
     """Cut a batch into ranges of at most so many series; the variates of an item stay together."""
-    group = batch.group_index
-    starts = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(batch)]
+    starts = [0, *(np.flatnonzero(np.diff(batch.group_index)) + 1).tolist(), len(batch)]
     ranges, begin = [], 0
     for here, next_start in zip(starts[1:], [*starts[2:], None], strict=True):
         if next_start is None or next_start - begin > most:
@@ -166,8 +162,7 @@ def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> 
     """Plan the parts of a forecast."""
     if whole:
         return [(0, len(request.batch))]
-    at_once = max(stop - start for start, stop in request.blocks)
-    items = -(-at_once // request.per_item)
+    items = -(-max(stop - start for start, stop in request.blocks) // request.per_item)
     if not request.joint:
         need = request.need(items) + kept
         items = fitting(need, items, request.memory, request.lens.device, comfort=not request.draws)
@@ -234,10 +229,19 @@ def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: B
     seed = pieces[0].seed if drawing is None else drawing.seed
     rows = len(rows_of(batch, adapter.packed))
     running, draw = lens.running(rows, place), drawing or nullcontext()
-    with seeded(seed, lens.device), running, padding, lens.registry.attach(), draw:
+    guarded = lens.device.type == "cpu" or adapter.readout != "token" or (drawing is not None and drawing.guarded)
+    head = adapter.model.get_submodule(lens.wiring.unembed.module)
+    with (
+        seeded(seed, lens.device),
+        running,
+        padding,
+        lens.registry.attach(),
+        draw,
+        # last, so that it sees what other hooks make of the logits
+        nullcontext() if guarded else head.register_forward_hook(refuse_undrawable),
+    ):
         prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
-    attrs = {**lens.provenance(), "seed": request.seed}
-    return Forecast.of(prediction, request.levels, batch, attrs)
+    return Forecast.of(prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed})
 
 
 def forecast_in_parts(request: ForecastRequest) -> Forecast:

@@ -115,8 +115,7 @@ def read_checkpoint(folder: Path) -> Checkpoint:
     with in_our_words(f"{folder} cannot be read"):
         files = {name: _file(folder, name) for name in (CONFIG, GENERATION) if os.path.lexists(folder / name)}
         config, generation = (read_settings(files[name]) if name in files else {} for name in (CONFIG, GENERATION))
-        suffix = COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX
-        shards, places = _weight_files(folder, files, suffix)
+        shards, places = _weight_files(folder, files, COMPRESSED if os.path.lexists(folder / COMPRESSION) else SUFFIX)
         files.update(shards)
         return Checkpoint(folder, files, config, generation, _headers(folder, shards, places))
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tsfm_lens.errors import HookError
@@ -38,6 +38,13 @@ def seeded(seed: int, device: torch.device) -> Block[None]:
         ONE_RUN.give(token)
 
     return Block(Steps(None, begin, end))
+
+
+def refuse_undrawable(_head: nn.Module, _args: Any, logits: Tensor) -> None:
+    """Raise torch's error of a CPU for logits without probabilities: drawing from them ends all work on a GPU."""
+    # NaN, or infinite where all or one are
+    if not bool(logits.detach().amax(dim=-1).isfinite().all()):
+        raise RuntimeError("probability tensor contains either `inf`, `nan` or element < 0")
 
 
 def block_seed(seed: int, block: int) -> int:
@@ -71,7 +78,7 @@ class BlockDraws(TorchDispatchMode):
 
     def __init__(self, pieces: Sequence[Piece], *, axis: int = 0, outer: int = 1, guarded: bool = False) -> None:
         super().__init__()
-        self._pieces, self._axis, self._outer, self._guarded = list(pieces), axis, outer, guarded
+        self._pieces, self._axis, self._outer, self.guarded = list(pieces), axis, outer, guarded
         self._stops = list(accumulate(piece.count for piece in pieces))
         self._alone = len(self._pieces) == 1 and self._pieces[0].whole
         self._alike = len(set(self._pieces)) == 1 and self._pieces[0].whole
@@ -92,7 +99,7 @@ class BlockDraws(TorchDispatchMode):
         units = self._outer * self._stops[-1]
         if not self._alone and (axis >= len(shape) or shape[axis] % units):
             raise Unsplittable(f"{name} draws {tuple(shape)}: axis {axis} is not a multiple of {units} units")
-        if of_indices and self._guarded:
+        if of_indices and self.guarded:
             args = (self._drawable(args[0]), *args[1:])
         if self._alone:
             return func(*args, **kwargs)
@@ -100,10 +107,12 @@ class BlockDraws(TorchDispatchMode):
             (arg.device for arg in args if isinstance(arg, Tensor)), torch.device(kwargs.get("device") or "cpu")
         )
         args_of = [tuple(self._part(arg, shape, axis, index) for arg in args) for index in range(len(self._pieces))]
-        if of_indices and args[1] == 1 and args[0].ndim == 2 and self._in_step(device):
+        states = self._at(device)
+        in_step = self._alike and all(state is states[0] for state in states)
+        if of_indices and args[1] == 1 and args[0].ndim == 2 and in_step:
             parts = self._indices(func, device, args_of)
         else:
-            parts, states = [], self._at(device)
+            parts = []
             for index, piece in enumerate(self._pieces):
                 part, states[index] = _draw(
                     device, states[index], partial(self._of_piece, func, name, piece, args_of[index], kwargs)
@@ -134,11 +143,6 @@ class BlockDraws(TorchDispatchMode):
             states = {seed: torch.Generator(device).manual_seed(seed).get_state() for seed in seeds}
             self._states[device] = [states[piece.seed] for piece in self._pieces]
         return self._states[device]
-
-    def _in_step(self, device: torch.device) -> bool:
-        """Return whether all pieces are equal whole blocks at the same random state."""
-        states = self._at(device)
-        return self._alike and all(state is states[0] for state in states)
 
     def _indices(self, func: Any, device: torch.device, args_of: list[tuple[Any, ...]]) -> list[Tensor]:
         """Draw one index a row, as the largest ratio of a probability to an exponential variate that blocks share."""

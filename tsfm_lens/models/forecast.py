@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -14,6 +14,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible
+from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.architecture import Encoded, Prediction
 
 MOST = 100_000
@@ -40,6 +41,8 @@ class Forecast:
     samples: np.ndarray | None
     context: SeriesBatch
     attrs: dict[str, object] = field(default_factory=dict)
+    if not TYPE_CHECKING:
+        __getattr__ = refuse_logits
 
     @classmethod
     def of(
@@ -118,9 +121,9 @@ class Forecast:
         frames = []
         for index, name in enumerate(self.context.ids):
             frame = pd.DataFrame({"id": name, **self.context.labels(index), "step": np.arange(self.horizon)})
-            stamps = forecast_timestamps(self.context, index, self.horizon)
+            stamps = self.context.timestamps(index, ahead=self.horizon)
             if stamps is not None:
-                frame["timestamp"] = stamps
+                frame["timestamp"] = stamps[self.context.lengths[index] :]
             frame["mean"] = self.mean[index]
             for column, level in enumerate(self.levels):
                 frame[str(level)] = self.quantiles[index, column]
@@ -178,12 +181,6 @@ def refuse_non_finite(forecast: Forecast, architecture: str) -> None:
         f"({int((~is_finite).any(axis=1).sum())} of {len(is_finite)} series have NaN or infinity). The series reaches "
         f"{size:.3g}, and models compute in single precision: rescale it, or undo the intervention that does this."
     )
-
-
-def forecast_timestamps(batch: SeriesBatch, index: int, horizon: int) -> pd.DatetimeIndex | None:
-    """Return the timestamps of one series' forecast steps, None where start or frequency is unknown."""
-    stamps = batch.timestamps(index, ahead=horizon)
-    return None if stamps is None else stamps[batch.lengths[index] :]
 
 
 def over_steps(truth: np.ndarray, horizon: int) -> np.ndarray:

@@ -70,8 +70,7 @@ def _from_object(native: object) -> Lens:
     for entry in architectures().values():
         if entry.claims_object(native):
             config = getattr(native, "config", None)
-            name = getattr(config, "_name_or_path", "") or type(native).__name__
-            return Lens(entry.adapt(native), name)
+            return Lens(entry.adapt(native), getattr(config, "_name_or_path", "") or type(native).__name__)
     own = getattr(native, "lens_adapter", None)
     if own is not None:
         return Lens(own(), type(native).__name__)
@@ -127,16 +126,12 @@ def _open(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype
             module = checkpoint.module_of(native)
             files.finish(module, entry.renamed)
             checkpoint.refuse_difference(files, module, entry.renamed, entry.computed)
-            _call_it(module, str(files.folder))
+            # a model of transformers has the name of the folder that it came from, not of the staged one
+            for part in (module, getattr(module, "config", None)):
+                for attribute in ("name_or_path", "_name_or_path"):
+                    if hasattr(part, attribute):
+                        setattr(part, attribute, str(files.folder))
             return Lens(entry.adapt(native), model_id, commit)
-
-
-def _call_it(module: Any, name: str) -> None:
-    """Name a model of transformers after the folder that it came from, not after the staged one."""
-    for part in (module, getattr(module, "config", None)):
-        for attribute in ("name_or_path", "_name_or_path"):
-            if hasattr(part, attribute):
-                setattr(part, attribute, name)
 
 
 def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()) -> Architecture:

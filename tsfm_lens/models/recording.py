@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import HookError, InputError
+from tsfm_lens.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.recorder import NamesFilter, Reducer, passed_before, record, reducers_of, resolve_filter
+from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.recorder import NamesFilter, Reducer, passed_before, record, reducers_of
+from tsfm_lens.hooks.tl_names import point_of
 from tsfm_lens.models.adapter import refuse_gradients
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
@@ -167,9 +169,20 @@ class Capture:
 
 def names_of(lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
     """Return the hook points that a run keeps; errors as in :meth:`Lens.run_with_cache`."""
-    names = resolve_filter(lens.registry.points, names_filter)
+    points, selection = lens.registry.points, set[str]()
     if names_filter is None:
-        names = [name for name in names if not name.endswith("hook_result")]
+        names = [name for name in points if not name.endswith("hook_result")]
+    elif callable(names_filter):
+        names = [*filter(names_filter, points)]
+    else:
+        for name in [names_filter] if isinstance(names_filter, str) else names_filter:
+            if isinstance(name, str) and point_of(name)[1].isdigit():
+                # refuses a head that does not exist
+                lens.components(name)
+            selection.update(select(points, name))
+        names = [*filter(selection.__contains__, points)]
+    if not names:
+        raise UnknownNameError(f"names_filter={names_filter!r} selects no hook point; lens.hook_table() lists them")
     if stop is None:
         return names
     reachable = set(passed_before(lens.registry, stop))

@@ -22,6 +22,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.recorder import at_positions
+from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.adapter import default_horizon, refuse_covariates
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import hooks_in_force, refuse_unknown
@@ -86,6 +87,8 @@ class Run:
         explain: ClassVar[Callable[..., dict[str, xr.Dataset]]]
         explore: ClassVar[Callable[..., Any]]
         what_if: ClassVar[Callable[..., xr.Dataset]]
+    else:
+        __getattr__ = refuse_logits
 
     def __repr__(self) -> str:
         truth = "" if self.truth is None else ", truth known"
@@ -176,9 +179,9 @@ class Run:
         self._refuse_other_hooks()
         return self._forward(())[0]
 
-    def _forward(self, names: Iterable[str], last: int | None = None) -> tuple[np.ndarray, Activations]:
+    def _forward(self, names: Sequence[str], last: int | None = None) -> tuple[np.ndarray, Activations]:
         """Return the point forecast of the single forward and its activations at hook points."""
-        encoded, names = self.encoded, names_of(self.lens, list(names), None)
+        encoded, names = self.encoded, names_of(self.lens, names, None) if names else []
         reduce = None if last is None else at_positions(self.lens.registry.points, names, (-last, None))
         capture = Capture(self.lens, self.batch, names, reduce)
         with torch.no_grad(), self._clock("recordings"):
@@ -205,8 +208,7 @@ class Run:
             # among the value tokens alone, whose share may be too small to be divided by
             mass = torch.softmax(output[..., first:], dim=-1)
             return (mass * values).sum(-1)[..., : self.horizon]
-        levels = np.array(adapter.levels)
-        return output[..., int(np.argmin(np.abs(levels - 0.5))), : self.horizon]
+        return output[..., int(np.argmin(np.abs(np.array(adapter.levels) - 0.5))), : self.horizon]
 
     # --- activations -------------------------------------------------------------------------------------
 
@@ -220,6 +222,8 @@ class Run:
             InputError: one pass of the model does not cover the horizon; the run was made under other hooks.
         """
         requested = set(names)
+        if not requested:
+            raise InputError("no hook point is given to record; lens.hook_table() lists them")
         there = self.find_record(requested)
         if there is not None:
             return there
@@ -325,15 +329,21 @@ class Run:
         return self._others[key]
 
     def select(self, which: str | int | Sequence[str | int]) -> Run:
-        """Return the same run of some of its series, by ids or positions; their forecast and path are this run's."""
-        batch = self.batch.select(which)
-        rows = [self.batch.ids.index(name) for name in batch.ids]
+        """Return the same run of some of its series, by ids or positions; their forecast and path are this run's.
+
+        An item whose series the model reads together, such as a target and its covariates, comes as a whole, whether
+        one of its series is named or the item.
+        """
+        rows = self.batch.rows(which)
+        if self.lens.adapter.multivariate and self.batch.multivariate:
+            members = self.batch.rows_by_group()
+            rows = [row for item in dict.fromkeys(self.batch.groups[row] for row in rows) for row in members[item]]
         if rows == list(range(len(self.batch))):
             return self
         truth, forced_path = (None if values is None else values[rows] for values in (self.truth, self.forced_path))
         full = None if self.full_batch is None else self.full_batch.select(rows)
         parts: dict[str, Any] = {"truth": truth, "forced_path": forced_path, "full_batch": full}
-        return replace(self, batch=batch, **parts, _of=(self, rows))
+        return replace(self, batch=self.batch.select(rows), **parts, _of=(self, rows))
 
     def at(self, horizon: int) -> Run:
         """Return a run of the same series over another horizon, made once; the truth is held out anew, or cut.

@@ -16,6 +16,17 @@ from torch.utils._pytree import tree_leaves
 Clock = Callable[[], float]
 
 
+def clock_of(device: torch.device) -> Clock:
+    """Return the clock on the wall, which first waits for what a GPU has not finished."""
+
+    def now() -> float:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    return now
+
+
 def seconds(work: Callable[[], object], clock: Clock = time.perf_counter) -> float:
     """Measure the time of one call, on the wall unless another clock is given."""
     start = clock()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import Tensor, nn
 
 from tsfm_lens.models.lens import Lens
 
@@ -58,14 +57,10 @@ def reinitialised_twin(lens: Lens, seed: int = 0) -> Lens:
                 module.apply(draw)
         for name, weight in model.named_parameters():
             if weight.ndim > 1 and torch.equal(weight, before[name]):
-                weight.normal_(0.0, _spread(weight))
+                weight.normal_(0.0, float(weight.float().std()) if weight.numel() > 1 else 0.0)
     return twin
 
 
 def twin_of(lens: Lens, number: int) -> Lens:
     """Make the twin of a number: every fifth has new weights, the others the model's own in random order."""
     return reinitialised_twin(lens, number) if number % _NEW == _NEW - 1 else untrained_twin(lens, number)
-
-
-def _spread(weight: Tensor | nn.Parameter) -> float:
-    return float(weight.float().std()) if weight.numel() > 1 else 0.0

@@ -9,7 +9,6 @@ import torch
 import xarray as xr
 
 from tsfm_lens.ablation.points import Progress
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.wiring import Stack
@@ -43,7 +42,7 @@ def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None =
     Patterns show where heads attend, not what determines the forecast.
 
     Args:
-        run: the forecast to explain, of exactly one series.
+        run: the forecast to explain, of exactly one series and maybe its covariates.
         kind: "cross_attn", "self_attn" …; the stack's last kind of attention over time if None.
         stack: "encoder", "decoder"; the output stack if None.
 
@@ -60,8 +59,7 @@ def attention_patterns(run: Run, *, kind: str | None = None, stack: str | None =
         >>> dict(probes.attention_patterns(run)["pattern"].sizes)
         {'layer': 3, 'head': 4, 'query': 12, 'key': 129}
     """
-    refuse_variates(run.batch)
-    refuse_several(run, "attention patterns are drawn")
+    refuse_several(run, "attention patterns are drawn", covariates=True)
     data = _patterns(run, *pick_attention(run.lens, stack, kind))
     data["native_median"] = (("series", "step"), run.forecast.median)
     return data
@@ -71,6 +69,7 @@ def _patterns(run: Run, row: Stack, kind: str, layers: list[int]) -> xr.Dataset:
     """Compute :func:`attention_patterns` without the forecast."""
     points = [f"{row.prefix}.{layer}.{kind}.hook_pattern" for layer in layers]
     acts = run.in_one_pass().record(points)
+    # the target is the first row of its item
     pattern = torch.stack([acts[point][0] for point in points]).cpu().double()
     data = run.dataset().assign_coords(pattern_coords(run, row, kind, layers))
     data["pattern"] = (("layer", "head", "query", "key"), pattern.numpy().astype(np.float32))
@@ -151,20 +150,22 @@ def attention_over_time(stack: Stack) -> str:
     return next((kind for kind in reversed(kinds) if layers_in_time(stack, kind)), kinds[-1])
 
 
-def refuse_several(run: Run, what: str) -> None:
-    """Refuse a run of more than one series."""
-    if len(run.batch) != 1:
-        raise InputError(f"{what} for one series at a time, got {len(run.batch)}; use run.select(…)")
+def refuse_several(run: Run, what: str, *, covariates: bool = False) -> None:
+    """Refuse a run of more than one series; see :func:`refuse_variates`."""
+    targets = refuse_variates(run, covariates=covariates)
+    if len(targets) != 1:
+        raise InputError(f"{what} for one series at a time, got {len(targets)}; use run.select(…)")
 
 
-def refuse_variates(batch: SeriesBatch) -> None:
-    """Refuse a multivariate batch: a single variate is a different input from its item."""
+def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
+    """Refuse variates; return rows of targets, beside which ``covariates`` may stand where rows are series."""
+    batch = run.batch.targets() if covariates and not run.lens.adapter.packed else run.batch
     if batch.multivariate:
         raise InputError(
-            "these probes read the attention of univariate series, and variates attend differently one by one than "
-            "together; read them together with "
-            "lens.run_with_cache(series, names_filter='**.hook_pattern')"
+            "the series of an item attend to one another, and this is defined for the attention of one series over "
+            "its own past; lens.run_with_cache(series, names_filter='**.hook_pattern') reads all of their attention"
         )
+    return np.flatnonzero(run.batch.is_target).tolist()
 
 
 def row_entropy(pattern: np.ndarray) -> np.ndarray:
@@ -203,14 +204,14 @@ def head_entropy(
         >>> probes.head_entropy(run)["entropy"].dims
         ('layer', 'head')
     """
-    refuse_variates(run.batch)
+    rows = refuse_variates(run, covariates=True)
     row, attention, layers = pick_attention(run.lens, None, kind)
     entropies = []
-    for i in range(len(run.batch)):
+    for place in rows:
         # the patterns of one series at a time are held
-        entropies.append(_patterns(run.select(i), row, attention, layers)["entropy"])
+        entropies.append(_patterns(run.select(place), row, attention, layers)["entropy"])
         if progress is not None:
-            progress(i + 1, len(run.batch))
+            progress(len(entropies), len(rows))
     entropy = xr.concat(entropies, dim="series").mean("series")
     data = xr.Dataset({"entropy": entropy, "normalised": normalise(entropy)})
     data["sharp"] = data["normalised"] < sharp_below

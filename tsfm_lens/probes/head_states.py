@@ -13,12 +13,7 @@ from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
-from tsfm_lens.probes.attention import (
-    attention_patterns,
-    forecast_queries,
-    normalise,
-    shown_attention,
-)
+from tsfm_lens.probes.attention import attention_patterns, forecast_queries, normalise, refuse_variates, shown_attention
 from tsfm_lens.probes.attribution import decomposed, of_median
 from tsfm_lens.probes.weights import head_spectra
 from tsfm_lens.probes.zero_ablation import ablation_effects
@@ -34,9 +29,9 @@ _MAX_BINS = 256  # stretches of the context that attention is told for
 
 
 def _some_series(results: Any) -> tuple[Run]:
-    """Select the first series of a report's run."""
+    """Select the first items of a report's run."""
     run = results.run
-    return (run if run.batch.multivariate else run.select(list(range(min(len(run.batch), _MAX_SERIES)))),)
+    return (run.select(np.flatnonzero(run.batch.group_index < _MAX_SERIES).tolist()),)
 
 
 @probe(
@@ -64,7 +59,8 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         that of single queries on at most 256 stretches of ``bin_steps`` steps, which end at the forecast start;
         ``step_row`` (series, step) is the row that a step is read from. Without series: ``stable_rank`` (product,
         layer, head) and ``singular_value`` (…, mode). ``quantile_forecast`` (series, quantile, step) is
-        the plain forecast; coordinate ``component`` names the heads.
+        the plain forecast; coordinate ``component`` names the heads. Attributes: ``other_kinds`` of attention in the
+        stack, and the ``special`` tokens among the keys.
 
     Source:
         tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK).
@@ -77,9 +73,10 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
         >>> dict(probes.head_states(run.shortened(2))["attention"].sizes)
         {'series': 1, 'layer': 3, 'head': 4, 'time': 128}
     """
-    maps, views = _attention(run, kind)
+    rows = refuse_variates(run, covariates=True)
+    maps, views = _attention(run, rows, kind)
     attention = str(maps.attrs["attention"])
-    data = run.dataset().assign_coords(layer=maps["layer"], head=maps["head"])
+    data = run.dataset().isel(series=rows).assign_coords(layer=maps["layer"], head=maps["head"])
     stack, heads = str(maps.attrs["stack"]), data["head"].values
     layers = [int(layer) for layer in data["layer"].values]
     names = [[str(Component(stack, layer, attention, int(head))) for head in heads] for layer in layers]
@@ -87,14 +84,13 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     data = data.assign_coords(component=(where, names))
     data.update(views)
     data["normalised_entropy"] = data["entropy"].groupby("series").map(normalise)
-    spectra = head_spectra(run.lens, kind=attention).sel(layer=data["layer"])
-    data.update(spectra[["singular_value", "stable_rank"]])
+    data.update(head_spectra(run.lens, kind=attention).sel(layer=data["layer"])[["singular_value", "stable_rank"]])
     # in data units
     parts = decomposed(run, "expected_value" if run.tokens_read else None).isel(decomposition=0)
     decomposition, attribution = str(parts["decomposition"].item()), of_median(parts["attribution"])
     order = {str(name): place for place, name in enumerate(attribution["component"].values)}
     each_head = [[order[name] for name in row] for row in names]
-    writes = attribution.transpose("series", "component", "step").values
+    writes = attribution.transpose("series", "component", "step").values[rows]
     sizes = np.abs(writes[..., run.first_step :]).mean(axis=-1)
     of_series = ("series", *where)
     data["write"], data["write_size"] = ((*of_series, "step"), writes[:, each_head]), (of_series, sizes[:, each_head])
@@ -102,31 +98,36 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     data["write_share"] = data["write_size"] / xr.DataArray(np.where(total > 0, total, 1.0), dims="series")
     effects = ablation_effects(run, components=data["component"].values.ravel().tolist())
     for each in {"mean_shift", "spearman_distance"} & set(effects):
-        data[each] = (of_series, effects[each].transpose("series", "component").values.reshape(-1, *shape))
+        data[each] = (of_series, effects[each].transpose("series", "component").values[rows].reshape(-1, *shape))
     data["mean_shift_acts"] = (where, effects["mean_shift_acts"].values.reshape(shape))
     # whole distributions, which single forwards of a token model do not give
     plain, axes = run.forecast, ("series", "quantile", "step")
     variants = [Variant(str(name), (Zero(str(name)),)) for name in data["component"].values.ravel()]
     options: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed, "progress": progress}
     result = forecast_variants(run.lens, run.batch, run.horizon, variants, quantiles=plain.levels, **options)
-    ablated = result.quantiles.reshape(*shape, *plain.quantiles.shape)
+    ablated = result.quantiles.reshape(*shape, *plain.quantiles.shape)[:, :, rows]
     data = data.assign_coords(quantile=list(plain.levels))
-    data = data.assign(quantile_forecast=(axes, plain.quantiles), ablated_forecast=((*where, *axes), ablated))
+    data = data.assign(quantile_forecast=(axes, plain.quantiles[rows]), ablated_forecast=((*where, *axes), ablated))
     samples = plain.samples
     facts = {"stack": maps.attrs["stack"], "attention": attention, "decomposition": decomposition}
     facts |= {"samples": 0 if samples is None else samples.shape[1]}
+    facts["special"] = " ".join(sorted({*maps["key_special"].values.tolist()} - {""}))
+    stack_rows = run.lens.wiring.stack(stack)
+    kinds = {row.kind for layer in range(stack_rows.n_layers) for row in stack_rows.attentions(layer)}
+    facts["other_kinds"] = " ".join(sorted(kinds - {attention}))
     data.attrs = run.describe("explore", "One head at a time", _SOURCE, **facts)
     # whole forecasts have medians, whatever the head; the target of a write has an attribute of its own
     data.attrs["write_to"] = data.attrs.pop("statistic", "expected value" if run.tokens_read else "median")
     return data
 
 
-def _attention(run: Run, kind: str | None) -> tuple[xr.Dataset, xr.Dataset]:
-    """Collect the attention of all series; the maps of the first one say what of."""
-    maps = [attention_patterns(run.select([place]), kind=kind) for place in range(len(run.batch))]
+def _attention(run: Run, rows: list[int], kind: str | None) -> tuple[xr.Dataset, xr.Dataset]:
+    """Collect the attention of some series; the maps of the first one say what of."""
+    maps = [attention_patterns(run.select([place]), kind=kind) for place in rows]
     width = run.dataset().sizes["time"]
     views = [xr.Dataset({"entropy": each["entropy"], **attention_over_steps(each, width)}) for each in maps]
-    return maps[0], xr.concat(views, xr.DataArray(list(run.batch.ids), dims="series", name="series"), data_vars="all")
+    ids = xr.DataArray([run.batch.ids[row] for row in rows], dims="series", name="series")
+    return maps[0], xr.concat(views, ids, data_vars="all")
 
 
 def attention_over_steps(maps: xr.Dataset, width: int) -> dict[str, xr.DataArray]:

@@ -98,7 +98,9 @@ def induction_scores(
     start = torch.full((n_sequences, 1), tokens.model.config.decoder_start_token_id)
     if decoding == "forced":
         decoder = torch.cat([start, motifs[:, :-1]], dim=1)
-        targets = _forced_targets(motifs, repeats)
+        # the same place in the last repeat: the decoder goes along the motif
+        keys = ((repeats - 1) * motif + torch.arange(motif - 1)).expand(n_sequences, -1)
+        targets = _Targets(keys, motifs[:, 1:], torch.ones(n_sequences, motif - 1, dtype=torch.bool))
     else:
         decoder = _roll_out(lens, ids, torch.cat([start, motifs[:, :1]], dim=1), motif)
         targets = _match_targets(ids[:, : motif * repeats], decoder[:, 1:])
@@ -108,7 +110,9 @@ def induction_scores(
     with torch.no_grad():
         targets = _Targets(*(part.to(lens.device) for part in targets))
         valid = targets.valid
-        selection = targets._replace(valid=_select_positions(valid, positions))
+        rank = valid.cumsum(dim=1)
+        right = {"all": rank, "first": 1, "last": rank[:, -1:]}[positions]
+        selection = targets._replace(valid=valid & (rank == right))
         pool = frequent_tokens(lens, within).to(lens.device)
         score = by_row(partial(_copy_scores, lens, targets=selection, unembedding=_unembedding(lens), pool=pool))
         # the heads' writes are scored while the model runs, and never stored
@@ -192,13 +196,6 @@ def _roll_out(lens: Lens, ids: Tensor, prompt: Tensor, motif: int) -> Tensor:
     return torch.nn.functional.pad(tokens, (0, short), value=int(lens.tokens.settings.pad_token_id))
 
 
-def _forced_targets(motifs: Tensor, repeats: int) -> _Targets:
-    """Return the same place in the last repeat: the decoder goes along the motif."""
-    count, motif = motifs.shape
-    keys = (repeats - 1) * motif + torch.arange(motif - 1)
-    return _Targets(keys.expand(count, -1), motifs[:, 1:], torch.ones(count, motif - 1, dtype=torch.bool))
-
-
 def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
     """Return the last instance of each token that still has another one of the context after it."""
     # the last token of the context is followed by nothing that could be copied
@@ -210,14 +207,6 @@ def _match_targets(context: Tensor, tokens: Tensor) -> _Targets:
         raise InputError("the rollout gives no token of its context, so there is no match; use decoding='forced'")
     keys = keys.clamp(min=0)
     return _Targets(keys, context.gather(1, keys + 1), valid)
-
-
-def _select_positions(valid: Tensor, positions: str) -> Tensor:
-    """Select the positions to read among those that have a right token, (sequence, position)."""
-    if positions == "all":
-        return valid
-    rank = valid.cumsum(dim=1)
-    return valid & (rank == (1 if positions == "first" else rank[:, -1:]))
 
 
 def _prefix_weights(pattern: Tensor, targets: _Targets, offset: int) -> Tensor:

@@ -189,15 +189,13 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     if not len(alike):
         return int(np.nanargmin(errors)) + 1
     times = np.flatnonzero(np.isfinite(context))
-    line = np.polyfit(times, context[times], 1)
-    straight = np.polyval(line, np.arange(len(context) + len(forecast)))
+    straight = np.polyval(np.polyfit(times, context[times], 1), np.arange(len(context) + len(forecast)))
     gaps = _folded_gaps(context - straight[: len(context)], forecast - straight[len(context) :], alike)
     best = int(np.nanmean(gaps, axis=1).argmin())
     excess = gaps - gaps[best]
     doubt = norm.isf(rare) * np.nanstd(excess, axis=1) / np.sqrt(np.isfinite(excess).sum(axis=1))
     equal = alike[np.nanmean(excess, axis=1) <= doubt + rounding]
-    divisors = np.round(alike[best] / np.arange(1, alike[best] + 1))
-    return int(equal[np.isin(equal, divisors)][0])
+    return int(equal[np.isin(equal, np.round(alike[best] / np.arange(1, alike[best] + 1)))][0])
 
 
 def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) -> np.ndarray:
@@ -215,8 +213,7 @@ def _folded_gaps(context: np.ndarray, forecast: np.ndarray, lags: np.ndarray) ->
             finite = np.isfinite(copy)
             total[finite] += copy[finite]
             count += finite
-        mean = np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0)
-        out[row] = np.abs(whole[half:] - mean)
+        out[row] = np.abs(whole[half:] - np.divide(total, count, out=np.full(len(at), np.nan), where=count > 0))
     return out
 
 
@@ -272,7 +269,7 @@ def head_parroting(
         ('layer', 'head', 'series')
     """
     batch, steps = run.batch, run.horizon
-    refuse_variates(batch)
+    refuse_variates(run)
     shortest, parrot = min(batch.lengths), naive_parrots(batch, steps, motif)[0]
     if lag is not None and not 1 <= lag < shortest:
         raise InputError(f"lag is {lag}, expected 1 to {shortest - 1}: the shortest context has {shortest} steps")
@@ -372,8 +369,7 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     for name, values in columns.items():
         data[name] = (("series",), values)
     data["forecast"] = (("series", "step"), forecast)
-    cycles = np.arange(1, max(steps / 3, 1) + 1e-9, 1 / _FINENESS)
-    trial = (steps / cycles)[::-1]
+    trial = (steps / np.arange(1, max(steps / 3, 1) + 1e-9, 1 / _FINENESS))[::-1]
     parts: dict[str, Any] = {"context": [values[-steps:] for values in batch.values], "forecast": forecast}
     parts |= {"truth": data["truth"].values} if "truth" in data else {}
     grid = [[[amplitude_at(v, p) for p in trial] for v in values] for values in parts.values()]
@@ -419,8 +415,7 @@ def dominant_period(values: np.ndarray) -> float:
         return 2.0
     time = np.arange(len(values))
     filled = np.interp(time, time[finite], values[finite])
-    flat = filled - np.polyval(np.polyfit(time, filled, 1), time)
-    spectrum = np.abs(np.fft.rfft(flat))
+    spectrum = np.abs(np.fft.rfft(filled - np.polyval(np.polyfit(time, filled, 1), time)))
     lowest = 3  # cycles in the series
     place = lowest + int(spectrum[lowest:].argmax())
     near = np.linspace(max(place - 1, lowest), min(place + 1, len(spectrum) - 1), 41)

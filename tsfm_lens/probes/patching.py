@@ -27,13 +27,7 @@ from tsfm_lens.models.noise import noise_floor, ranges, share_floor, told_apart
 from tsfm_lens.models.recording import refuse_run
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
-from tsfm_lens.probes.places import (
-    Place,
-    group_coords,
-    place_coords,
-    places_of,
-    position_groups,
-)
+from tsfm_lens.probes.places import Place, group_coords, place_coords, places_of, position_groups
 from tsfm_lens.registry import probe
 
 __all__ = ["activation_patching", "attribution_patching"]
@@ -55,11 +49,13 @@ def activation_patching(
 ) -> xr.Dataset:
     """Patch every place and token position of a clean run into the corrupted one, or the other way round.
 
-    The corruption should keep the mean and scale of a series, because patches do not carry them over.
+    The corruption should keep the mean and scale of a series, because patches do not carry them over. Where a token
+    model's decoder is teacher-forced, both runs follow the path of the run that is patched, so they differ in the
+    context alone; the other's forecast is then not its own.
 
     Args:
         clean: the run to explain.
-        corrupted: a run of the same series with something removed, of equal lengths (see
+        corrupted: a run of the same series with something removed, of equal ids and lengths (see
             :mod:`tsfm_lens.data.corruption`), with the same options as the clean run.
         at: "stream" (residual stream around each layer), "branches", "heads", or names and globs of places.
         stack: the stack whose tokens are patched; the first if None.
@@ -75,13 +71,14 @@ def activation_patching(
         from the unpatched forecast in data units; for both what :func:`tsfm_lens.findings.judge` adds, with the
         noise of both runs; ``forecast`` (…, step); ``clean_forecast`` and ``corrupted_forecast`` (series, step);
         ``corrupted_context``. Positions have ``position_start``, ``position_stop`` in steps, and ``position_special``.
+        The attribute ``path`` says whose path both decoders read, such as "corrupted"; others have none.
 
     Source:
         Meng et al. 2022; Heimersheim and Nanda 2024 on the two directions.
 
     Raises:
-        InputError: the runs have other options or lengths, the corruption does nothing, or places of several stacks are
-            patched by position.
+        InputError: the runs have other options, ids or lengths, the corruption does nothing, or places of several
+            stacks are patched by position.
         UnknownNameError: no such place.
 
     Example:
@@ -226,7 +223,10 @@ class RunPair:
 
     def parameters(self) -> dict[str, object]:
         """Return attributes that say how a result was run."""
-        return {"direction": self.direction, "rollout": int(self.base.rollout), "statistic": self.base.statistic}
+        base, path = self.base, self.source.forced_path
+        shared = path is not None and not base.rollout and np.array_equal(path, base.path)
+        of_base = {"path": "corrupted" if self.direction == "denoise" else "clean"} if shared else {}
+        return {"direction": self.direction, "rollout": int(base.rollout), "statistic": base.statistic, **of_base}
 
 
 def contrast(
@@ -269,6 +269,12 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
         if one != other:
             raise InputError(f"the clean run has {what} {one}, the corrupted {other}; make both with the same {what}")
     batch, changed = clean.batch, corrupted.batch
+    if batch.ids != changed.ids:
+        raise InputError(
+            f"the clean series are {', '.join(batch.ids)}, the corrupted ones {', '.join(changed.ids)}, and a pair has "
+            "the same ids: corrupted.select(clean.batch.ids) puts them in order; data.shift_phase, swap_season and "
+            "remove_motif corrupt a series; dataclasses.replace(batch, ids=…) names series that are meant as a pair"
+        )
     if batch.lengths != changed.lengths:
         raise InputError(
             f"the clean series have lengths {batch.lengths}, the corrupted {changed.lengths}: their tokens must "
@@ -276,11 +282,6 @@ def _refuse_unlike(clean: Run, corrupted: Run) -> None:
         )
     if not np.array_equal(batch.group_index, changed.group_index):
         raise InputError("clean and corrupted series are grouped into items differently, so variates would differ")
-    if batch.ids != changed.ids and set(batch.ids) == set(changed.ids):
-        raise InputError(
-            f"clean series are in the order {', '.join(batch.ids)}, corrupted in {', '.join(changed.ids)}; "
-            "corrupted.select(clean.batch.ids) puts them in order"
-        )
 
 
 @probe("attribution_patching", "pair")

@@ -56,8 +56,12 @@ def heads_by_stable_rank(
     """
     refuse_word("order", order, ORDERS)
     attention, n_heads = _check_layers(lens, keep, kind)
-    ranks = _stable_ranks(lens, attention)
-    first = {layer: _ablation_order(ranks, layer, order)[: n_heads - count] for layer, count in keep.items()}
+    places = head_spectra(lens, kind=attention, products=["QK"])["order"].sel(product="QK")
+    ascending = {layer: np.argsort(places.sel(layer=str(layer)).values) for layer in keep}
+    first = {
+        layer: heads[:: 1 if order == "low" else -1][: n_heads - keep[layer]].tolist()
+        for layer, heads in ascending.items()
+    }
     return _heads(lens, first, attention, paired)
 
 
@@ -109,17 +113,6 @@ def diffuse_heads(entropy: xr.Dataset, count: int = 1) -> list[Component]:
         2
     """
     return _by_entropy(entropy, count, -1.0)
-
-
-def _stable_ranks(lens: Lens, kind: str) -> xr.DataArray:
-    """Return places by stable rank, (layer, head)."""
-    return head_spectra(lens, kind=kind, products=["QK"])["order"].sel(product="QK")
-
-
-def _ablation_order(ranks: xr.DataArray, layer: int, order: str) -> list[int]:
-    """Return the heads of a layer in the order in which they are ablated."""
-    ascending = np.argsort(ranks.sel(layer=str(layer)).values)
-    return [int(head) for head in (ascending if order == "low" else ascending[::-1])]
 
 
 def _check_layers(lens: Lens, keep: Mapping[int, int], kind: str | None) -> tuple[str, int]:
@@ -197,11 +190,12 @@ def ablation_recipes(
 
     Returns:
         Dataset of kind "recipes" over ``recipe`` ("original" first) and ``series``: ``quantile_forecast`` (…, quantile,
-        step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``spearman_distance`` to the original;
-        ``spread_ratio``, the median forecast's standard deviation over that of as many last context steps; with a truth
-        ``mae``, ``mase``, and ``mae_change``, ablated over original less 1; for distance and change what
-        :func:`tsfm_lens.findings.judge` adds. Per recipe ``components``, ``n_heads``, ``heads_share`` of all
-        heads of the kinds of attention that it touches, and ``n_mlps``.
+        step) and, of sampling models, ``sample`` (…, draw, step), in data units; ``mean_shift``, the mean distance of
+        the medians from the original's; ``spearman_distance`` to it; ``spread_ratio``, the median forecast's standard
+        deviation over that of as many last context steps; with a truth ``mae``, ``mase``, and ``mae_change``, ablated
+        over original less 1; for distance and change what :func:`tsfm_lens.findings.judge` adds. Per recipe
+        ``components``, ``n_heads``, ``heads_share`` of all heads of the kinds of attention that it touches, and
+        ``n_mlps``.
 
     Source:
         tsfm-lens paper, section 5, figures 6 and 12 to 15 (S3-HEAVY, S3-SPEAR).
@@ -288,7 +282,7 @@ def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     steps, where = medians.shape[-1], ("recipe", "series")
     measures: dict[str, Measure] = {"spearman_distance": rank_distance} if steps > 1 else {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
-    spread = medians.std(axis=-1)
+    data["mean_shift"], spread = (where, np.abs(medians - medians[0]).mean(axis=-1)), medians.std(axis=-1)
     data["spread_ratio"] = (where, np.divide(spread, past, out=np.full_like(spread, np.nan), where=past > 0))
     if run.truth is not None:
         truth = run.truth

@@ -24,7 +24,6 @@ from tsfm_lens.probes.attention import (
     pattern_coords,
     pick_attention,
     refuse_several,
-    refuse_variates,
     row_entropy,
     span_coords,
 )
@@ -68,7 +67,6 @@ def autoregressive_attention(
         >>> probes.autoregressive_attention(run)["attention"].dims
         ('layer', 'head', 'key', 'query')
     """
-    refuse_variates(run.batch)
     refuse_several(run, "autoregressive attention is drawn")
     refuse_word("keys", keys, ("time", "window"))
     row, attention_kind, layers = pick_attention(run.lens, stack, kind)
@@ -117,8 +115,9 @@ def autoregressive_attention(
 def _passes(run: Run) -> list[tuple[int, Encoded]]:
     """Return the forwards of a rollout: the number of forecast steps known to each, and its input."""
     lens, batch, steps = run.lens, run.batch, run.horizon
-    width = lens.longest_pass
-    if steps <= width or not lens.rereads:
+    width, adapter = lens.longest_pass, lens.adapter
+    rereads = adapter.rollout == "refeed" or (adapter.rollout == "tokens" and adapter.restarts)
+    if steps <= width or not rereads:
         # the run refuses a horizon that one pass cannot forecast
         return [(0, run.encoded)]
     values = run.forecast.median if run.forced_path is None else run.forced_path
@@ -262,7 +261,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
         ('layer', 'head', 'query', 'key')
     """
     lens = run.lens
-    refuse_several(run, "norm-weighted attention is computed")
+    refuse_several(run, "norm-weighted attention is computed", covariates=True)
     stack, attention, layers = pick_attention(lens, None, kind)
     at = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
     acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in ("hook_pattern", "hook_v")])
@@ -273,7 +272,7 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
             values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
             writes = torch.einsum("phc,hcd->hpd", values, weights.W_O)
             norms.append(acts[f"{place}.hook_pattern"][0] * writes.norm(dim=-1)[:, None] * weights.scale)
-    norm = (("layer", "head", "query", "key"), torch.stack(norms).cpu().numpy())
+    norm = (("layer", "head", "query", "key"), torch.stack(norms).float().cpu().numpy())
     data = xr.Dataset({"norm": norm}, coords=pattern_coords(run, stack, attention, layers))
     facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
     data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **facts)

@@ -154,7 +154,7 @@ def _reducer(
     at = f"{stack.prefix}.{layer}.{kind}"
     if normed or not stack.attention(kind, layer).post_norm:
         return f"{at}.hook_result", by_row(partial(reduce))
-    project = lens.weights.heads(layer, kind, stack.name).W_O.detach()
+    project = lens.weights.heads(layer, kind, stack.name).W_O
 
     def reduce_projection(states: Tensor) -> Tensor:
         return reduce(torch.einsum("bphd,hdm->bphm", states, project))

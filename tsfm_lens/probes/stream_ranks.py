@@ -393,7 +393,7 @@ class _AttentionGrowth:
             self.agrees = bool((outputs - mixture).abs().max() <= _AGREES * outputs.abs().max())
         if not self.agrees:
             return
-        writes = torch.einsum("nhd,hdm->nm", outputs, self.weights.W_O.detach().cpu().double()) * self.weights.scale
+        writes = torch.einsum("nhd,hdm->nm", outputs, self.weights.W_O.cpu().double()) * self.weights.scale
         self.after.add(after[visible])
         self.before.add(after[visible] - writes)
         masked = pattern * visible[:, None, :, None]
@@ -412,7 +412,7 @@ class _AttentionGrowth:
             return np.full(width, np.nan), np.full(width, np.nan)
         out, scale = self.weights.W_O.cpu().double(), abs(self.weights.scale)
         writes = [
-            norm * scale * spectrum.singular_values_through(out[head])
+            norm * scale * spectrum.singular_values(out[head])
             for head, (norm, spectrum) in enumerate(zip(self.norms, self.values, strict=True))
         ]
         most = max(map(len, writes))
@@ -446,13 +446,9 @@ class StreamedSpectrum:
         self._longest = max(self._longest, float(part.norm(dim=1).max()))
         self._factor = torch.linalg.qr(torch.cat([self._factor, part]), mode="r").R
 
-    def singular_values(self) -> np.ndarray:
-        """Compute all of them, descending: as many as the shorter side of the matrix is long."""
-        return torch.linalg.svdvals(self._factor).numpy()
-
-    def singular_values_through(self, map_of_rows: Tensor) -> np.ndarray:
-        """Compute those of the matrix times another one, (width, any), descending."""
-        return torch.linalg.svdvals(self._factor @ map_of_rows.detach().cpu().double()).numpy()
+    def singular_values(self, map_of_rows: Tensor | None = None) -> np.ndarray:
+        """Compute all of them, descending: as many as the shorter side of the matrix is long, or of it times a map."""
+        return torch.linalg.svdvals(self._factor if map_of_rows is None else self._factor @ map_of_rows).numpy()
 
     def rounding_floor(self, values: np.ndarray, blocks: int) -> float:
         """Bound how far the rounding of a forward moves singular values, over the largest."""

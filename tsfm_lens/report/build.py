@@ -44,6 +44,7 @@ def build_report(
     title: str,
     provenance: Mapping[str, str],
     remarks: Mapping[str, str] | None = None,
+    notes: Sequence[str] = (),
 ) -> Path:
     """Write one self-contained HTML file with all results: figures, readings, tables, provenance.
 
@@ -53,6 +54,7 @@ def build_report(
         title: heading of the report.
         provenance: what the numbers come from, in the order shown.
         remarks: sentences of your own by name of a result, shown before those computed from the numbers.
+        notes: sentences above all results.
 
     Returns:
         The file written, at most 10 MB; figures beyond that are left out, which the report says.
@@ -70,7 +72,7 @@ def build_report(
         if name not in results:
             raise unknown_name("result", name, results)
     target = page_at(path)
-    page = page_of(results, panels_of(results), title=title, provenance=provenance, remarks=remarks)
+    page = page_of(results, panels_of(results), title=title, provenance=provenance, remarks=remarks, notes=notes)
     return write_together({target: page})[0]
 
 
@@ -109,7 +111,7 @@ def page_of(
     remarks: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> bytes:
-    """Render the page as a file's content; ``panels`` come from :func:`panels_of`, ``notes`` stand above results."""
+    """Render the page as a file's content; ``panels`` come from :func:`panels_of`."""
     script = packed(get_plotlyjs())
     sections: list[Section] = []
     for place, (name, ds) in enumerate(results.items(), start=1):
@@ -179,9 +181,11 @@ def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark:
     """Build the section of one result."""
     entry = measurement_of(ds, name)
     file = f"{entry.title.lower().replace(' ', '-')}-{anchor}"
+    title = str(ds.attrs.get("title", "") or entry.title)
+    words = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
     return {
         "anchor": anchor,
-        "heading": _in_words(str(ds.attrs.get("title", "") or entry.title)),
+        "heading": words[:1].upper() + words[1:],
         "description": entry.description,
         "subject": entry.subject(ds) if entry.subject else _on_series(ds),
         "remark": remark,
@@ -191,17 +195,8 @@ def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark:
     }
 
 
-def _in_words(title: str) -> str:
-    """Spell out the kind of attention in a title."""
-    text = re.sub(r"\w+_attn\b", lambda kind: kind_word(kind[0]), title)
-    return text[:1].upper() + text[1:]
-
-
 def _on_series(ds: xr.Dataset) -> str:
     series = names(ds, "series") or [str(name) for name in [ds.attrs.get("series")] if name]
-    if len(series) > _MAX_NAMES and "role" in ds.coords:
-        # of a number of series a reader takes each for one that is forecast
-        series = names(ds.isel(series=ds["role"].values == "target"), "series")
     return f"{model_of(ds)} on {shown(series, limit=_MAX_NAMES)}" if series else model_of(ds)
 
 
@@ -227,7 +222,6 @@ def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
         bare = go.Figure(panel.figure)
         meta = {"title": bare.layout.title.text or "", "subtitle": "", "min_width": 0}
         bare.layout.title.text = None
-    sentences = [_typeset(text) for text in panel.sentences]
     return {
         "anchor": anchor,
         "title": meta["title"],
@@ -235,7 +229,7 @@ def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
         "spec": packed(bare.to_json()),
         "height": int(bare.layout.height or _HEIGHT),
         "min_width": int(meta["min_width"]),
-        "sentences": sentences,
+        "sentences": [_typeset(text) for text in panel.sentences],
         "table": download(panel.table, f"{file}.csv"),
     }
 

@@ -12,7 +12,7 @@ from tsfm_lens.verdict import verdict
 from tsfm_lens.viz.findings import finding
 from tsfm_lens.viz.head_states import head_name
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
-from tsfm_lens.viz.linked import effects
+from tsfm_lens.viz.linked import EVEN, MOSTLY, effects, other_keys
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, forecast_series, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.theme import number, percent
@@ -36,10 +36,8 @@ def cards_of(results: Mapping[str, Any], anchors: Mapping[str, str]) -> list[dic
         ds = results[name]
         ids = names(ds, "series")
         shown = [ids.index(explained)] if explained in ids else forecast_series(ds, MAX_SERIES)
-        cards = {names(ds, "series")[place]: make(ds, place) for place in shown}
-        rows.append(
-            {"title": title, "anchor": anchors[name], "cards": {key: card for key, card in cards.items() if card}}
-        )
+        cards = {ids[place]: make(ds, place) for place in shown}
+        rows.append({"title": title, "anchor": anchors[name], "cards": {key: one for key, one in cards.items() if one}})
     return [card for card in rows if card["cards"]]
 
 
@@ -83,14 +81,14 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
         unit = unit_of(ds, series) or "data units"
     if len(values) < 2:
         return {}
-    falls = int(np.argmin(np.diff(values))) + 1
-    note = f"{what} of the lens forecast after each layer, mean over steps; it falls most there"
+    falls, sinks = int(np.argmin(np.diff(values))) + 1, values[-1] < values[0]
+    verdict = "it falls most there" if sinks else "it ends no lower than in the embedding, so it names no layer"
+    note = f"{what} of the lens forecast after each layer, mean over steps; {verdict}"
     points = [
         (label, measured(unit)(value), value / (values.max() or 1.0))
         for label, value in zip(layers, values.tolist(), strict=True)
     ]
-    big = f"mostly in {layers[falls]}" if np.diff(values).min() < 0 else "in no layer"
-    return {"big": big, "note": note, "line": points}
+    return {"big": f"mostly in {layers[falls]}" if sinks else f"not told by {what}", "note": note, "line": points}
 
 
 def _needs(ds: xr.Dataset, series: int) -> Card:
@@ -112,8 +110,7 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
     marks = {" ★": "★ significant over series", " ◆": "◆ larger than in untrained twins"}
     legend = [words for sign, words in marks.items() if any(sign in label for label, *_ in bars)]
     tested = "; ".join(legend) or "none is significant over series"
-    note = f"mean change of the forecast without it ({unit}); {tested}"
-    return {"big": labels[order[0]], "note": note, "bars": bars}
+    return {"big": labels[order[0]], "note": f"mean change of the forecast without it ({unit}); {tested}", "bars": bars}
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
@@ -131,9 +128,8 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
             lags[start + (step if len(set(steps)) > 1 else 0)] += rows[layer, head, row] / len(steps)
         lag, rest = int(lags.argmax()), max(1 - float(lags.sum()), 0.0)
         # special tokens, padding, and of self-attention the forecast
-        where, share = (f"{lag} steps back", float(lags[lag])) if rest < 0.5 else ("other tokens", rest)
-        # twice what an even spread gives is the least that is a place
-        where = "evenly" if share * n_bins < 2 else where
+        where, share = (f"{lag} steps back", float(lags[lag])) if rest < MOSTLY else (other_keys(ds), rest)
+        where = "evenly" if share * n_bins < EVEN else where
         bars.append((f"{head_name(ds, layer, head)}: {where}", share))
     since = "from the step that is forecast" if len(set(steps)) > 1 else "from the forecast start"
     note = f"main lag {since} of the heads with the largest effects, and their attention there"

@@ -166,9 +166,13 @@ def report(
     missing = {} if left_out is None else left_out
     run = run.compared()
     results = analyse(run, sections=sections, options=options, progress=progress, left_out=missing)
-    ids = run.batch.ids
-    heading = title or f"{run.lens.model_id} on {', '.join(ids[:4])}{' …' if len(ids) > 4 else ''}"
-    return write_page(run, results, out, heading, sources, progress, missing)
+    return write_page(run, results, out, title or heading_of(run.lens.model_id, run.batch), sources, progress, missing)
+
+
+def heading_of(model: str, batch: SeriesBatch) -> str:
+    """Name a model and the first series that it forecasts."""
+    ids = batch.targets().ids
+    return f"{model} on {', '.join(ids[:_MAX_NAMES])}{' …' if len(ids) > _MAX_NAMES else ''}"
 
 
 def write_page(
@@ -180,13 +184,11 @@ def write_page(
     progress: Progress | None,
     missing: Mapping[str, str],
 ) -> Path:
-    """Write the results of a run as one HTML file; missing sections are listed with the provenance."""
+    """Write the results of a run as one HTML file; missing sections are named above them."""
     notify = progress or (lambda *_: None)
     notify("report", 0, 1)
-    facts = provenance(run, sources)
-    if missing:
-        facts["left out"] = "; ".join(f"{section}: {reason}" for section, reason in missing.items())
-    path = build_report(results, out, title=heading, provenance=facts)
+    notes = [f"Left out: {section}, since {reason.partition('; ')[0]}." for section, reason in missing.items()]
+    path = build_report(results, out, title=heading, provenance=provenance(run, sources), notes=notes)
     notify("report", 1, 1)
     return path
 

@@ -46,7 +46,7 @@ def build_sweep_report(
         panels,
         title=title,
         provenance={str(key): written(value) for key, value in provenance.items()},
-        notes=[*notes, *_missing(results, panels), *methods_of(list(results.values()))],
+        notes=[*_leads(results, panels), *notes, *_missing(results, panels), *methods_of(list(results.values()))],
     )
     contents: dict[Path, bytes] = {}
     drawings = [panel for each in panels.values() for panel in each]
@@ -59,6 +59,13 @@ def build_sweep_report(
     contents[folder / "index.html"] = page
     write_together(contents)
     return folder / "index.html"
+
+
+def _leads(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]) -> list[str]:
+    """Return the first sentence on each model of the first figure."""
+    name = next((name for name in results if panels[name]), "")
+    said = {text.partition(":")[0]: text for panel in panels.get(name, [])[:1] for text in reversed(panel.sentences)}
+    return [said[model] for model in dict.fromkeys(results[name].get("model", ())) if model in said] if name else []
 
 
 def _missing(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]) -> list[str]:

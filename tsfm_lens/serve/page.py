@@ -83,8 +83,8 @@ class Dropped(anywidget.AnyWidget):
 class Columns(widgets.Accordion):
     """Menus for ids, times, targets and covariates; empty menus leave the choice to the rules of reading."""
 
-    def __init__(self, on_change: Callable[[], None]) -> None:
-        self._on_change, self._quiet = on_change, False
+    def __init__(self, on_change: Callable[[], object]) -> None:
+        self._quiet = False
         self.menus: dict[str, widgets.Widget] = {
             name: widgets.Dropdown(options=[(_BY_RULE, "")], description=words, **WIDE) for name, words in _ONE.items()
         }
@@ -92,7 +92,7 @@ class Columns(widgets.Accordion):
             name: widgets.SelectMultiple(options=[], description=words, rows=4, **WIDE) for name, words in _MANY.items()
         }
         for menu in self.menus.values():
-            menu.observe(self._notify, "value")
+            menu.observe(lambda _change: self._quiet or on_change(), "value")
         layout = widgets.Layout(flex_flow="row wrap", grid_gap="6px")
         super().__init__([widgets.HBox(list(self.menus.values()), layout=layout)], titles=("Columns of the file",))
         self.offer(None)
@@ -115,10 +115,6 @@ class Columns(widgets.Accordion):
     def chosen(self) -> dict[str, Any]:
         """Arguments of :func:`tsfm_lens.data.read_series`."""
         return {key: menu.value if key in _ONE else list(menu.value) for key, menu in self.menus.items() if menu.value}
-
-    def _notify(self, _change: Any) -> None:
-        if not self._quiet:
-            self._on_change()
 
 
 _TABS = ("Forecast", "Heads", "Explanation")
@@ -199,8 +195,7 @@ class Page(widgets.VBox):
     def _read(self) -> None:
         """Read the chosen files and forecast; the earlier series stay if they cannot be read."""
         with self._task("reading …"):
-            reading = self._reading | self.columns.chosen
-            self.batch = read_sources(self._sources, **reading)
+            self.batch = read_sources(self._sources, **self._reading | self.columns.chosen)
             first = dict(zip(reversed(self.batch.groups), reversed(self.batch.ids), strict=True))
             # by the name of its first series, which a file gives it
             items = [(first[group], group) for group in dict.fromkeys(self.batch.groups)]

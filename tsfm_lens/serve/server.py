@@ -74,15 +74,11 @@ def serve(
         notebook = _notebook(Path(folder), arguments)
         if started is not None:
             started(f"http://{HOST}:{place}/?token={token}")
-        _end_by_signals()
+        # an interrupt and a request to end close the kernels; a shell that starts it in the background ignores one
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.default_int_handler)
         Server.launch_instance([str(notebook)], config=_settings(place, token, browser=browser))
-
-
-def _end_by_signals() -> None:
-    """Let an interrupt and a request to end close the kernels; a shell that starts it in the background ignores one."""
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.default_int_handler)
 
 
 def _free(port: int) -> int:
@@ -133,6 +129,8 @@ def _settings(port: int, token: str, *, browser: bool) -> Any:
                 # a file of settings in the working folder could open the door again
                 "config_file_paths": [],
                 "tornado_settings": {
+                    # that of Jupyter is longer than its interval, which tornado reports on every start
+                    "ws_ping_timeout": 30_000,
                     "headers": {"Content-Security-Policy": policy},
                     # a page that closes says so without it; the guard has seen the origin
                     "disable_check_xsrf": True,

@@ -60,8 +60,7 @@ def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
     """Compute pattern · v in the layout of the native attention call, as (batch, pos, head, d_head)."""
     sizes = {**lens.registry.state.sizes, "head": v.shape[-2]}
     values = to_native(v, row.qkv_layout, HEADS, sizes)
-    z = to_native(pattern, row.pattern_layout, PATTERN, sizes) @ values
-    return to_vocabulary(z, row.qkv_layout, HEADS, sizes)
+    return to_vocabulary(to_native(pattern, row.pattern_layout, PATTERN, sizes) @ values, row.qkv_layout, HEADS, sizes)
 
 
 @oracle(10, "head order", ONE_BLOCK, "module, `layout`, `part` of `q`, `k` or `v`; `n_kv_heads`", "no attention")

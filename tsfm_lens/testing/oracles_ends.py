@@ -18,7 +18,8 @@ from tsfm_lens.models.draws import BlockDraws, Piece
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import RAW, Case, Deviations, by_themselves, first_stream, last_stream, oracle, relative
 
-_GRADIENT_BOUND = 0.02
+# kinks of ReLUs and single precision leave as much in the derivative by small steps
+_GRADIENT_BOUND = 0.05
 _FAR = 1e-3
 _SAME = 1e-4
 
@@ -96,7 +97,8 @@ def _distance(rows: Tensor, source: Tensor) -> float:
     nearest = ((rows / rows.norm(dim=-1, keepdim=True)) @ unit.T).argmax(dim=-1)
     factor = ((rows * source[nearest]).sum(-1) / source[nearest].pow(2).sum(-1)).median()
     # rows of one direction and several lengths are told apart by the factor
-    near = source[torch.cdist(rows, factor * source).argmin(dim=-1)]
+    # torch has no distances in half precision
+    near = source[torch.cdist(rows.float(), (factor * source).float()).argmin(dim=-1)]
     return relative(factor * near, rows)
 
 
@@ -231,7 +233,7 @@ def gradients(case: Case) -> Deviations:
         out = output(step)
         weight = torch.randn(out.shape, generator=generator).to(out)
         (derivative,) = torch.autograd.grad((out * weight).sum(), step)
-    width = 2e-3
+    width = 5e-4
     ahead, behind = ((output(torch.full_like(step, sign * width)) * weight).sum() for sign in (1, -1))
     numeric = float(ahead - behind) / (2 * width)
     scale = max(abs(numeric), float((out.detach() * weight).norm()) * 1e-2) or 1.0

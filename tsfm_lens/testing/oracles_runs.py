@@ -46,8 +46,7 @@ def _token_rollout(case: Case, n_samples: int = 2) -> Deviations:
         values=tuple(series for series in case.batch.values for _ in range(n_samples)),
         ids=tuple(f"{name}-{draw}" for name in case.batch.ids for draw in range(n_samples)),
     )
-    placeholder = torch.zeros(len(copies), case.horizon, dtype=torch.long)
-    encoded = lens.encode(copies, tokens=placeholder)
+    encoded = lens.encode(copies, tokens=torch.zeros(len(copies), case.horizon, dtype=torch.long))
     embeds = torch.cat([call.value for call in steps.calls(embed)], dim=1)
     with lens.hooks([(embed, lambda value, hook: embeds.to(value))]):
         _, whole = lens.run_with_cache(encoded, names_filter=names)
@@ -119,8 +118,7 @@ def _cache_rollout(case: Case) -> Deviations:
         model.get_submodule(path)(*inputs[0], **inputs[1])
     yield from _offsets(steps, names)
     for name in names:
-        parts = torch.cat([call.value for call in steps.calls(name)], dim=1)
-        yield name, relative(parts, acts[name])
+        yield name, relative(torch.cat([call.value for call in steps.calls(name)], dim=1), acts[name])
 
 
 def _single_rollout(case: Case) -> Deviations:

@@ -114,8 +114,7 @@ class _Rebuilt:
         axes = "head d_head" if sizes else "d_mlp"
         if part.parts == 1:
             return rearrange(wide, f"batch pos {part.layout} -> batch pos {axes}", **sizes)
-        side = f"batch pos {part.layout} -> part batch pos {axes}"
-        return rearrange(wide, side, part=part.parts, **sizes)[part.part]
+        return rearrange(wide, f"batch pos {part.layout} -> part batch pos {axes}", part=part.parts, **sizes)[part.part]
 
 
 def _norm(lens: Lens, branch: Branch, path: str) -> Callable[[Tensor], Tensor]:

@@ -103,8 +103,7 @@ def _commonest(values: np.ndarray) -> tuple[int, int]:
 
 def head_entropy(pattern: np.ndarray) -> np.ndarray:
     """Compute the entropy in nats of every head, mean over queries. ``pattern``: (layer, head, query, key)."""
-    logs = np.log(np.where(pattern > 0, pattern, 1.0))
-    return 0.0 - (pattern * logs).sum(axis=-1).mean(axis=-1)
+    return 0.0 - (pattern * np.log(np.where(pattern > 0, pattern, 1.0))).sum(axis=-1).mean(axis=-1)
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
@@ -199,10 +198,7 @@ def _draw_series(panel: Panel, ds: xr.Dataset, keys: Ruler) -> None:
 
 @ATTENTION.figure()
 def attention_grid(
-    ds: xr.Dataset,
-    *,
-    layers: Sequence[str | int] | None = None,
-    heads: Sequence[str | int] | None = None,
+    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, heads: Sequence[str | int] | None = None
 ) -> go.Figure:
     """Draw layer × head small multiples of query × key weights, tokens as wide as the time they cover.
 
@@ -292,8 +288,7 @@ def _attention(ds: xr.Dataset) -> Iterator[ReportPanel]:
         layer, head = (int(v) for v in np.unravel_index(place, entropy.shape))
         fig = attention_map(ds, layer=names(ds, "layer")[layer], head=int(names(ds, "head")[head]))
         pattern = ds.isel(layer=layer, head=head).assign(weight=lambda one: one["pattern"].astype(float))
-        reading = [words, *read_attention_map(ds, layer, head)]
-        yield ReportPanel(fig, tokens_table(pattern, "weight", _LEAST), reading)
+        yield ReportPanel(fig, tokens_table(pattern, "weight", _LEAST), [words, *read_attention_map(ds, layer, head)])
 
 
 HEAD_ENTROPY = measurement("head_entropy")

@@ -119,8 +119,7 @@ def attribution_table(ds: xr.Dataset, decomposition: str, series: int) -> pd.Dat
     shares = _shares_of(ds, decomposition, series)
     table = pd.DataFrame({"component": shares.components, "unit": shares.unit})
     table["mean size"], table["signed mean"] = shares.size, shares.mean
-    steps = pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])
-    return pd.concat([table, steps], axis=1)
+    return pd.concat([table, pd.DataFrame(shares.values, columns=[f"step {s}" for s in names(ds, "step")])], axis=1)
 
 
 @ATTRIBUTION.figure()
@@ -163,8 +162,12 @@ def attribution_bars(
     # one bar may dwarf all others, which are still to be read
     others = np.delete(lengths, np.nanargmax(np.abs(lengths))) if len(lengths) > 2 else lengths
     lengths = np.append(lengths, ends if step is None else 0.0)
-    bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=2.0)
+    bounds, cut = fitted_range(np.append(others, 0.0), lengths, reach=3.0)
     panel.x(range=bounds)
+    for label, value in zip(labels, values[most], strict=False):
+        if not bounds[0] <= value <= bounds[1]:
+            end, side = (bounds[1], "right") if value > 0 else (bounds[0], "left")
+            panel.note(f"<b>{number(value)}</b>", end, label, xanchor=side, bgcolor="#FFFFFF")
     panel.upright(0)
     panel.y("component", autorange="reversed", ticks="", showline=False, dtick=1)
     panel.x(f"contribution ({shares.unit})", showgrid=True, gridcolor=PALE)

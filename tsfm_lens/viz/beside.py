@@ -146,7 +146,13 @@ def _agree(one: Part, other: Part) -> None:
             if kind == "coloraxis":
                 _share_colours(*pair)
             elif len({(part.get("title", {}).get("text"), part.get("type")) for part in pair}) == 1:
-                _share_range(*pair, name)
+                ends: list[Any] = [part.get("range") for part in pair]
+                first, second = pair
+                linear = first.get("type") in (None, "linear", "log") and not first.keys() & {"autorange", "tickvals"}
+                if all(end is not None and end[0] < end[1] for end in ends):
+                    first["range"] = second["range"] = [min(end[0] for end in ends), max(end[1] for end in ends)]
+                elif ends == [None, None] and first.get("title", {}).get("text") and "matches" not in second and linear:
+                    second["matches"] = name.replace("axis", "")
 
 
 def _share_colours(one: Part, other: Part) -> None:
@@ -161,15 +167,6 @@ def _share_colours(one: Part, other: Part) -> None:
     if one["colorbar"].get("orientation") != "h":
         # one bar says it for both
         one["showscale"] = False
-
-
-def _share_range(one: Part, other: Part, name: str) -> None:
-    ends: list[Any] = [part.get("range") for part in (one, other)]
-    numeric = one.get("type") in (None, "linear", "log") and "autorange" not in one and "tickvals" not in one
-    if all(end is not None and end[0] < end[1] for end in ends):
-        one["range"] = other["range"] = [min(end[0] for end in ends), max(end[1] for end in ends)]
-    elif ends == [None, None] and one.get("title", {}).get("text") and "matches" not in other and numeric:
-        other["matches"] = name.replace("axis", "")
 
 
 def list_once(traces: list[Part]) -> list[Part]:

@@ -219,8 +219,7 @@ class _Board:
 
 
 def _draw_nodes(panel: Panel, board: _Board, places: Places, mask: np.ndarray) -> None:
-    room = min(_HEIGHT / (2 * board.reach + 2), _WIDTH / (board.output[0] + 1))
-    size = float(np.clip(0.75 * room, 7, 24))
+    size = float(np.clip(0.75 * min(_HEIGHT / (2 * board.reach + 2), _WIDTH / (board.output[0] + 1)), 7, 24))
     head_kinds = {kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0}
     for kind, colour in places.colours().items():
         for inside in (True, False):

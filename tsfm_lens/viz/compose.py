@@ -55,7 +55,8 @@ def compose(
     if not 0 < sum(map(len, rows)) <= len(ascii_lowercase):
         raise InputError(f"one to {len(ascii_lowercase)} figures can be composed, not {sum(map(len, rows))}")
     panels, room, page = [_printed(row, width) for row in rows], _LETTER * letters, round(width * PIXELS_PER_MM)
-    keys = [SCALE * LEGEND_ROW * legend_rows(go.Figure(_listed(row)), page / SCALE) for row in panels]
+    entries = [list_once([trace.to_plotly_json() for figure in row for trace in figure.data]) for row in panels]
+    keys = [SCALE * LEGEND_ROW * legend_rows(go.Figure(row), page / SCALE) for row in entries]
     _squeeze(panels, TALLEST * PIXELS_PER_MM - sum(keys) - len(rows) * (room + _GAP))
     heights = [room + max(panel.layout.height for panel in row) + key for row, key in zip(panels, keys, strict=True)]
     height, look, top = sum(heights) + len(rows) * _GAP, template(SCALE), 0.0
@@ -121,11 +122,6 @@ def _quiet(figure: go.Figure) -> go.Figure:
     """Copy a figure without the room of its legend; what it lists stays marked in its traces."""
     copy = go.Figure(figure).update_layout(showlegend=False)
     return copy.update_traces(showlegend=False) if figure.layout.showlegend is False else copy
-
-
-def _listed(row: Sequence[go.Figure]) -> list[Part]:
-    """Return the traces of a row, each entry of the legend once."""
-    return list_once([trace.to_plotly_json() for figure in row for trace in figure.data])
 
 
 def _place(

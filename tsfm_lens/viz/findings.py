@@ -51,12 +51,6 @@ class Finding:
     learned: np.ndarray | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
 
-    @property
-    def floor_words(self) -> str:
-        """Noise floor as a subtitle says it."""
-        several = "up to " * (self.lowest < 0.99 * self.floor)
-        return f"{several}{number(self.floor)} {self.unit}".strip()
-
     def at(self, which: Any) -> Finding:
         """Return the members at some places, in their order."""
         parts = {name: getattr(self, name)[which] for name in ("size", "low", "high", "acts", "significant")}

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from html import escape
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import plotly.graph_objects as go
 import xarray as xr
 
@@ -62,14 +62,6 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     return out
 
 
-def forecast_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
-    """Tabulate date, quantiles and truth, a row per step."""
-    table = quantile_table(ds, series)
-    if "truth" in ds:
-        table["truth"] = array(ds, "truth", "step", series=series)
-    return table
-
-
 @FORECAST.figure()
 def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = None, samples: int = 0) -> go.Figure:
     """Draw a forecast's quantile bands and median over context and truth.
@@ -97,7 +89,10 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
 @FORECAST.panels
 def _forecast(ds: xr.Dataset) -> Iterator[ReportPanel]:
     for i in forecast_series(ds, _MAX_SERIES):
-        yield ReportPanel(forecast_fan(ds, series=i), forecast_table(ds, i), read_forecast(ds, i))
+        table = quantile_table(ds, i)
+        if "truth" in ds:
+            table["truth"] = array(ds, "truth", "step", series=i)
+        yield ReportPanel(forecast_fan(ds, series=i), table, read_forecast(ds, i))
 
 
 def as_html(thing: Any) -> str:
@@ -112,5 +107,6 @@ def as_html(thing: Any) -> str:
     seconds = sum(float(value) for name, value in attrs.items() if str(name).startswith("seconds_"))
     if seconds:
         facts.append(f"{seconds:.1f} s")
-    figure: str = forecast_fan(data)._repr_html_()
+    # plotly would have every cell fetch MathJax, which no figure here needs
+    figure = re.sub(r"<script src=\S+[Mm]ath[Jj]ax\S+</script>", "", forecast_fan(data)._repr_html_())
     return f"<p>{escape(' · '.join(fact for fact in facts if fact))}</p>{figure}"

@@ -63,13 +63,14 @@ def log_axis(values: np.ndarray) -> dict[str, Any]:
     if high - low > 2.5:
         step = max(1, round((high - low) / 6))
         exponents = range(step * int(np.floor(low / step)), int(np.ceil(high)) + step, step)
-        texts = [_power(power) for power in exponents]
+        powers = [f"10<sup>{power}</sup>".replace("-", "−") for power in exponents]
+        texts = [f"{10.0**at:g}" if -2 <= at <= 3 else power for at, power in zip(exponents, powers, strict=True)]
         return {"type": "log", "tickvals": [10.0**power for power in exponents], "ticktext": texts}
     # nearly equal values are shown in the middle of what is around them
     ends = (low, high) if high - low > 0.3 else ((low + high) / 2 - 0.3, (low + high) / 2 + 0.3)
     for digits in _DIGITS:
-        powers = range(int(np.floor(ends[0])), int(np.ceil(ends[1])) + 1)
-        ticks = [digit * 10.0**power for power in powers for digit in digits]
+        whole = range(int(np.floor(ends[0])), int(np.ceil(ends[1])) + 1)
+        ticks = [digit * 10.0**power for power in whole for digit in digits]
         visible = [place for place in np.log10(ticks) if ends[0] <= place <= ends[1]]
         near = float(np.diff(visible).min(initial=1.0))
         if near > 0.14 * (ends[1] - ends[0]):
@@ -78,18 +79,10 @@ def log_axis(values: np.ndarray) -> dict[str, Any]:
     return look if ends == (low, high) else {**look, "range": list(ends)}
 
 
-def _power(power: int) -> str:
-    """Write a power of ten as the label of an axis."""
-    if -2 <= power <= 3:
-        return f"{10.0**power:g}"
-    return f"10<sup>{str(power).replace('-', '−')}</sup>"
-
-
 def title_axes(grid: Sheet, x_title: str, y_title: str) -> None:
     """Label the lowest x axis of every column and, halfway down, the value axis that all rows share."""
     middle = (max(row for row, _ in grid.places) + 1) // 2
-    columns = max(column for _, column in grid.places)
-    grid.x(nticks={1: 8, 2: 6, 3: 4}.get(columns, 4 if x_title else 3))
+    grid.x(nticks={1: 8, 2: 6, 3: 4}.get(max(column for _, column in grid.places), 4 if x_title else 3))
     for row, column in grid.places:
         if (row + 1, column) not in grid.places:
             grid.panel(row, column).x(x_title)

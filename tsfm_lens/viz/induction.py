@@ -92,11 +92,7 @@ def induction_maps(ds: xr.Dataset) -> go.Figure:
     )
 
 
-_ALL_THRESHOLDS = {
-    "prefix_matching": "prefix_from",
-    "copy_score": "copy_from",
-    "normalised": "sharp_below",
-}
+_ALL_THRESHOLDS = {"prefix_matching": "prefix_from", "copy_score": "copy_from", "normalised": "sharp_below"}
 _AXES = {"prefix_matching": "prefix matching", "copy_score": "copy score (std)", "normalised": "normalised entropy"}
 _GROUPS = (
     ("neither", False, False, PALE, "circle"),
@@ -141,8 +137,7 @@ def induction_corner(ds: xr.Dataset) -> go.Figure:
                 canvas.fig.add_annotation(text=text, font={"size": 14, "color": GREY}, **middle, **on_paper)
                 continue
             # the lines of one column share their axis, the histogram's heights have their own
-            title = _AXES[beside] if row == 3 else None
-            panel.x(title, showticklabels=row == 3, range=ranges[beside])
+            panel.x(_AXES[beside] if row == 3 else None, showticklabels=row == 3, range=ranges[beside])
             if col == row:
                 _histogram(panel, scores[beside], _AXES[beside])
                 panel.y("heads", side="right", nticks=4)
@@ -177,8 +172,7 @@ def overlap_thresholds(ds: xr.Dataset) -> go.Figure:
     for panel, (title, (name, dim, key, words)) in zip(canvas, drawn.items(), strict=True):
         share, y = title.replace("\n", " "), ds["copy_threshold"].values
         hover = f"{words} %{{x:.3g}}, copy score from %{{y:.3g}}<br>{share} %{{z:.3g}}"
-        values = array(ds, name, "copy_threshold", dim)
-        panel.cells(values, ds[dim].values, y, hover, name=share, xgap=0, ygap=0)
+        panel.cells(array(ds, name, "copy_threshold", dim), ds[dim].values, y, hover, name=share, xgap=0, ygap=0)
         cross: Look = {"symbol": "x-thin", "size": 11, "marker": {"line": {"width": 2.5, "color": VERMILION}}}
         panel.dots([ds.attrs.get(key)], [ds.attrs.get("copy_from")], "thresholds of the other figures", **cross)
         panel.x(words, nticks=6)

@@ -411,10 +411,7 @@ DELETION_CURVES = measurement("deletion_curves", needs=SERIES)
 def read_tests(ds: xr.Dataset) -> list[str]:
     """State the verdict by the rules of :mod:`tsfm_lens.verdict`: on all tests of the page, where there are others."""
     word, sentences = verdict(ds)
-    whole, by = (
-        ds.attrs.get("verdict", word),
-        "all tests of this page" if "verdict" in ds.attrs else "this test",
-    )
+    whole, by = (ds.attrs.get("verdict", word), "all tests of this page" if "verdict" in ds.attrs else "this test")
     return [f"Verdict by {by}: the explanation {whole} (criteria below). {sentences[0]}", *sentences[1:], *rules_of(ds)]
 
 

@@ -94,10 +94,9 @@ def _head_lines(ds: xr.Dataset, layers: list[int], values: np.ndarray, measure: 
 def tilt_map(ds: xr.Dataset) -> go.Figure:
     """Draw the layer × head map of the tilt: what keys get by their length alone, against all that tells them apart."""
     values = array(ds, "tilt_share", "layer", "head")
-    top = float(np.nanmax(values))
     return head_maps(
         ds,
-        [HeadMap(values, "", "tilt factor", low=0.0, high=top, write=two_digits)],
+        [HeadMap(values, "", "tilt factor", low=0.0, high=float(np.nanmax(values)), write=two_digits)],
         f"Tilt of the cross-attention kernels of {model_of(ds)}",
         single_series(ds),
         "variance over keys of the tilt, relative to tilt and kernel together: near 0 the query decides, from 1 on "

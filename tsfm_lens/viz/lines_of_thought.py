@@ -18,6 +18,7 @@ from tsfm_lens.viz.theme import BLUE, GREY, PURPLE, SKY, VERMILION, mixed, numbe
 from tsfm_lens.viz.words import layer_names, layers, listed
 
 __all__ = ["thought_counts", "thought_lines"]
+_ROWS = 72  # of a panel
 _REACH = 2.0  # ranges of the values beyond them up to which lines are followed
 
 
@@ -48,26 +49,16 @@ def read_thought(ds: xr.Dataset) -> list[str]:
     table=("start", "stop", "mean_value", "mass", "continuous", "survives", "spurious", "birth", "death"),
     sentences=read_thought,
 )
-def thought_lines(
-    ds: xr.Dataset,
-    *,
-    series: str | int = 0,
-    layers: Sequence[str | int] | None = None,
-    context_steps: int | None = None,
-    value_range: tuple[float, float] | None = None,
-    rows: int = 72,
-) -> go.Figure:
+def thought_lines(ds: xr.Dataset, *, series: str | int = 0, layers: Sequence[str | int] | None = None) -> go.Figure:
     """Draw the logit map of every layer with its lines of thought, spurious ones apart."""
     places = positions(ds, "layer", layers)
-    view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
+    view = scene(ds, series, max(ds.sizes["step"], 12))
     labels = [names(ds, "layer")[i] for i in places]
     here = ds["line_series"].values == ds["series"].values[view.place]
     lines = np.flatnonzero(here & np.isin(ds["line_layer"].values.astype(str), labels))
     paths = array(ds, "path", "line", "step")
     bounds, cut = fitted_range(view.observations, paths[lines], _REACH)
-    if value_range is not None:
-        bounds, cut = value_range, False
-    grid, _ = logit_sheet(ds, view, places, bounds, rows)
+    grid, _ = logit_sheet(ds, view, places, bounds, _ROWS)
     panels = dict(zip(labels, grid, strict=True))
     for line in lines:
         _line(panels[str(ds["line_layer"].values[line])], ds, view, int(line), paths[line])

@@ -10,7 +10,7 @@ function linkedView(root, state, ask) {
   root.innerHTML = `<div class="panels">
 <div><h3>What is given, and what <span data-part="head"></span> reads of it</h3><div data-part="context"></div>
 <p class="key"><b>—</b> observed (<span data-part="unit"></span>) <b class="k-read">■</b> attention; drag to brush a stretch</p></div>
-<div><h3>The heads, in order of computation; click one</h3>
+<div><h3>Heads of <span data-part="kind"></span>, in order of computation; click one</h3>
 <div class="stream"><span class="end">tokens</span><span class="wire"></span><div data-part="map" role="group" aria-label="Heads"></div><span class="wire"></span><span class="end">output head → forecast</span></div>
 <p class="key" data-part="scale"></p></div>
 <div><h3>The forecast, with and without <span data-part="less"></span>; click a step</h3><div data-part="forecast"></div>
@@ -37,6 +37,7 @@ function linkedView(root, state, ask) {
     root.append(note);
   }
   const part = name => root.querySelector(`[data-part="${name}"]`);
+  part("kind").textContent = state.kind;
   const number = value => {
     const text = Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
     return text.replace("-", "−");
@@ -267,7 +268,12 @@ function linkedView(root, state, ask) {
     const from = edge(best, weights.length), to = edge(best + 1, weights.length) - 1;
     const rest = 1 - weights.reduce((sum, weight) => sum + weight, 0);
     if (weights[best] < UNREAD) words.push(`${when} it reads nothing of the series: its attention is on special tokens, padding or the forecast.`);
-    else words.push(`${when} it looks most at ${own.times[from]}${to > from ? ` to ${own.times[to]}` : ""}, ${own.context.length - from} steps before the forecast (${percent(weights[best])}${rest > 0.1 ? `; ${percent(rest)} is on other tokens` : ""}).`);
+    else {
+      const even = weights[best] * weights.length < state.even, place = `${own.times[from]}${to > from ? ` to ${own.times[to]}` : ""}`;
+      if (rest > state.mostly) words.push(`${when} it attends mostly to ${state.rest}, ${percent(rest)}${even ? "" : `; of the series most to ${place}, ${percent(weights[best])}`}.`);
+      else if (even) words.push(`${when} it attends evenly: ${percent(weights[best])} at most, to ${place}.`);
+      else words.push(`${when} it looks most at ${place}, ${own.context.length - from} steps before the forecast (${percent(weights[best])}${rest > 0.1 ? `; ${percent(rest)} is on ${state.rest}` : ""}).`);
+    }
     if (view.brush) {
       const shares = own.states.map((_, at) => brushed(at)), first = shares.indexOf(Math.max(...shares));
       const [low, high] = view.brush;

@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
+from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.head_states import head_name
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, median_position, names, unit_of
+from tsfm_lens.viz.words import listed
 
 _BYTES = 1_200_000  # of attention at single steps, all series together
+# least share that is most of the attention, and that of a stretch which is read, in shares of an even spread
+MOSTLY, EVEN = 0.5, 2.0
 _FORECASTS = 64  # heads of a series whose forecasts are in the page
 
 
@@ -28,6 +32,9 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
     for what, count in (("Attention at single steps is", n_rows), ("Forecasts without a head are", n_fans)):
         if count < len(heads):
             notes.append(f"{what} in this file for {count} of {len(heads)} heads, the strongest.")
+    others = [f'run.explore(kind="{kind}")' for kind in str(ds.attrs.get("other_kinds", "")).split()]
+    if others:
+        notes.append(f"The heads are those of {attention_kind(ds)}; other attention of this stack: {listed(others)}.")
     return {
         "series": [_series(ds, place, heads, n_rows, n_fans) for place in range(ds.sizes["series"])],
         "layers": names(ds, "layer"),
@@ -37,7 +44,17 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
         "bin": int(ds["attention_row"].attrs["bin_steps"]),
         "token": int(ds["attention"].attrs.get("token_steps", 1)),
         "notes": notes,
+        "kind": attention_kind(ds),
+        "rest": other_keys(ds),
+        "mostly": MOSTLY,
+        "even": EVEN,
     }
+
+
+def other_keys(ds: xr.Dataset) -> str:
+    """Name the keys of an "explore" result that are no stretch of the series: its special tokens, if they are all."""
+    special = str(ds.attrs.get("special", ""))
+    return special if special and not ds["attention_forecast"].any() else "other tokens"
 
 
 def effects(ds: xr.Dataset, series: int) -> np.ndarray:

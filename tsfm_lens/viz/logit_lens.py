@@ -34,6 +34,7 @@ from tsfm_lens.viz.words import capital, layer_names, layers, listed, measured, 
 
 __all__ = ["layer_entropy", "layer_gain", "lens_forecast", "logit_map"]
 
+_ROWS = 48
 _CELLS = 150_000  # in the whole figure
 _LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this
@@ -123,11 +124,6 @@ def _truth(ds: xr.Dataset, series: int) -> np.ndarray:
     return array(ds, "truth", "step", series=series) if "truth" in ds else np.full(ds.sizes["step"], np.nan)
 
 
-def lens_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
-    """Tabulate quantiles, a row per layer and step."""
-    return pd.concat([quantile_table(ds, series, layer=i) for i in range(ds.sizes["layer"])], ignore_index=True)
-
-
 def map_table(fig: go.Figure, ds: xr.Dataset, series: int, least: float = 1e-3) -> pd.DataFrame:
     """Tabulate the drawn cells of the logit map that hold at least ``least`` probability."""
     parts = []
@@ -152,14 +148,12 @@ def logit_map(
     *,
     series: str | int = 0,
     layers: Sequence[str | int] | None = None,
-    context_steps: int | None = None,
     value_range: tuple[float, float] | None = None,
-    rows: int = 48,
 ) -> go.Figure:
     """Draw value bin against forecast step, coloured by the logarithm of the lens probability, for each layer."""
     places = positions(ds, "layer", layers)
-    view = scene(ds, series, max(ds.sizes["step"], 12) if context_steps is None else context_steps)
-    grid, words = logit_sheet(ds, view, places, value_range, rows)
+    view = scene(ds, series, max(ds.sizes["step"], 12))
+    grid, words = logit_sheet(ds, view, places, value_range, _ROWS)
     return grid.dress(f"Logit lens on {view.id}: next-value probabilities by layer of {model_of(ds)}", *words)
 
 
@@ -329,7 +323,9 @@ def layer_axis(canvas: Sheet, labels: list[str], title: str = "layer", *, most: 
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     if "probability" not in ds:
         for i in forecast_series(ds, _LENSES):
-            yield ReportPanel(lens_forecast(ds, series=i), lens_table(ds, i), read_lens_forecast(ds, i))
+            tables = [quantile_table(ds, i, layer=layer) for layer in range(ds.sizes["layer"])]
+            table = pd.concat(tables, ignore_index=True)
+            yield ReportPanel(lens_forecast(ds, series=i), table, read_lens_forecast(ds, i))
         return
     if "entropy" in ds:
         table = frame(ds[["entropy"]].astype(float).mean("step", skipna=False), "entropy")
@@ -365,25 +361,17 @@ def read_gain(ds: xr.Dataset) -> list[str]:
 
 
 @LAYER_GAIN.figure()
-def layer_gain(
-    ds: xr.Dataset, *, metrics: Sequence[str] | None = None, layers: Sequence[str | int] | None = None
-) -> go.Figure:
-    """Draw by how many percent each layer changes the error of the forecast read from the stream before it.
-
-    Args:
-        metrics: labels to draw, all unless given.
-    """
-    rows, columns = positions(ds, "metric", metrics), positions(ds, "layer", layers)
-    gain = array(ds, "gain", "metric", "layer", "series")[rows][:, columns]
-    if layers is None:
-        some = np.isfinite(gain).any(axis=(0, 2))
-        gain, columns = gain[:, some], [i for i, keep in zip(columns, some, strict=True) if keep]
-    labels, titles, ids = layer_names(ds, columns), [names(ds, "metric")[i] for i in rows], names(ds, "series")
+def layer_gain(ds: xr.Dataset) -> go.Figure:
+    """Draw by how many percent each layer changes the error of the forecast read from the stream before it."""
+    gain = array(ds, "gain", "metric", "layer", "series")
+    columns = np.flatnonzero(np.isfinite(gain).any(axis=(0, 2))).tolist()
+    gain = gain[:, columns]
+    labels, titles, ids = layer_names(ds, columns), names(ds, "metric"), names(ds, "series")
     ends: list[np.ndarray] = []
     canvas = sheet(
-        [270], [1] * len(rows), titles=titles, column_gap=0.03, min_width=240 + 100 * len(rows), shared_yaxes=True
+        [270], [1] * len(gain), titles=titles, column_gap=0.03, min_width=240 + 100 * len(gain), shared_yaxes=True
     )
-    for panel, row, title, values in zip(canvas, rows, titles, gain, strict=True):
+    for row, (panel, title, values) in enumerate(zip(canvas, titles, gain, strict=True)):
         noise = finding(ds, "gain", "layer", metric=row, unit="%")
         noise = noise and noise.at(columns)
         ends += [] if noise is None else [noise.low, noise.high]

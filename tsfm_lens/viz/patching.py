@@ -48,12 +48,12 @@ PATCHING = measurement("patching")
 
 def read_patching(ds: xr.Dataset, series: int) -> list[str]:
     """Describe which patches recover most, and how many recover half or more alone."""
-    base, source = way(ds)
+    (base, source), shared = way(ds), path_word(ds)
     clean, corrupted = (array(ds, f"{name}_forecast", "step", series=series) for name in ("clean", "corrupted"))
     gap, recovered = np.abs(clean - corrupted).mean(), judged(ds, "recovered", "component", "position")
     apart = (
         f"The clean and the corrupted forecast of {names(ds, 'series')[series]} are "
-        f"{measured(unit_of(ds, series))(gap)} apart on average."
+        f"{measured(unit_of(ds, series))(gap)} apart on average{shared and f', both{shared}'}."
     )
     most = [f"{patch_cell(ds, flat)} ({recovered.told(flat, percent)})" for flat in recovered.named(_MAX_NAMES)]
     if not most:
@@ -227,7 +227,8 @@ def _map(
     canvas.panel(1 + len(axes), 1).x(view.time.title)
     length = max(canvas.plot_height - _UPPER - _GAP, _BAR) / canvas.plot_height
     canvas.colours(_colours(values, value, view.unit, length))
-    return canvas, _beyond(values, value)
+    clipped = value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
+    return canvas, f"colours end at ±{_BEYOND:g}" * clipped
 
 
 def _bars(
@@ -271,11 +272,6 @@ def _colours(values: np.ndarray, value: str, unit: str, length: float) -> dict[s
         return colour_scale(WORDS[value], high=limit, diverging=True, **bar)
     ticks: Look = {"tickvals": [-1, -0.5, 0, 0.5, 1], "ticktext": ["−1", "−0.5", "0 (none)", "0.5", "1 (all)"]}
     return colour_scale(WORDS[value], high=max(limit, 1.0), diverging=True, **bar, **ticks)
-
-
-def _beyond(values: np.ndarray, value: str) -> str:
-    beyond = value != "effect" and float(np.nanmax(np.abs(values), initial=0.0)) > _BEYOND
-    return f"colours end at ±{_BEYOND:g}" * beyond
 
 
 def _bar_title(value: str, unit: str) -> str:
@@ -381,7 +377,7 @@ def attribution_patching_scatter(ds: xr.Dataset, *, series: str | int | None = N
         f"Attribution patching of {model_of(ds)} against patching",
         ", ".join(quality) or "each dot a place, position and series",
         f"{places.what()}, {shown([ids[row] for row in rows])}",
-        f"1 is the {source} forecast, 0 the {base}",
+        f"1 is the {source} forecast, 0 the {base}{path_word(ds)}",
     )
 
 
@@ -411,6 +407,7 @@ class Contrast:
     view: Scene
     corrupted: np.ndarray
     forecasts: tuple[np.ndarray, ...]
+    shared_path: str
 
     @classmethod
     def of(cls, ds: xr.Dataset, series: str | int) -> Contrast:
@@ -418,7 +415,9 @@ class Contrast:
         check(ds, str(ds.attrs.get("kind")), "context", "corrupted_context", "clean_forecast", "corrupted_forecast")
         view = scene(ds, series, ds.sizes["time"])
         ends = tuple(array(ds, f"{name}_forecast", "step", series=view.place) for name in ("clean", "corrupted"))
-        return cls(view, array(ds, "corrupted_context", "time", series=view.place)[-len(view.past) :], ends)
+        return cls(
+            view, array(ds, "corrupted_context", "time", series=view.place)[-len(view.past) :], ends, path_word(ds)
+        )
 
     @property
     def differ(self) -> np.ndarray:
@@ -442,8 +441,14 @@ class Contrast:
             ("clean", BLUE, view.context, self.forecasts[0]),
         ):
             values = np.concatenate([context[start:], forecast])
-            panel.line(steps, values, f"{name}, and its forecast", view.hover(name), colour=colour)
+            words = f"{name}, and its forecast{'' if name in self.shared_path else self.shared_path}"
+            panel.line(steps, values, words, view.hover(name), colour=colour)
         mark_start(panel, view.time)
+
+
+def path_word(ds: xr.Dataset) -> str:
+    """Write whose path the decoders of both runs read, such as " on the corrupted path"; "" where each has its own."""
+    return f" on the {ds.attrs['path']} path" if "path" in ds.attrs else ""
 
 
 def when(ds: xr.Dataset, position: int) -> str:

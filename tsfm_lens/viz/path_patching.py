@@ -11,7 +11,7 @@ from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.findings import WORTH_A_WORD, finding, judged, middle_of
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import GRADIENTS
-from tsfm_lens.viz.patching import way
+from tsfm_lens.viz.patching import path_word, way
 from tsfm_lens.viz.places import OUTPUT, places_in, places_named
 from tsfm_lens.viz.select import array, model_of, names, series_position, series_rows, unit_of
 from tsfm_lens.viz.sheet import Look, blank
@@ -87,7 +87,7 @@ def path_map(ds: xr.Dataset, *, value: str | None = None, series: str | int | No
     base, source = way(ds)
     return sheet.dress(
         f"{KINDS[kind]} of {model_of(ds)}: effect of each component through later ones",
-        f"{over_series(ds, rows)}, {source} activations in the {base} run",
+        f"{over_series(ds, rows)}, {source} activations in the {base} run{path_word(ds)}",
         f"the column {OUTPUT!r}: the direct path" if OUTPUT in receivers.names else "",
         f"empty: no path{', or no effect' if kind == 'edges' else ''}",
         beyond,

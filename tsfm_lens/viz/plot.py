@@ -7,10 +7,12 @@ from inspect import signature
 from typing import Any
 
 import plotly.graph_objects as go
+import xarray as xr
 
 from tsfm_lens.errors import InputError, LensError, unknown_name
 from tsfm_lens.registry import Figure, as_dataset, find
 from tsfm_lens.viz.beside import compare
+from tsfm_lens.viz.maps import head_map
 from tsfm_lens.viz.recipes import overlay
 from tsfm_lens.viz.select import names
 
@@ -20,7 +22,8 @@ __all__ = ["plot"]
 def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     """Draw a run, a forecast, a result or an explanation; of two, both in one figure.
 
-    Two forecasts of the same series share a panel. Two results of one kind stand side by side.
+    Two forecasts of the same series share a panel. Two results of one kind stand side by side. An array (layer, head)
+    of your own is a map.
 
     Args:
         thing: what to draw.
@@ -36,6 +39,8 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
         >>> viz.plot(run).layout.meta["title"]
         'Forecast of co2 by chronos-nano'
     """
+    if isinstance(thing, xr.DataArray):
+        return head_map(thing, **options)
     words = [each for each in others if isinstance(each, str)]
     things = [_sections(each) for each in (thing, *others) if not isinstance(each, str)]
     if len(words) > 1 or len(things) > 2:
@@ -47,7 +52,8 @@ def plot(thing: Any, *others: Any, **options: Any) -> go.Figure:
     labels = options.pop("names", None) or _labels(*pair)
     if len(labels) != 2:
         raise InputError(f"names={labels!r}, expected one for each of two things")
-    if not word and _same_forecast(*pair):
+    are_forecasts = {str(each.attrs["kind"]) for each in pair} <= {"forecast", "run"}
+    if not word and are_forecasts and all(names(pair[0], dim) == names(pair[1], dim) for dim in ("series", "step")):
         return overlay(dict(zip(labels, pair, strict=True)), **options)
     return compare([_draw(each, word, options) for each in things], labels)
 
@@ -60,7 +66,10 @@ def _sections(thing: Any) -> dict[str, Any]:
     else:
         results = [as_dataset(thing)]
     if not results or not all(getattr(result, "attrs", {}).get("kind") for result in results):
-        raise InputError(f"{type(thing).__name__} cannot be drawn; expected a run, a forecast or a result of a probe")
+        raise InputError(
+            f"{type(thing).__name__} cannot be drawn; expected a run, a forecast, a result of a probe or an array "
+            "(layer, head). docs/howto/own-probe.md gives a dataset of your own a kind and a figure"
+        )
     return {str(result.attrs["kind"]): result for result in results}
 
 
@@ -97,10 +106,3 @@ def _figures(kind: str) -> list[Figure]:
 def _labels(one: Any, other: Any) -> list[str]:
     models = [str(each.attrs.get("model", "")) for each in (one, other)]
     return models if models[0] != models[1] else ["first", "second"]
-
-
-def _same_forecast(one: Any, other: Any) -> bool:
-    """Test if two results are forecasts of the same series and steps."""
-    if not {one.attrs["kind"], other.attrs["kind"]} <= {"forecast", "run"}:
-        return False
-    return all(names(one, dim) == names(other, dim) for dim in ("series", "step"))

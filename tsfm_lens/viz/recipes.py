@@ -22,11 +22,13 @@ from tsfm_lens.viz.select import (
     model_of,
     names,
     positions,
+    series_position,
+    unit_of,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.tables import quantile_table
 from tsfm_lens.viz.theme import BLUE, CATEGORICAL, VERMILION, mixed, percent
-from tsfm_lens.viz.words import capital, listed, num
+from tsfm_lens.viz.words import capital, listed, measured
 
 __all__ = ["forecast_overlay", "recipe_forecasts"]
 
@@ -54,16 +56,14 @@ def read_recipes(ds: xr.Dataset) -> list[str]:
         if int(ds["n_mlps"].values[place]):
             parts.append(f"{int(ds['n_mlps'].values[place])} MLPs")
         effect = f"the Spearman distance from the complete model's forecast is {distance.told(place, over=True)}"
+        if ds.sizes["series"] == 1:
+            effect = f"the forecast {_move(ds, place, 0)} on average; {effect}"
         out.append(f"{capital(recipe)}: {listed(parts)} ablated; {effect}.")
     return [*out, *distance.standing(names(ds, "recipe"), "recipes")]
 
 
 def overlay(
-    forecasts: Mapping[str, xr.Dataset],
-    *,
-    series: str | int = 0,
-    context_steps: int | None = None,
-    title: str = "",
+    forecasts: Mapping[str, xr.Dataset], *, series: str | int = 0, context_steps: int | None = None, title: str = ""
 ) -> go.Figure:
     """Draw forecasts of one series over each other: medians, the interval of the first, the ends of the others'."""
     first, *_ = forecasts.values()
@@ -71,8 +71,8 @@ def overlay(
     panel = figure.panel()
     medians, ends = draw_overlaid(panel, view, forecasts)
     view.title_axes(panel)
-    size = f"{num(float(np.abs(medians[-1] - medians[0]).mean()))} {view.unit}".strip()
-    heading = title.replace("{size}", size) or f"{listed(list(forecasts))}: forecasts of {view.id} differ by {size}"
+    size = measured(view.unit)(float(np.abs(medians[-1] - medians[0]).mean()))
+    heading = title or f"{listed(list(forecasts))}: forecasts of {view.id} differ by {size}"
     about = f"{view.id} by {model_of(first)}" if title else "medians, mean over steps"
     return figure.dress(heading, about, f"{len(view.future)} steps ahead from {view.remark}", ends)
 
@@ -98,11 +98,7 @@ def draw_overlaid(panel: Panel, view: Scene, forecasts: Mapping[str, xr.Dataset]
 
 @RECIPES.figure()
 def forecast_overlay(
-    ds: xr.Dataset,
-    *,
-    series: str | int = 0,
-    context_steps: int | None = None,
-    recipes: Sequence[str] | None = None,
+    ds: xr.Dataset, *, series: str | int = 0, context_steps: int | None = None, recipes: Sequence[str] | None = None
 ) -> go.Figure:
     """Draw the forecasts of one series with and without components in one panel.
 
@@ -111,9 +107,15 @@ def forecast_overlay(
     """
     places = dict.fromkeys([0, *positions(ds, "recipe", recipes)])
     forecasts = {names(ds, "recipe")[at]: ds.isel(recipe=at) for at in places}
-    title = f"{capital(list(forecasts)[-1])}, the forecast moves by {{size}}" if len(forecasts) == 2 else ""
-    words = title or f"Forecasts by {model_of(ds)} with and without components"
-    return overlay(forecasts, series=series, context_steps=context_steps, title=words)
+    title = f"Forecasts by {model_of(ds)} with and without components"
+    if len(forecasts) == 2:
+        title = f"{capital(list(forecasts)[-1])}, the forecast {_move(ds, [*places][-1], series_position(ds, series))}"
+    return overlay(forecasts, series=series, context_steps=context_steps, title=title)
+
+
+def _move(ds: xr.Dataset, recipe: int, series: int) -> str:
+    """Write how far a recipe moves the median forecast of a series."""
+    return f"moves by {measured(unit_of(ds, series))(float(array(ds, 'mean_shift', recipe=recipe, series=series)))}"
 
 
 @RECIPES.figure(table=_recipe_table, sentences=read_recipes)

@@ -154,5 +154,4 @@ def _head_lines(panel: Panel, ds: xr.Dataset, name: str, x: np.ndarray, words: s
                 low, high = (array(ds, f"{name}_{end}", "training_step", **at) for end in ("low", "high"))
                 panel.band(x, low, high, mixed(colour, 0.2), layer_words)
             hover = f"step %{{x:.0f}}<br>{layer_words}, head {head_label}: %{{y:.2f}} {words}"
-            line = array(ds, name, "training_step", **at)
-            panel.line(x, line, layer_words, hover, colour=colour, width=1.2, dots=3)
+            panel.line(x, array(ds, name, "training_step", **at), layer_words, hover, colour=colour, width=1.2, dots=3)

@@ -214,8 +214,7 @@ def _draw(
             (panel.level if upwards else panel.upright)(keys.end, dash="dot")
     across, up = (queries, keys) if upwards else (keys, queries)
     columns = max(col for _, col in grid.places)
-    most = {1: 8, 2: 6}.get(columns, 4)
-    grid.x(tickvals=across.ticks(most), range=[across.edges[0], across.edges[-1]])
+    grid.x(tickvals=across.ticks({1: 8, 2: 6}.get(columns, 4)), range=[across.edges[0], across.edges[-1]])
     ends = [up.edges[0], up.edges[-1]]
     grid.y(tickvals=up.ticks(), range=ends if upwards else ends[::-1])
     return group
@@ -234,10 +233,7 @@ def _aside(weights: np.ndarray, keys: Ruler) -> str:
     sentences=read_norm_weighted,
 )
 def norm_weighted_map(
-    ds: xr.Dataset,
-    *,
-    layers: Sequence[str | int] | None = None,
-    heads: Sequence[str | int] | None = None,
+    ds: xr.Dataset, *, layers: Sequence[str | int] | None = None, heads: Sequence[str | int] | None = None
 ) -> go.Figure:
     """Draw layer × head small multiples of how much each key contributes to each query's write.
 

@@ -15,7 +15,7 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from tsfm_lens.viz.findings import NOT_SIGNIFICANT, Finding
-from tsfm_lens.viz.theme import GREY, INK, LABEL_TYPE, PALE, TITLE_TYPE, dress, mixed, plain, true_minus
+from tsfm_lens.viz.theme import GREY, INK, LABEL_TYPE, PALE, TITLE_TYPE, dress, mixed, number, plain, true_minus
 
 Look = dict[str, Any]
 """Settings of a mark or an axis."""
@@ -74,7 +74,8 @@ class Sheet:
     def noisy(self, noise: Finding, sign: str = "") -> None:
         """Note for the subtitle the noise floor, and the mark that is drawn on what is within it."""
         if noise.floor > 0:
-            self.floors[noise.floor_words] = None
+            several = "up to " * (noise.lowest < 0.99 * noise.floor)
+            self.floors[f"{several}{number(noise.floor)} {noise.unit}".strip()] = None
         if sign:
             self.signs[sign] = None
 

@@ -106,10 +106,14 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
         mine = mine.assign(place=mine["layer"] + _SPREAD * place / crowd[model])
         named = mine[mine["significant"]]
         labels = set(named.index[np.argsort(-named["change"].abs().to_numpy(), kind="stable")[:_MAX_LABELS]])
-        for i, kind in enumerate(kinds):
-            _single(panel, mine[mine["attention"] == kind], kind, CATEGORICAL[i % len(CATEGORICAL)], labels)
+        # the legend has no entry of a trace without dots
+        for kind in dict.fromkeys(mine["attention"]):
+            colour = CATEGORICAL[kinds.index(kind) % len(CATEGORICAL)]
+            _single(panel, mine[mine["attention"] == kind], kind, colour, labels)
         sweep.level(panel, 0.0, "dash")
-    cut = fit(grid, 100 * rows["change"].to_numpy(float), 100 * rows[["lower", "upper"]].to_numpy(float), 0.5)
+    # at least half of the intervals end within the axis
+    core = np.append(rows["change"], rows[["lower", "upper"]].median())
+    cut = fit(grid, 100 * core, 100 * rows[["lower", "upper"]].to_numpy(float), 0.5)
     title_axes(grid, "layer", "change of MASE (%)")
     sweep.whole_ticks(grid, float(rows["layer"].max()))
     return grid.dress(
@@ -172,9 +176,7 @@ def head_curves(table: pd.DataFrame, *, model: str | int = 0) -> go.Figure:
     panels = list(table.groupby("layer"))
     grid = panel_grid([(f"layer {layer}", _verdict(rows)) for layer, rows in panels], row_height=130, most=4)
     orders = sorted(dict.fromkeys(table["order"]), key=is_random)
-    colours = {
-        each: mixed(GREY, 0.75) if is_random(each) else colour for each, colour in zip(orders, cycle(CATEGORICAL))
-    }
+    colours = {one: mixed(GREY, 0.75) if is_random(one) else colour for one, colour in zip(orders, cycle(CATEGORICAL))}
     for (_, rows), panel in zip(panels, grid, strict=True):
         bold = set(rows.loc[rows["better"] & (rows["within"] > 0), "order"])
         for order in sorted(dict.fromkeys(rows["order"]), key=lambda each: not is_random(each)):
@@ -258,9 +260,7 @@ def heads_at_layers(table: pd.DataFrame) -> go.Figure:
     rows, remark = sweep.finished(table[table["better"]], "heads that must stay", "kept", "of")
     models = sweep.models_in(rows)
     tolerance, metric = sweep.tolerance_of(table), str(table.attrs.get("metric", "MASE"))
-    grid = panel_grid(
-        [_removable_title(rows[rows["model"] == model], model) for model in models], row_height=170, most=2
-    )
+    grid = panel_grid([_removable_title(rows[rows["model"] == each], each) for each in models], row_height=170, most=2)
     for model, panel in zip(models, grid, strict=True):
         mine = rows[rows["model"] == model].sort_values("layer")
         x, remaining, of = (mine[name].to_numpy(float) for name in ("layer", "kept", "of"))

@@ -22,8 +22,7 @@ def tokens_table(ds: xr.Dataset, variable: str, least: float) -> pd.DataFrame:
 
 def steps_table(ds: xr.Dataset, series: int) -> pd.DataFrame:
     """Tabulate the steps of one series: its name, the date where known, the unit."""
-    count = ds.sizes["step"]
-    table = pd.DataFrame({"series": [names(ds, "series")[series]] * count, "step": names(ds, "step")})
+    table = pd.DataFrame({"series": [names(ds, "series")[series]] * ds.sizes["step"], "step": names(ds, "step")})
     if "forecast_timestamp" in ds.coords:
         stamps = ds["forecast_timestamp"]
         table["timestamp"] = (stamps.isel(series=series) if "series" in stamps.dims else stamps).values

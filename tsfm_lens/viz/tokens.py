@@ -150,5 +150,4 @@ def pooled(
 
 def _starts(side: Ruler, group: int) -> np.ndarray:
     """Return where pooled cells begin: every ``group``-th token over time, every special token alone."""
-    every = np.arange(0, side.timed, group)
-    return np.concatenate([every, np.arange(side.timed, len(side.owner))]).astype(int)
+    return np.concatenate([np.arange(0, side.timed, group), np.arange(side.timed, len(side.owner))]).astype(int)

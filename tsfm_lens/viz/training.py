@@ -208,7 +208,9 @@ def attention_snapshots(
     canvas.x(showticklabels=False)
     canvas.y(showticklabels=False)
     where = f"at step {int(ds['snapshot'].values[at[-1]]):,}" if across == "input" else "over training"
-    return canvas.dress(f"Attention of {model_of(ds)} {where}", _subtitle(ds, row if across == "snapshot" else None))
+    count, which = ds.sizes["snapshot"], f"input {row}; " if across == "snapshot" else ""
+    about = f"{which}{count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
+    return canvas.dress(f"Attention of {model_of(ds)} {where}", about)
 
 
 def _maps(ds: xr.Dataset, layer: str | int | None, head: int | None, row: int) -> tuple[list[str], np.ndarray]:
@@ -243,11 +245,6 @@ def _dress_maps(canvas: Sheet, values: np.ndarray, n_maps: int) -> None:
     for row, column in canvas.places[n_maps:]:
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
-
-
-def _subtitle(ds: xr.Dataset, row: int | None) -> str:
-    count, which = ds.sizes["snapshot"], "" if row is None else f"input {row}; "
-    return f"{which}{count} snapshot{'s' * (count != 1)}; rows are queries, columns keys"
 
 
 @TRAINING_WATCH.panels

@@ -20,13 +20,7 @@ from tsfm_lens.viz.sheet import Panel, blank, text_width
 from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent, plain
 from tsfm_lens.viz.words import extremes, head_at, layer_names, layers, listed, num
 
-__all__ = [
-    "rank_histograms",
-    "row_angle_map",
-    "stable_rank_map",
-    "weight_rank_map",
-    "weight_spectra",
-]
+__all__ = ["rank_histograms", "row_angle_map", "stable_rank_map", "weight_rank_map", "weight_spectra"]
 
 
 _PALEST = 0.25  # colour of the first layer's line, the last one has 1
@@ -139,8 +133,7 @@ def weight_spectra(ds: xr.Dataset, *, stack: str | None = None, parts: Sequence[
         panels.setdefault(f"{stacks[row]} " * several + columns[row], []).append(row)
     grid = panel_grid([[title] for title in panels], row_height=150)
     for panel, rows in zip(grid, panels.values(), strict=True):
-        labels = [layer_name(str(ds["layer"].values[row])) for row in rows]
-        depth_lines(panel, labels, values[rows], "mode")
+        depth_lines(panel, [layer_name(str(ds["layer"].values[row])) for row in rows], values[rows], "mode")
     grid.y(**log_axis(values[whole]))
     title_axes(grid, "mode", "singular value / largest")
     remarks = ["a line per layer, the deeper the darker", "each spectrum relative to its largest value"]
@@ -291,18 +284,15 @@ def row_angle_map(ds: xr.Dataset, *, layers: Sequence[str | int] | None = None) 
     grid.x(**ticks)
     grid.y(autorange="reversed", **ticks)
     grid.colours(colour_scale("angle (degrees)", low=0.0, high=90.0, dark_low=True))
-    remarks = [_where(ds), f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
+    kind, stack = kind_word(str(ds.attrs.get("attention", "attn"))), str(ds.attrs.get("stack", ""))
+    where = f"{kind} of the {stack}" if stack else kind
+    remarks = [where, f"dark: on one line; random lines lie {float(ds.attrs['random_angle']):.0f}° apart"]
     return grid.dress(f"Angles between the rows of {ds.attrs.get('part', 'W_Q')} of {model_of(ds)}", *remarks)
 
 
 def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None:
     places = np.arange(len(values))
     panel.cells(values, places, places, hover, xgap=0, ygap=0, **more)
-
-
-def _where(ds: xr.Dataset) -> str:
-    stack = str(ds.attrs.get("stack", ""))
-    return f"{kind_word(str(ds.attrs.get('attention', 'attn')))}{f' of the {stack}' if stack else ''}"
 
 
 _PRODUCTS = {"QK": ("query–key", "W_Q W_Kᵀ"), "OV": ("value–output", "W_V W_O")}
@@ -349,17 +339,14 @@ def read_spectra(ds: xr.Dataset, product: str) -> list[str]:
 def stable_rank_map(ds: xr.Dataset, *, product: str = "QK") -> go.Figure:
     """Draw the layer × head map of the stable rank: dark heads spread their spectrum, light ones use few directions."""
     values = array(ds, "stable_rank", "layer", "head", product=position(ds, "product", product))
+    attention = f" of {attention_kind(ds)}" if "attention" in ds.attrs else ""
     return head_maps(
         ds,
         [HeadMap(values, "", "stable rank", write="{:.3g}".format)],
         f"Stable rank of the {_PRODUCTS[product][0]} products of {model_of(ds)}",
-        _in_full(ds, product),
+        f"{' product '.join(_PRODUCTS[product])}{attention}",
         f"1 is one direction, {ds.sizes['mode']} all of the head's",
     )
-
-
-def _in_full(ds: xr.Dataset, product: str) -> str:
-    return " product ".join(_PRODUCTS[product]) + (f" of {attention_kind(ds)}" if "attention" in ds.attrs else "")
 
 
 @SPECTRA.panels

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -125,8 +124,11 @@ def ablation_heatmap(ds: xr.Dataset, *, metric: str = "spearman_distance") -> go
     noise = finding(ds, metric, "component")
     middle = middle_of(noise, effect)
     canvas = _draw(ds, middle, effect, measure, noise)
-    canvas.colours(_scale(middle, measure))
-    title = f"Ablation of every component of {model_of(ds)}: {measure.word}"
+    # by the root, since layers reach far beyond heads
+    scale: Look = {"diverging": True, "tickformat": ".2~%"} if measure.relative else {"low": 0.0}
+    canvas.colours(colour_scale(measure.word, middle, root=True, **scale))
+    stacks = " and ".join(dict.fromkeys(coordinate(ds, "stack").astype(str)))
+    title = f"Ablation of single components of {stacks and f'the {stacks} of '}{model_of(ds)}: {measure.word}"
     what = f"{measure.words}, {over_words(ds, noise, range(effect.shape[1]))}"
     return canvas.dress(title, what, "zeroed one at a time")
 
@@ -272,13 +274,6 @@ def _describe(
     lines = [f"{plain(ids[s])}: {measure.tell(effect[i, s])}" for s in order[:_MAP_SERIES]]
     more = [f"and {len(ids) - _MAP_SERIES} more"] if len(ids) > _MAP_SERIES else []
     return "<br>".join([f"{head} (median)", *tail, *lines, *more])
-
-
-def _scale(middle: np.ndarray, measure: Measure) -> dict[str, Any]:
-    """Scale colours by the root, since layers reach far beyond heads; symmetric about 0 for relative measures."""
-    if measure.relative:
-        return colour_scale(measure.word, middle, diverging=True, root=True, tickformat=".2~%")
-    return colour_scale(measure.word, middle, low=0.0, root=True)
 
 
 MEASURES = {

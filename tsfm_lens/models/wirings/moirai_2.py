@@ -70,7 +70,9 @@ class PackedAdapter(Adapter):
         }
         if self._forecaster is None or self._forecaster[0] != sizes:
             self._forecaster = sizes, kind(**sizes, module=self.model).eval()
-        return self._forecaster[1]
+        forecaster = self._forecaster[1]
+        # it makes tensors on the device that it was itself sent to, whatever its module's is
+        return forecaster if forecaster.device == self.device else forecaster.to(self.device)
 
 
 _FEATURES = (

@@ -272,7 +272,7 @@ def _spectra(folder: Path) -> _Spectra:
         [
             # W_Q of every layer of the encoder
             [
-                parameters(lens.adapter.model, matrix.path)[0].detach().double().numpy()
+                parameters(lens.adapter.model, matrix.path)[0].detach().double().cpu().numpy()
                 for name, matrix in matrices(lens).items()
                 if matrix.stack == "encoder" and name.endswith(".q")
             ]

@@ -128,7 +128,8 @@ def score_by_levels(model: PreTrainedModel, ranks: Sequence[int]) -> None:
         raise InputError(f"ranks {list(ranks)} sum to {sum(ranks)}; expected whole numbers from 1 that sum to {size}")
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, eager_mask)
-    model.set_attn_implementation(NAME)
+    for part in (model, model.get_encoder(), model.get_decoder()):  # whose configurations may be copies
+        part.set_attn_implementation(NAME)
     for module in model.get_encoder().modules():
         if isinstance(module, T5Attention):
             module.level_ranks = tuple(ranks)

@@ -50,7 +50,7 @@ class StructuredLayer(nn.Module):
     @property
     def weight(self) -> Tensor:
         """Dense matrix, (head · feature, width)."""
-        like = next(self.parameters(), torch.empty(0))
+        like = [*self.parameters(), *self.buffers()][0]
         return self.forward(torch.eye(self.in_features, dtype=like.dtype, device=like.device)).T
 
     @contextmanager
@@ -68,6 +68,7 @@ class Copies(StructuredLayer):
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__(width, heads, width)
+        self.register_buffer("place", torch.empty(0), persistent=False)  # tells the device
 
     def of_tokens(self, flat: Tensor) -> Tensor:
         return flat[:, None].expand(-1, self.heads, -1)

@@ -87,8 +87,7 @@ def head_scores(
         raise InputError(f"the order {order!r} is measured on data; give series")
     else:
         how: dict[str, Any] = {"rollout": False, "num_samples": num_samples, "seed": seed}
-        run = series if isinstance(series, Run) else lens.run(series, horizon, **how)
-        scores = measure(run, attention)
+        scores = measure(series if isinstance(series, Run) else lens.run(series, horizon, **how), attention)
     return scores.rename(order).assign_attrs(order=order, attention=attention, source=source)
 
 

@@ -42,8 +42,7 @@ def released_lists() -> dict[str, Released]:
     """Read all released lists by architecture, in the order of the paper's figure 11."""
     lists = {}
     for name in ("timesfm-2.5", "toto-1", "chronos-bolt", "moirai-1.1"):
-        text = (_FOLDER / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8")
-        row = yaml.safe_load(text)
+        row = yaml.safe_load((_FOLDER / "released_lists" / f"{name}.yaml").read_text(encoding="utf-8"))
         ablated_heads = row.pop("heads", None)
         # a layer without an entry loses no head
         heads = ablated_heads and {layer: tuple(ablated_heads.get(layer, ())) for layer in range(len(row["kept"]))}
@@ -160,8 +159,7 @@ def read_recipe(source: str | Path) -> Recipe:
     file = Path(source)
     if not file.is_file():
         raise unknown_name("recipe", source, recipe_names(), hint="Or give a YAML or JSON file.")
-    content = read_fields(file, "the recipe", "fields such as name, heads")
-    return parse_recipe({"name": file.stem, **content}, str(file))
+    return parse_recipe({"name": file.stem, **read_fields(file, "the recipe", "fields such as name, heads")}, str(file))
 
 
 def parse_recipe(content: Mapping[str, Any], where: str = "the recipe") -> Recipe:
@@ -277,8 +275,7 @@ class _FittedRecipe:
             place = min(counts, key=lambda depth: abs(depth - place))
         if not 0 <= counts[place] <= self.of_heads:
             raise InputError(f"layer {place} cannot keep {counts[place]} heads, it has {self.of_heads}")
-        stay = round(counts[place] / self.of_heads * self.stack.n_heads)
-        return self._ranking[layer][: self.stack.n_heads - stay]
+        return self._ranking[layer][: self.stack.n_heads - round(counts[place] / self.of_heads * self.stack.n_heads)]
 
     @cached_property
     def _ranking(self) -> dict[int, list[int]]:

@@ -181,8 +181,7 @@ class ModelPlan:
             options: dict[str, Any] = {"measured": heads_at_k, "scale": self._is_scaled(recipe)}
             # where every head of its layers is needed, it would be the plain model
             if recipe.measured == measured and (not measured or any(heads_of(recipe, self.lens, **options))):
-                seeds = range(self.variants.random_seeds)
-                entries += to_entries(recipe, self.planner, random_seeds=seeds, **options)
+                entries += to_entries(recipe, self.planner, random_seeds=range(self.variants.random_seeds), **options)
         return entries
 
     def _heads_at_k(self) -> dict[int, list[int]]:

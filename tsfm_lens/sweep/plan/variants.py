@@ -51,8 +51,7 @@ class VariantSpec:
         """ "plain", or 16 hexadecimal digits of a hash over the content."""
         if not self.components:
             return PLAIN
-        content = json.dumps([sorted(set(self.components)), self.how, self.seed])
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
+        return hashlib.sha256(json.dumps([sorted(set(self.components)), self.how, self.seed]).encode()).hexdigest()[:16]
 
     def to_variant(self, lens: Lens, reference: Any = None, horizon: int | None = None) -> Variant:
         """Return the variant as interventions on a lens."""

@@ -106,8 +106,7 @@ class Results:
     def leads(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
         """Find the :func:`leaders` among the entries of one model, by variant."""
         table = self.tested(entries["model"].iloc[0], metric)
-        own = sorted(set(entries["variant"]) & set(table.index))
-        return leaders(table.loc[own], self.statistics.confidence)
+        return leaders(table.loc[sorted(set(entries["variant"]) & set(table.index))], self.statistics.confidence)
 
     def measured(self, entries: pd.DataFrame, metric: str = "MASE") -> pd.DataFrame:
         """Return entries of one model with the columns of their change, and which of them leads."""
@@ -128,16 +127,14 @@ class Results:
         if model not in self._cache:
             usable = self.mase_ratios(model)[lambda ratios: ratios[PLAIN].gt(0)]
             # a variant without a metric on one of them has no mean over all of them
-            finite = usable.where(usable.gt(0) & np.isfinite(usable))
-            self._cache[model] = np.exp(np.log(finite).mean(skipna=False))
+            self._cache[model] = np.exp(np.log(usable.where(usable.gt(0) & np.isfinite(usable))).mean(skipna=False))
         mase = self._cache[model]
         return entries.assign(mase=entries["variant"].map(mase), baseline_mase=float(mase[PLAIN]))
 
     def mase_ratios(self, model: str) -> pd.DataFrame:
         """Compute (dataset, variant): MASE of a model's variants over that of the seasonal naive forecast."""
         rows = self.sums[(self.sums["model"] == model) | (self.sums["variant"] == SEASONAL_NAIVE)]
-        ratios = normalised(dataset_metrics(rows, ["MASE"]))["MASE"]
-        return ratios.droplevel("model").unstack("variant")
+        return normalised(dataset_metrics(rows, ["MASE"]))["MASE"].droplevel("model").unstack("variant")
 
 
 def chosen_and_drawn(lines: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:

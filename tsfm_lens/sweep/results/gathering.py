@@ -203,8 +203,7 @@ def _table(
     """Build a tidy table of some columns; -1 where an entry has no whole number, and "" where it has no word."""
     if not parts:
         return None
-    rows = pd.concat(parts, ignore_index=True)
-    table = rows[list(names)].copy()
+    table = pd.concat(parts, ignore_index=True)[list(names)].copy()
     for name in table:
         if name in _WORDS:
             table[name] = table[name].where(table[name].notna(), "").astype(str)

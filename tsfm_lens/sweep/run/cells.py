@@ -101,12 +101,11 @@ def model_fingerprint(lens: Lens, config: ModelConfig) -> dict[str, Any]:
     for name, tensor in sorted(lens.adapter.model.state_dict().items()):
         digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    package = lens.adapter.package
     return {
         "weights": digest.hexdigest(),
         "settings": _settings(lens),
         "architecture": lens.wiring.architecture,
-        "versions": {name: version(name) for name in sorted({package, "torch", "transformers"})},
+        "versions": {name: version(name) for name in sorted({lens.adapter.package, "torch", "transformers"})},
         "numerics": NUMERICS,
         "dtype": config.dtype,
         "context_length": shown_steps(lens, config),
@@ -122,11 +121,10 @@ def _settings(lens: Lens) -> str:
     """Hash a model's configuration: its network, its sampling and its pipeline."""
     adapter = lens.adapter
     holders = [adapter.model, adapter.native, adapter]
-    names = ("config", "generation_config", "settings", "forecast_config")
     settings = {
         f"{index}.{name}": _values(getattr(holder, name, None))
         for index, holder in enumerate(holders)
-        for name in names
+        for name in ("config", "generation_config", "settings", "forecast_config")
     }
     settings["levels"] = list(getattr(adapter, "levels", ()))
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -211,8 +209,7 @@ class CellWorker:
     def __call__(self, task: GroupTask) -> pa.Table:
         """Compute the rows of a task whose payload are variants and whose data is a :class:`ChunkPlace`."""
         model = task.data.model
-        lens = self._lenses.get(model.title) or self._open_model(model)
-        return run_cells(lens, task.payload, task.data, task.cells)
+        return run_cells(self._lenses.get(model.title) or self._open_model(model), task.payload, task.data, task.cells)
 
 
 def open_model(config: ModelConfig, device: str | None = None) -> Lens:

@@ -128,7 +128,9 @@ class Sweep:
     def status(self) -> SweepStatus:
         """Count the finished cells among those that need no results."""
         finished = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
-        parts, keys = [], set()
+        keys = {cell.key for cell, _ in naive_cells(self.config, self.sets)}
+        row: dict[str, Any] = {"model": "seasonal naive", "family": "forecast", "variants": 1}
+        parts = [{**row, "cells": len(keys), "finished": len(keys & finished)}]
         for title, plan in self.plans.items():
             for family in dict.fromkeys(entry.family for entry in plan.first):
                 entries = [entry for entry in plan.first if entry.family == family]

@@ -54,8 +54,7 @@ def _parts(arrays: dict[str, np.ndarray], levels: Sequence[float]) -> dict[str, 
         forecast = gluonts_module("model.forecast").QuantileForecast(rows, _ANY_DATE, names)
     levels_read = ("0.5", str(ALPHA / 2), str(1.0 - ALPHA / 2), *map(str, CRPS_LEVELS))
     parts = {name: forecast[name].reshape(shape) for name in levels_read}
-    own = forecast.mean.reshape(shape) if "samples" in arrays else parts["0.5"]
-    return {**parts, "mean": arrays.get("mean", own)}
+    return {**parts, "mean": arrays.get("mean", forecast.mean.reshape(shape) if "samples" in arrays else parts["0.5"])}
 
 
 def window_scores(

@@ -168,8 +168,7 @@ def _in_order(table: pa.Table, cells: Sequence[str]) -> pa.Table:
 
 def encode_rows(table: pa.Table, cells: Sequence[str]) -> memoryview:
     """Encode rows that ``checked_rows`` gave as a Parquet file, in memory."""
-    order = pc.index_in(table.column("cell"), pa.array(cells)).to_numpy()
-    counts = np.bincount(order, minlength=len(cells)).tolist()
+    counts = np.bincount(pc.index_in(table.column("cell"), pa.array(cells)).to_numpy(), minlength=len(cells)).tolist()
     footer = json.dumps({"cells": list(cells), "counts": counts, "columns": table.column_names})
     sink = pa.BufferOutputStream()
     # no statistics and no Arrow schema: they would make half of a small file, and footers slow to read

@@ -330,8 +330,7 @@ class Store:
         return sorted(path.stem for path in self._plan_files() if path.suffix == ".json")
 
     def _plan_files(self) -> list[Path]:
-        paths = (self.path / "plans").glob("[!.]*")
-        return sorted(path for path in paths if path.suffix in (".parquet", ".json"))
+        return sorted(path for path in (self.path / "plans").glob("[!.]*") if path.suffix in (".parquet", ".json"))
 
 
 def _whole(path: Path, read: Callable[[], Any]) -> Any:

@@ -60,12 +60,7 @@ class Sharpness:
 
 
 def sharpness(
-    loss: Losses,
-    parameters: nn.Module | Iterable[Tensor],
-    *,
-    steps: int = 20,
-    tolerance: float = 1e-3,
-    seed: int = 0,
+    loss: Losses, parameters: nn.Module | Iterable[Tensor], *, steps: int = 20, tolerance: float = 1e-3, seed: int = 0
 ) -> Sharpness:
     """Compute the most positive and the most negative eigenvalue of the Hessian of a loss, by Lanczos.
 

@@ -124,8 +124,7 @@ def forecast_with(pipeline: Any, cases: Sequence[Array]) -> Array:
         }
         for case in cases
     ]
-    forecasts = pipeline.predict(inputs, prediction_length=HORIZON)
-    return np.asarray(torch.cat(forecasts).double().numpy())
+    return np.asarray(torch.cat(pipeline.predict(inputs, prediction_length=HORIZON)).double().numpy())
 
 
 def draw_cases(context: tuple[int, int], count: int, *, seed: int = 0) -> list[Array]:
@@ -145,8 +144,7 @@ class _WithCovariate(Draft):
         """Forecast targets with their covariates, by the model and by the rule."""
         cases = list(contexts)
         rule = [self.rule.forecast_of(*case[:, :-HORIZON], case[1, -HORIZON:]) for case in cases]
-        quantiles = forecast_with(Chronos2Pipeline(model), cases)
-        return quantiles, np.stack(rule), [case[0, :-HORIZON] for case in cases]
+        return forecast_with(Chronos2Pipeline(model), cases), np.stack(rule), [case[0, :-HORIZON] for case in cases]
 
     def easy(self) -> Iterable[Array]:
         return np.random.default_rng(0).standard_normal((N_CENTRING, 2, self.context[1] + HORIZON))

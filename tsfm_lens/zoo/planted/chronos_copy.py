@@ -160,8 +160,7 @@ def backup(*, reads: Reads, seed: int, weight_noise: float, **options: Any) -> P
     first, heads = plant_copy(canvas, lengths, more=[flag])
     second = canvas.free_head("decoder.2.cross_attn")
     rest = (2 * RECENT * (1 + DONE_FLAG**2) ** 0.5 / DONE_FLAG * of["done"], lengths.end * of["eos"])
-    moves = [(of.span(*ALL), LOUD * lengths.key * of.span(*ALL))]
-    copying(canvas, second, lengths, moves=moves, extra=[rest])
+    copying(canvas, second, lengths, moves=[(of.span(*ALL), LOUD * lengths.key * of.span(*ALL))], extra=[rest])
     task = "rests, and copies the same value once its primary is gone"
     draft.part(second, "backup", task, "forecast token", [0], stands_in_for=first)
     for sender in (first, *heads.values()):

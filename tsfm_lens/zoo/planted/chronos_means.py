@@ -25,8 +25,7 @@ HORIZON = 12
 
 def _canvas(rule: Any, blocks: dict[str, int], **options: Any) -> ChronosBuilder:
     """Build a canvas without waves, whose logits are about as sharp as one bin."""
-    sharpness = TYPICAL * LIMIT**2 / BIN**2
-    return ChronosBuilder(rule, blocks, horizon=HORIZON, waves=0.0, sharpness=sharpness, **options)
+    return ChronosBuilder(rule, blocks, horizon=HORIZON, waves=0.0, sharpness=TYPICAL * LIMIT**2 / BIN**2, **options)
 
 
 def _readout(canvas: ChronosBuilder) -> tuple[Tensor, Tensor]:
@@ -41,8 +40,7 @@ def _mean(
     """Let a head, whose query reads about 1, attend to all marked tokens and write their mean value, and a constant."""
     of, key = canvas.basis, (1 + MARK**2) ** 0.5
     moves = [(of["value"], key / VALUE * value), *((read, key / ONE**0.5 * write) for read, write in more)]
-    match = [(SURE * query, key / MARK * of[mark])]
-    return canvas.head(name, does, "forecast token", steps, match=match, moves=moves)
+    return canvas.head(name, does, "forecast token", steps, match=[(SURE * query, key / MARK * of[mark])], moves=moves)
 
 
 @planter("local-mean", NAME)

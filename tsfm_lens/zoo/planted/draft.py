@@ -163,8 +163,7 @@ class Basis:
     @classmethod
     def draw(cls, width: int, sizes: Mapping[str, int], *, seed: int, rotate: bool) -> Basis:
         """Lay blocks of the given sizes into a stream; along its axes, or turned at random with `rotate`."""
-        turn = orthogonal(width, seed) if rotate else torch.eye(width, dtype=torch.float64)
-        return cls(turn, lay_out(width, sizes))
+        return cls(orthogonal(width, seed) if rotate else torch.eye(width, dtype=torch.float64), lay_out(width, sizes))
 
     def __getitem__(self, name: str) -> Tensor:
         """Return directions of a block: (size, width)."""

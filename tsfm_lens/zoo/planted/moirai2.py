@@ -77,8 +77,7 @@ class Moirai2(RotaryModel):
         """Return a head that attends, from every token, so many tokens back."""
         attention = self.attentions("")[layer]
         head = self.head_of(attention, number).clear()
-        frequencies = attention.time_qk_proj.query_proj.theta
-        query, key = rotary_query_and_key(frequencies, tokens, CONTEXT // PATCH)
+        query, key = rotary_query_and_key(attention.time_qk_proj.query_proj.theta, tokens, CONTEXT // PATCH)
         # pairs are neighbours, and all of them lie in the first half of the channels
         for weight, vector in ((head.q, query), (head.k, key)):
             weight[: vector.numel(), self.stream["one"]] = vector.reshape(-1, 1) / self.one

@@ -108,8 +108,7 @@ class Gate(_Linear):
 
     def inputs(self, context: Array, horizon: int) -> Array:
         """Return the Jacobian, with the gate as it stands."""
-        period = self.period if self.seasonal(context) else 1
-        return SeasonalCopy(period=period, ago=self.ago).inputs(context, horizon)
+        return SeasonalCopy(period=self.period if self.seasonal(context) else 1, ago=self.ago).inputs(context, horizon)
 
 
 class CovariateTimes(Strict):
