@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -233,6 +234,19 @@ def serve(
 _MOST_NAMES = 4  # series
 
 
+def _change(text: str) -> tuple[str, str]:
+    """Split "temperature=+5" into the series and its change; "promo==1" and "promo=1" set a value."""
+    name, equals, change = text.partition("=")
+    if not (name and equals and change):
+        raise typer.BadParameter(f"{text!r} names no change, expected such as temperature=+5", param_hint="--set")
+    return name, change if change[0] in "+-*/=" else f"={change}"
+
+
+def _step(text: str) -> int | str | None:
+    """Read a step from the forecast start, or leave a date as it is."""
+    return int(text) if re.fullmatch(r"[-+]?\d+", text) else text or None
+
+
 @app.command()
 @forecasts()
 def explain(
@@ -245,6 +259,17 @@ def explain(
     reference: Annotated[
         str, typer.Option(metavar="NAME", help="Values of masked steps: mean, missing, seasonal naive, …")
     ] = "mean",
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=CHANGE", help="What if: temperature=+5, price=*1.1, promo==1, …"),
+    ] = None,
+    start: Annotated[
+        str, typer.Option("--from", metavar="STEP", help="First step that --set changes: from the forecast, or a date.")
+    ] = "",
+    stop: Annotated[str, typer.Option("--until", metavar="STEP", help="The step after the last that changes.")] = "",
+    since: Annotated[
+        str, typer.Option(metavar="FILE", help="The same series as an earlier forecast knew them: why did it change?")
+    ] = "",
     sections: Sections = None,
     holdout: Annotated[
         bool | None,
@@ -259,6 +284,7 @@ def explain(
     """Explain a forecast by its past and covariates and the heads they act through, and test the explanation."""
     from tsfm_lens.report import explanation, pipeline
     from tsfm_lens.viz.input_attribution import input_totals, read_inputs
+    from tsfm_lens.viz.scenarios import ASKED
 
     explanation.refuse_unknown(method or None, reference)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
@@ -274,6 +300,10 @@ def explain(
         progress = steps_shown(bar, lens, kinds)
         run = replace(request, holdout=ends).run(lens, series)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
+        options |= {"changes": dict(map(_change, changes or [])), "start": _step(start), "stop": _step(stop)}
+        if since:
+            earlier = read_data([since], request.reading, request.horizon, ends)
+            options["since"] = replace(request, holdout=ends).run(lens, earlier)
         results = explanation.explain(
             run, out, sections=kinds, **options, sources=request.data, progress=progress, left_out=missing
         )
@@ -286,8 +316,9 @@ def explain(
     word, reasons = explanation.judged(results)
     inputs = results.get("input_attribution")
     headline = read_inputs(inputs)[0] if inputs is not None else f"Verdict: the explanation {word}." if word else ""
-    if word and not request.as_json:
-        echo("\n".join([headline, *reasons[:2]]), err=True)
-    facts: dict[str, Any] = {"headline": headline, "verdict": word, "reasons": reasons}
+    asked = [text for kind, read in ASKED.items() if kind in results for text in read(results[kind])]
+    if (word or asked) and not request.as_json:
+        echo("\n".join([*asked, headline, *reasons[:2]]), err=True)
+    facts: dict[str, Any] = {"asked": asked, "headline": headline, "verdict": word, "reasons": reasons}
     facts["inputs"] = [] if inputs is None else input_totals(inputs)
     show_page(out / "index.html", missing, results, request.as_json, **facts)

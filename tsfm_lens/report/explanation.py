@@ -12,6 +12,7 @@ from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
+from tsfm_lens.explain.scenarios import explain_change, what_if
 from tsfm_lens.explain.segments import item_rows
 from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
@@ -44,6 +45,10 @@ def explain(
     item: int | str = 0,
     method: str | None = None,
     reference: Reference = "mean",
+    changes: Mapping[str, Any] | None = None,
+    start: int | str | None = None,
+    stop: int | str | None = None,
+    since: Run | None = None,
     sections: Sequence[str] = SECTIONS,
     options: Mapping[str, Mapping[str, Any]] | None = None,
     title: str | None = None,
@@ -61,6 +66,8 @@ def explain(
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
+        changes, start, stop: what if the input were another, see :func:`tsfm_lens.explain.what_if`.
+        since: an earlier run, from which the change is explained, see :func:`tsfm_lens.explain.explain_change`.
         sections, options, title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
 
     Returns:
@@ -80,6 +87,11 @@ def explain(
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, sections, missing)
     run = _first(run, item)
+    asked = Explanation()
+    if changes:
+        asked["what_if"] = what_if(run, changes, start=start, stop=stop)
+    if since is not None:
+        asked["forecast_change"] = explain_change(since, run, item=run.batch.groups[0])
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKING_KINDS}
     if method is not None:
         own["input_attribution"]["method"] = method
@@ -87,7 +99,8 @@ def explain(
     arguments = {
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }
-    results = Explanation(pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing))
+    found = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
+    results = Explanation(asked | found)
     word, reasons = judged(results)
     for kind in results.keys() & set(_MASKING_KINDS) if word else ():
         # one verdict on all of the page

@@ -117,6 +117,10 @@ def read_change(ds: xr.Dataset) -> list[str]:
     ]
 
 
+ASKED = {"what_if": read_what_if, "forecast_change": read_change}
+"""Sentences of results that somebody asked for, by kind."""
+
+
 def _parts(ds: xr.Dataset) -> list[str]:
     labels = names(ds, "part")
     return ["the later origin" if label == "origin" else label for label in labels]
