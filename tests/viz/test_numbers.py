@@ -135,7 +135,6 @@ def test_what_cannot_be_told_is_not_drawn() -> None:
         ("attention_rollout_map", "flow", {"layers": [9]}, "no layer '9'"),
         ("lens_forecast", "patches", {"layers": [7]}, "no layer '7'"),
         ("layer_entropy", "patches", {}, "no variable 'entropy'"),
-        ("layer_gain", "gain", {"metrics": ["RSME"]}, "RMSE"),
         ("ablation_heatmap", "ablation", {"metric": "spearman"}, "spearman_distance"),
         ("ablation_forecasts", "ablation", {"components": ["decoder.0.mpl"]}, r"decoder\.0\.mlp"),
         ("ablation_forecasts", "ablation", {"components": []}, "components is empty"),
