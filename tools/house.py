@@ -228,9 +228,9 @@ def measures() -> dict[str, float]:
 
 
 BOUNDS = {
-    "core lines": 53_000,
+    "core lines": 55_000,
     "studies lines": 16_200,
-    "tests lines": 37_300,
+    "tests lines": 37_800,
     "upward imports": 0,
     "largest circle": 0,
     "participles per 1,000 lines": 1,
