@@ -155,3 +155,22 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     assert "50 standard deviations from the mean of the context" in " ".join(read_inputs(far))
     kinds = read_effects(results()["effects"])
     assert [each.split(":")[0] for each in kinds[:2]] == ["Past", "Known covariate"]
+
+
+def test_the_width_of_an_interval_is_split_exactly() -> None:
+    ds = results()["exact"]
+    low, high = (ds.sel(quantile=level) for level in (0.1, 0.9))
+    parts = (high["attribution"] - low["attribution"]).mean("step").values
+    widths = [float((high[name] - low[name]).mean()) for name in ("reference_forecast", "forecast")]
+    fig = viz.input_waterfall(ds, quantile=(0.1, 0.9))
+    bars = [float(bar.x[0]) for bar in fig.data if bar.type == "bar"]
+    np.testing.assert_allclose(sum(bars), widths[1] - widths[0], atol=ds.attrs["rounding"])
+    assert sorted(np.abs(bars))[-1] <= np.abs(parts).sum()
+    diamonds = [float(mark.x[0]) for mark in fig.data if mark.type == "scatter" and mark.marker.symbol == "diamond"]
+    np.testing.assert_allclose(diamonds, widths)
+    assert "width of the interval from 0.1 to 0.9" in fig.layout.meta["subtitle"]
+    strip = next(trace for trace in viz.input_timeline(ds, quantile=(0.1, 0.9)).data if trace.type == "heatmap")
+    size = np.abs((high["attribution"] - low["attribution"]).transpose("segment", "step").values).mean(1)
+    np.testing.assert_allclose(np.ravel(strip.z), size[ds["row"].values == 0])
+    with pytest.raises(InputError, match="lower and the upper end"):
+        viz.input_map(ds, quantile=(0.9, 0.1))

@@ -41,6 +41,7 @@ _MAX_NAMES = 3  # segments that a reading names
 _MIXED = 0.9  # a mean below this share of the mean absolute effect: steps disagree in sign
 _FAR = 3.0  # standard deviations of the context, beyond which a reference forecast is none of the series
 
+Quantile = float | tuple[float, float] | None
 INPUT_ATTRIBUTION = measurement("input_attribution")
 
 
@@ -138,16 +139,20 @@ def _table(ds: xr.Dataset) -> pd.DataFrame:
 
 
 @INPUT_ATTRIBUTION.figure(variables=("context",), table=_table, sentences=read_inputs)
-def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None) -> go.Figure:
-    """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast."""
+def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None) -> go.Figure:
+    """Draw the series with its forecast, and under it every segment, coloured by what it does to the forecast.
+
+    Args:
+        quantile: whose effects are shown, the median's if None; of two, what widens the interval between them.
+    """
     view = _Part(ds, step, quantile)
     window = scene(ds, view.target, context_steps=ds.sizes["time"])
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
     canvas = sheet([210, _STRIP * len(rows)], row_gap=14, min_width=420, shared_xaxes=True)
     above, below = canvas
     window.draw(above)
-    forecast, reference = (array(ds, name, "step", quantile=view.level) for name in ("forecast", "reference_forecast"))
-    words = {} if view.middle else {"words": f"quantile {view.quantile:g}"}
+    forecast, reference = (array(ds, name, "step", quantile=view.line) for name in ("forecast", "reference_forecast"))
+    words = {} if view.line == view.middle else {"words": view.word}
     window.forecast(above, forecast, "forecast", BLUE, 2, **words)
     window.forecast(above, reference, "reference forecast", GREY, 1.4, _DASHES, words="forecast of the reference")
     if len(forecast) == 1:
@@ -201,10 +206,12 @@ def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: i
 
 
 @INPUT_ATTRIBUTION.figure(table=_table)
-def input_waterfall(
-    ds: xr.Dataset, *, step: int | None = None, quantile: float | None = None, top: int = 14
-) -> go.Figure:
-    """Draw the way from the reference forecast to the forecast, segment by segment, in data units."""
+def input_waterfall(ds: xr.Dataset, *, step: int | None = None, quantile: Quantile = None, top: int = 14) -> go.Figure:
+    """Draw the way from the reference forecast to the forecast, segment by segment, in data units.
+
+    Args:
+        quantile: see :func:`input_timeline`; of two, the way from the width of the reference's interval to its own.
+    """
     view = _Part(ds, step, quantile)
     order = ranked(ds, view.values)
     most, others = order[:top], [place for group in order[top:] for place in group]
@@ -215,10 +222,10 @@ def input_waterfall(
     ]
     if others:
         bars.append((f"{len(others)} others, summed", float(view.effect[others].sum()), 0.0))
-    rest = view.at_step(array(ds, "remainder", "step", quantile=view.level))
+    rest = view.at_step(view.of("remainder", "step"))
     if abs(rest) > float(ds.attrs.get("rounding", 0.0)):
         bars.append(("joint effects", rest, 0.0))
-    start = view.at_step(array(ds, "reference_forecast", "step", quantile=view.level))
+    start = view.at_step(view.of("reference_forecast", "step"))
     ends = start + np.cumsum([length for _, length, _ in bars])
     begins = np.concatenate([[start], ends[:-1]])
     canvas = blank(max(120, _BAR * (len(bars) + 2)), 420)
@@ -250,10 +257,10 @@ def input_waterfall(
 @INPUT_ATTRIBUTION.figure(
     table=lambda ds: frame(ds.isel(quantile=median_position(ds["quantile"].values), drop=True), "attribution")
 )
-def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -> go.Figure:
+def input_map(ds: xr.Dataset, *, quantile: Quantile = None, top: int = 30) -> go.Figure:
     """Draw the segment × forecast step map of what each segment does."""
     view = _Part(ds, None, quantile)
-    values = array(ds, "attribution", "segment", "step", quantile=view.level)
+    values = view.values
     keep = np.sort(np.argsort(-np.abs(values).mean(1), kind="stable")[:top])
     window = scene(ds, view.target, context_steps=1)
     canvas = blank(max(140, 20 * len(keep)), 480)
@@ -273,12 +280,12 @@ def input_map(ds: xr.Dataset, *, quantile: float | None = None, top: int = 30) -
 
 
 class _Part:
-    """One quantile of an attribution, at one step or over all, in data units.
+    """One quantile of an attribution, or the width between two, at one step or over all, in data units.
 
     ``values`` (segment, step); ``effect`` (segment,), their mean; ``strength``, mean size or one effect.
     """
 
-    def __init__(self, ds: xr.Dataset, step: int | None, quantile: float | None) -> None:
+    def __init__(self, ds: xr.Dataset, step: int | None, quantile: Quantile) -> None:
         count, left = int(ds["row"].max()) + 1 if "row" in ds and ds["row"].size else 0, ds.sizes.get("series", 0)
         if count > left:
             raise InputError(
@@ -286,27 +293,39 @@ class _Part:
             )
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
-        self.level = median_position(levels) if quantile is None else position(ds, "quantile", str(quantile))
-        self.quantile = float(levels[self.level])
+        self.middle = median_position(levels)
+        asked = [float(levels[self.middle])] if quantile is None else np.atleast_1d(quantile).tolist()
+        if len(asked) > 2 or asked != sorted(set(asked)):
+            raise InputError(f"quantile={quantile!r}, expected one, or the lower and the upper end of an interval")
+        self._levels = [position(ds, "quantile", str(each)) for each in asked]
+        self.line = self._levels[0] if len(asked) == 1 else self.middle
         self.step = None if step is None else position(ds, "step", step)
         self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
         self.names = segment_words(ds)
-        values = array(ds, "attribution", "segment", "step", quantile=self.level)
+        values = self.of("attribution", "segment", "step")
         self.values = values if self.step is None else values[:, [self.step]]
         self.effect = self.values.mean(1)
         self.strength = np.abs(self.values).mean(1) if self.step is None else self.effect
         self.unit = unit_of(ds, series_position(ds, self.target)) or "data units"
-        self.middle = self.level == median_position(levels)
-        self.word = f"{statistic_of(ds)} forecast" if self.middle else f"quantile {self.quantile:g}"
+        marks = [f"{levels[each]:g}" for each in self._levels]
+        self.word = f"{statistic_of(ds)} forecast" if self._levels == [self.middle] else f"quantile {marks[0]}"
+        if len(marks) == 2:
+            self.word = f"width of the interval from {marks[0]} to {marks[1]}"
         every = f"mean over {ds.sizes['step']} steps" if ds.sizes["step"] > 1 else "one step"
         self.when = f"{self.word}, {every if self.step is None else 'step ' + names(ds, 'step')[self.step]}"
         self.how = method_words(ds.attrs)
         self.sampled, self.reach = "", np.zeros(len(self.effect))
         name, at = ("mean_half_width", {}) if self.step is None else ("half_width", {"step": self.step})
         if name in ds:
-            self.reach = array(ds, name, "segment", quantile=self.level, **at)
+            # of a difference no wider than the sum of both
+            self.reach = np.sum([array(ds, name, "segment", quantile=each, **at) for each in self._levels], axis=0)
             samples = f"{ds.attrs['repeats']} seeds" if "repeats" in ds.attrs else f"{ds.attrs.get('orders')} orders"
             self.sampled = f"whiskers: 95 % intervals over {samples}"
+
+    def of(self, name: str, *dims: str) -> np.ndarray:
+        """Return values of the quantile, or of the upper minus the lower one."""
+        first, *second = (array(self._ds, name, *dims, quantile=each) for each in self._levels)
+        return second[0] - first if second else first
 
     def at_step(self, values: np.ndarray) -> float:
         """Return the value of the step, or the mean over all, of (step,)."""
