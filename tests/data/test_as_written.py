@@ -117,7 +117,7 @@ REFUSED = {
         "one for all; if it separates thousands, write numbers without",
     ),
     "decimal or row names": ("load\n1,5\n2,6\n", r"row 2 has 2 cells .*needs delimiter=';' and decimal=','"),
-    "two delimiters": ("a;b,c\n1;2,3\n", "commas and semicolons in the first line; give delimiter="),
+    "two delimiters": ("a;b,c\n1;2,3\n", "cut at commas and semicolons; give delimiter="),
     "blanks": ("a b\n1 2\n3 4\n", "blanks may separate the columns; give delimiter='space'"),
     "a cell among numbers": ("a,b\n1,2\nx,3\n4,5\n", "column 'a' holds 'x' in row 3, which is not a number"),
     "a short row": ("a,b\n1,2\n3\n", "row 3 has 1 cells"),

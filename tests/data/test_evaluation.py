@@ -204,7 +204,7 @@ REFUSED = {
     "flat context": (lambda: Window("a", 0, np.ones(3), np.ones((1, 2))), r"'a/0': the context is .* shape \(3,\)"),
     "no context": (lambda: Window("a", 0, np.ones((1, 0)), np.ones((1, 2))), r"shape \(1, 0\)"),
     "integers": (lambda: Window("a", 0, np.ones((1, 3), int), np.ones((1, 2))), "expected floats"),
-    "variates": (lambda: Window("a", 0, np.ones((2, 3)), np.ones((1, 2))), "has 2 variates and the label 1"),
+    "variates": (lambda: Window("a", 0, np.ones((2, 3)), np.ones((1, 2))), "has 2 variates, the label 1"),
     "no window": (lambda: EvaluationSet("e", (), 2), "has no window"),
     "no name": (lambda: EvaluationSet("", one([1.0]).windows, 2), "needs a name"),
     "horizon": (lambda: EvaluationSet("e", one([1.0]).windows, 3), "has 2 steps, expected the horizon 3"),

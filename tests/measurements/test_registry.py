@@ -184,7 +184,7 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(work: Results, tmp_
             exec(PROBE.replace('"first_jump")\n', '"attribution")\n', 1), {"__name__": "other.part"})
         with pytest.raises(UnknownNameError, match="Closest: first"):
             registry.probe("other", "frst")
-        with pytest.raises(InputError, match="figure 'bare' of 'first_jump' has no title"):
+        with pytest.raises(InputError, match="'bare' of 'first_jump' has no title"):
             exec(f"{FIGURE}\n@JUMP.figure()\ndef bare(ds): ...", {"__name__": "own.part"})
         with pytest.raises(InputError, match="choose one of"):
             measurement("other", theme="Magic", title="", summary="", description="")
