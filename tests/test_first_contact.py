@@ -143,7 +143,7 @@ def test_plot_draws_what_it_is_given(lens: Lens) -> None:
 
 def test_what_cannot_be_drawn_is_refused() -> None:
     run = tsfm_lens.load("bolt-nano").run(tsfm_lens.bundled("co2"), 12)
-    with pytest.raises(UnknownNameError, match="no figure of attribution 'heat'"):
+    with pytest.raises(UnknownNameError, match="no figure 'heat'"):
         run.attribute().plot("heat")
     with pytest.raises(InputError, match="dict cannot be drawn"):
         tsfm_lens.plot({})

@@ -146,8 +146,8 @@ def test_a_selected_target_keeps_its_covariates_and_is_explained_with_them(nano:
     mean = items[1]["past_covariates"]["k"].mean()
     items[1]["past_covariates"]["k"][:], items[1]["future_covariates"]["k"][:] = mean, mean
     hidden = nano.forecast(as_series(items[1:]), HORIZON).median[0]
-    np.testing.assert_allclose(found["forecast"], shown, rtol=1e-5)
-    np.testing.assert_allclose(found["attribution"], shown - hidden, atol=1e-4)
+    assert_close(found["forecast"], shown, depth=600, dtype=np.float32)
+    assert_close(found["attribution"], shown - hidden, depth=600, magnitude=np.abs(shown).max(), dtype=np.float32)
     with pytest.raises(InputError, match="off the run's"):
         explain.attribute_inputs(replace(one, batch=one.batch.targets(), _of=(one, [0])), method="occlusion", parts=1)
 
@@ -160,7 +160,9 @@ def test_covariates_are_neither_judged_nor_drawn(nano: Lens, kind: str) -> None:
     assert found.plot()
     if kind == "explore":
         alone = run.select("series-1").measure(kind)["ablated_forecast"]
-        np.testing.assert_allclose(found["ablated_forecast"].sel(series="series-1/target"), alone.squeeze(), rtol=1e-4)
+        assert_close(
+            found["ablated_forecast"].sel(series="series-1/target"), alone.squeeze(), depth=600, dtype=np.float32
+        )
     if kind == "ablation":
         np.testing.assert_allclose(found["spearman_distance_size"], found["spearman_distance"].median("series"))
 

@@ -59,7 +59,7 @@ def test_columns_of_a_file_are_the_variates_of_an_item(multivariate: tuple[Path,
         np.testing.assert_array_equal(window.context, series[:, :cut])
         np.testing.assert_array_equal(window.label, series[:, cut : cut + 4])
         assert window.start == DAYS[0]
-    assert not found.notes
+    assert found.notes == ("not read: 'y'; past=[…] or known=[…] reads columns as covariates",)
     (apart,) = sets(file(path, targets=["wind", "y2"], name="mine"))
     assert [window.item for window in apart.windows] == ["a/wind", "a/y2", "b/wind", "b/y2"]
     assert apart.name == "mine"

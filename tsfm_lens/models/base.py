@@ -84,6 +84,7 @@ class LensBase(HookedRootModule):
     context_length = _of_adapter("context_length", "Most steps of context that the model reads.")
     prediction_length = _of_adapter("prediction_length", "Default horizon.")
     longest_pass = _of_adapter("longest_pass", "Longest horizon of a single forward.")
+    packed = _of_adapter("packed", "True if the variates of an item share one token sequence.")
     takes_ids = _of_adapter("integers", "True if series are token ids, not measurements.")
 
     def __init__(self, adapter: Adapter, model_id: str, revision: str | None = None) -> None:
@@ -177,6 +178,11 @@ class LensBase(HookedRootModule):
             raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
         normed = self.adapter.final_norm(resid, like)
         return self.adapter.head(nn.functional.pad(normed, (0, 0, unread, 0)) if unread else normed, encoded)
+
+    @property
+    def rereads(self) -> bool:
+        """True if a rollout encodes its longer context anew beyond one pass."""
+        return self.adapter.rollout == "refeed" or (self.adapter.rollout == "tokens" and self.adapter.restarts)
 
     @property
     def example_ids(self) -> np.ndarray:

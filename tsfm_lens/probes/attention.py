@@ -159,7 +159,7 @@ def refuse_several(run: Run, what: str, *, covariates: bool = False) -> None:
 
 def refuse_variates(run: Run, *, covariates: bool = False) -> list[int]:
     """Refuse variates; return rows of targets, beside which ``covariates`` may stand where rows are series."""
-    batch = run.batch.targets() if covariates and not run.lens.adapter.packed else run.batch
+    batch = run.batch.targets() if covariates and not run.lens.packed else run.batch
     if batch.multivariate:
         raise InputError(
             "the series of an item attend to one another, and this is defined for the attention of one series over "

@@ -115,9 +115,8 @@ def autoregressive_attention(
 def _passes(run: Run) -> list[tuple[int, Encoded]]:
     """Return the forwards of a rollout: the number of forecast steps known to each, and its input."""
     lens, batch, steps = run.lens, run.batch, run.horizon
-    width, adapter = lens.longest_pass, lens.adapter
-    rereads = adapter.rollout == "refeed" or (adapter.rollout == "tokens" and adapter.restarts)
-    if steps <= width or not rereads:
+    width = lens.longest_pass
+    if steps <= width or not lens.rereads:
         # the run refuses a horizon that one pass cannot forecast
         return [(0, run.encoded)]
     values = run.forecast.median if run.forced_path is None else run.forced_path

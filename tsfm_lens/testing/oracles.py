@@ -242,7 +242,8 @@ def reading_changes_nothing(case: Case) -> Deviations:
         torch.backends.mha.set_fastpath_enabled(False)
         plain = lens.forward(case.encoded)
     fused, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: not name.endswith(ATTENTION_POINTS))
-    projections, _ = lens.run_with_cache(case.encoded, names_filter=lambda name: name.endswith(ATTENTION_POINTS[:3]))
+    names = [name for name in lens.registry.points if name.endswith(ATTENTION_POINTS[:3])]
+    projections = lens.run_with_cache(case.encoded, names_filter=names)[0] if names else plain
     if not (torch.equal(fused, plain) and torch.equal(projections, plain)):
         yield "fused kernel: not bit for bit", float("inf")
         return

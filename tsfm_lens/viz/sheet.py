@@ -25,6 +25,7 @@ _MAX_DOTS = 60  # rows or columns of a map that still have room for a dot each
 _ALWAYS: Look = {"exclude_empty_subplots": False}  # or plotly leaves out what is drawn before the first trace
 _LEFT, _RIGHT = 64, 20  # pixels beside the panels
 _APART, _CELL = 8, 7  # pixels between two texts, and beside a number in its cell
+_COLUMN = 420  # pixels of a figure that a single column of print has room for
 _LINE = 1.3  # of its type, a line of a title
 _HALF = 2.1  # of the figure to what is beside its panels, at least
 _USUAL = 640  # pixels: width for which rows of the legend are counted
@@ -129,8 +130,9 @@ class Sheet:
         names = 36 + max((text_width(label, LABEL_TYPE) for label in labels), default=0.0)
         left = max(_LEFT, names) + _LINE * TITLE_TYPE * breaks
         titled = [axis for axis in self.fig.select_xaxes() if axis.title.text and axis.visible is not False]
+        # one text may reach over the margins
+        room = max(self.min_width, _COLUMN) - left - (self.fig.layout.margin.r or _RIGHT) + 2 * _RIGHT - _APART
         if len(titled) == 1 and "<br>" not in (text := titled[0].title.text):
-            room = self.min_width - left - (self.fig.layout.margin.r or _RIGHT)
             titled[0].title.text = wrapped(text, room, TITLE_TYPE)
             self.below += round(_LINE * TITLE_TYPE * titled[0].title.text.count("<br>"))
         self.write_abreast([(sum(axis.domain or (0, 1)) / 2, axis.title.text) for axis in titled], TITLE_TYPE)

@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 
 from tsfm_lens.viz.theme import LEGEND_ROW
 
-__all__ = []
 Part = dict[str, Any]
 _NEAR = 1e-6  # of the figure, by which two domains may differ
 

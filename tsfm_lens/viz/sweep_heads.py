@@ -107,9 +107,9 @@ def head_changes(table: pd.DataFrame) -> go.Figure:
         named = mine[mine["significant"]]
         labels = set(named.index[np.argsort(-named["change"].abs().to_numpy(), kind="stable")[:_MAX_LABELS]])
         # the legend has no entry of a trace without dots
-        for kind in dict.fromkeys(mine["attention"]):
-            colour = CATEGORICAL[kinds.index(kind) % len(CATEGORICAL)]
-            _single(panel, mine[mine["attention"] == kind], kind, colour, labels)
+        for i, kind in enumerate(kinds):
+            if (of_kind := mine["attention"] == kind).any():
+                _single(panel, mine[of_kind], kind, CATEGORICAL[i % len(CATEGORICAL)], labels)
         sweep.level(panel, 0.0, "dash")
     # at least half of the intervals end within the axis
     core = np.append(rows["change"], rows[["lower", "upper"]].median())

@@ -105,7 +105,7 @@ def test_a_figure_that_cannot_be_drawn_leaves_nothing(tmp_path: Path, monkeypatc
     wide = replace(
         made, files=tuple(replace(p, figure=p.figure.update_layout(meta={"min_width": 900})) for p in made.files)
     )
-    expect_error("89 mm", write_figure, wide, tmp_path / "new", formats=["html", "svg"], column="single")
+    expect_error("not 89", write_figure, wide, tmp_path / "new", formats=["html", "svg"], column="single")
 
     def fail_late(figure: object, kind: str, **options: object) -> bytes:
         if kind == "svg":

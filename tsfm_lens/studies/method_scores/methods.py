@@ -131,8 +131,8 @@ method("zero ablation")(lambda case: by_size(_ablation(case), "mean_shift"))
 @method("zero ablation, of the range")
 def _zero_of_range(case: EvaluationCase) -> Ranking:
     """Score by the share of the series' range; claim above the share below which we form no ratio elsewhere."""
-    data, plain = _ablation(case), case.clean.point
-    share = data["mean_shift"].transpose("component", "series").values / ranges(case.clean, plain)
+    data, scale = _ablation(case), ranges(case.clean, case.clean.point)[case.clean.batch.is_target]
+    share = data["mean_shift"].transpose("component", "series").values / scale
     return Ranking(tuple(map(str, data["component"].values)), share.mean(-1), share.mean(-1) > SMALLEST_SHARE)
 
 
