@@ -17,6 +17,7 @@ from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
 from tsfm_lens.models.architecture import architectures
+from tsfm_lens.testing import assert_close
 
 STEPS, HORIZON = 60, 24
 
