@@ -100,6 +100,20 @@ for step in range(60):
     optimiser.step()
     watch(step, loss=now.item())
 """
+ASKED = {
+    "what_if": (
+        'viz.what_if_lines(run.what_if(weekend="=1"))',
+        "tsfm-lens explain chronos2-nano --data people.csv --target people --known weekend --set weekend=1",
+    ),
+    "forecast_change": (
+        "earlier, later = (\n"
+        '    lens.run(table[stop - 216 : stop], 24, future=table[stop : stop + 24].drop(columns="people"))\n'
+        "    for stop in (end - 6, end)\n)\n"
+        "viz.change_bars(tsfm_lens.explain_change(earlier, later))",
+        "tsfm-lens explain chronos2-nano --data people.csv --target people --known weekend --since earlier.csv",
+    ),
+}
+"""Drawing and command of results that somebody asks for, by kind."""
 # renderers of a sweep's tables, by the table
 _TABLES = {
     "sweep_effects": "effects",
@@ -158,6 +172,8 @@ def scene_of(measurement: Measurement, figure: Figure) -> Scene:
 def _scene_of(measurement: Measurement, figure: Figure) -> Scene:
     if measurement.of_run:
         return _of_run(measurement, figure)
+    if measurement.kind in ASKED:
+        return Scene(DRIVEN, *ASKED[measurement.kind])
     if measurement.theme == "Sweeps":
         table = f'tables["{_TABLES[measurement.kind]}"]'
         return Scene(SWEEP, f"{call_of(figure)}({table})", "tsfm-lens sweep report gallery.store")

@@ -26,11 +26,11 @@ async function fetched(plot) {
   if (!specs.has(plot)) specs.set(plot, JSON.parse(await packed(plot.id.replace(/plot$/, "spec"))));
   return specs.get(plot);
 }
-function render(plot) {
+function render(plot, width = 0) {
   const spec = specs.get(plot);
   plot.dataset.drawn = "1";
   const {data, layout} = darkFigure(spec, dark());
-  Plotly.react(plot, data, layout, config);
+  Plotly.react(plot, data, width ? {...layout, width} : layout, config);
 }
 async function show(plot) {
   await Promise.all([plotly(), fetched(plot)]);
@@ -75,7 +75,7 @@ async function drawAll() {
   for (const plot of plots) await show(plot);
   document.documentElement.dataset.whole = String(plots.length);
 }
-const redraw = () => plots.filter(plot => plot.dataset.drawn).forEach(render);
+const redraw = () => plots.filter(plot => plot.dataset.drawn).forEach(plot => render(plot));
 document.getElementById("theme").addEventListener("click", () => {
   document.documentElement.dataset.theme = dark() ? "light" : "dark";
   redraw();
@@ -88,8 +88,17 @@ document.getElementById("print").addEventListener("click", async () => {
 window.addEventListener("beforeprint", () => {
   document.documentElement.dataset.theme = "light";
   for (const details of document.querySelectorAll("details")) details.open = true;
-  if (window.Plotly) plots.filter(plot => specs.has(plot)).forEach(plot => { render(plot); Plotly.Plots.resize(plot); });
+  // the page is laid out for paper only after this, so the width of A4 between its margins, in pixels, is given
+  fit(688);
 });
+window.addEventListener("afterprint", () => fit(0));
+function fit(width) {
+  if (!window.Plotly) return;
+  for (const plot of plots.filter(each => specs.has(each))) {
+    render(plot, width);
+    if (!width) Plotly.Plots.resize(plot);
+  }
+}
 (async () => {
   const place = document.getElementById("linked");
   if (place) follow = linkedView(place, JSON.parse(await packed("linked-state"))).show;
