@@ -95,3 +95,31 @@ def test_what_cannot_be_is_said_and_nothing_is_written(words: list[str], complai
     assert done.exit_code == 1
     assert complaint in " ".join(done.output.split())
     assert not out.exists()
+
+
+def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None:
+    data = sheet(tmp_path / "load.csv")
+    table = pd.read_csv(data)
+    last = table["ts"] == table["ts"][HOURS - 1]
+    table.loc[last, ["load", "price"]] = np.nan
+    table.to_csv(tmp_path / "earlier.csv", index=False)
+    words = ["chronos2-nano", "--data", data, *OPTIONS, "--horizon", "12", "--sections", "forecast"]
+    asked = ["--set", "temperature=+5", "--from", "2", "--until", "2024-01-03 06:00", "--since"]
+    out = ["--out", str(tmp_path / "page"), "--json"]
+    done = run(*words, *asked, str(tmp_path / "earlier.csv"), *out)
+    assert done.exit_code == 0, done.output
+    told = json.loads(done.stdout)
+    if_, through, changed = told["answers"]
+    assert if_.startswith("With temperature +5 the forecast of A/load averages")
+    assert through.startswith("Most of it goes through")
+    assert changed.startswith("For the same 11 steps the forecast of A/load averages")
+    assert list(told["results"]) == ["what_if", "forecast_change", "forecast"]
+    kept = told["results"]["what_if"]["coords"]
+    assert (kept["start"]["data"], kept["stop"]["data"]) == ([2], [6])
+    page = (tmp_path / "page" / "index.html").read_text()
+    assert page.index("What if") < page.index("Change of the forecast") < page.index(">Provenance")
+    for wrong, message in ((["--set", "temperature"], "names no change"), (["--from", "2"], "--set")):
+        done = run(*words, *wrong, "--out", str(tmp_path / "no"))
+        assert done.exit_code == 2
+        assert message in done.output
+        assert not (tmp_path / "no").exists()

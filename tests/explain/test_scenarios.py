@@ -47,7 +47,7 @@ def test_changes_of_a_linear_forecaster_add_up() -> None:
     assert both["change"].values.tolist() == ["k", "a"]
     assert_close(middle(both, "effect"), np.stack(expected), **CLOSE)
     assert_close(both["changed_context"].values[1, STEPS - 6 : STEPS - 2], np.full(4, 2.0), depth=10, magnitude=2.0)
-    # what has no model in it changes nothing of the run
+    # the run keeps its own input
     assert_close(whole(run.batch), own, depth=1, magnitude=10.0)
 
 
@@ -65,6 +65,14 @@ def test_a_change_is_the_forecast_of_the_edited_series(covariate_run: Run) -> No
     assert "group_attn" in str(size.sel(component=heads).idxmax().values)
 
 
+def test_gaps_of_the_past_stay_gaps_under_a_change(bolt: Lens) -> None:
+    values = 10 + np.sin(np.arange(128) / 4)
+    values[[100, 110]] = np.nan
+    found = explain.what_if(bolt.run(as_series(values), 8), {"series-0": "+1"}, start=-32, stop=0, routes=False)
+    expected = values + np.r_[np.zeros(96), np.ones(32)]
+    np.testing.assert_array_equal(found["changed_context"].values[0], expected)
+
+
 def test_dates_and_categories() -> None:
     frame = {"target": np.arange(30.0) % 7, "k": ["dry", "wet"] * 15}
     table = pd.DataFrame({**frame, "time": pd.date_range("2026-01-01", periods=30, freq="D")})
@@ -75,6 +83,9 @@ def test_dates_and_categories() -> None:
     run = tsfm_lens.load("chronos2-nano").run(series, HORIZON)
     found = explain.what_if(run, k="=wet", start="2026-01-26", stop="2026-01-28", routes=False)
     assert (found["start"].item(), found["stop"].item()) == (1, 3)
+    for where, message in (("2016-01-26", "outside of .*begins at 2026-01-01"), ("2036-01-26", "outside of")):
+        with pytest.raises(InputError, match=message):
+            explain.what_if(run, k="=wet", start=where, routes=False)
     with pytest.raises(UnknownNameError, match=r"'sunny'.*dry"):
         explain.what_if(run, k="sunny")
 
@@ -155,5 +166,8 @@ def test_runs_that_cannot_be_compared_are_refused(covariate_run: Run) -> None:
     undated = [replace(run, batch=replace(run.batch, starts=(None,) * 3), _of=None) for run in (before, after)]
     with pytest.raises(InputError, match="give shift="):
         explain.explain_change(*undated)
+    half = replace(after, batch=replace(after.batch, starts=(pd.Timestamp("2026-01-01 01:30"),) * 3), _of=None)
+    with pytest.raises(InputError, match="no whole steps apart"):
+        explain.explain_change(before, half)
     found = explain.explain_change(*undated, shift=1)
     assert_close(found["effect"], explain.explain_change(before, after)["effect"], **CLOSE)

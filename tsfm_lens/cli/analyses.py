@@ -284,25 +284,28 @@ def explain(
     """Explain a forecast by its past and covariates and the heads they act through, and test the explanation."""
     from tsfm_lens.report import explanation, pipeline
     from tsfm_lens.viz.input_attribution import input_totals, read_inputs
-    from tsfm_lens.viz.scenarios import ASKED
+    from tsfm_lens.viz.scenarios import ANSWERS
 
     explanation.refuse_unknown(method or None, reference)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
+    edits = dict(map(_change, changes or []))
+    if (start or stop) and not edits:
+        raise typer.BadParameter("--from and --until say which steps --set changes; give --set NAME=CHANGE too")
     with progress_display() as bar:
         series = series_shown(bar, request, model)
         # where known covariates end with the target, its end must be held out
         ahead = [len(future) for future in series.futures if future is not None]
         ends = bool(ahead) and not any(ahead) if holdout is None else holdout
+        earlier = read_data([since], request.reading, request.horizon, ends) if since else None
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
         kinds = tuple(pipeline.defined_for(lens, kinds, missing))
         progress = steps_shown(bar, lens, kinds)
         run = replace(request, holdout=ends).run(lens, series)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
-        options |= {"changes": dict(map(_change, changes or [])), "start": _step(start), "stop": _step(stop)}
-        if since:
-            earlier = read_data([since], request.reading, request.horizon, ends)
+        options |= {"changes": edits, "start": _step(start), "stop": _step(stop)}
+        if earlier is not None:
             options["since"] = replace(request, holdout=ends).run(lens, earlier)
         results = explanation.explain(
             run, out, sections=kinds, **options, sources=request.data, progress=progress, left_out=missing
@@ -316,9 +319,9 @@ def explain(
     word, reasons = explanation.judged(results)
     inputs = results.get("input_attribution")
     headline = read_inputs(inputs)[0] if inputs is not None else f"Verdict: the explanation {word}." if word else ""
-    asked = [text for kind, read in ASKED.items() if kind in results for text in read(results[kind])]
-    if (word or asked) and not request.as_json:
-        echo("\n".join([*asked, headline, *reasons[:2]]), err=True)
-    facts: dict[str, Any] = {"asked": asked, "headline": headline, "verdict": word, "reasons": reasons}
+    answers = [text for kind, read in ANSWERS.items() if kind in results for text in read(results[kind])]
+    if (word or answers) and not request.as_json:
+        echo("\n".join([*answers, headline, *reasons[:2]]), err=True)
+    facts: dict[str, Any] = {"answers": answers, "headline": headline, "verdict": word, "reasons": reasons}
     facts["inputs"] = [] if inputs is None else input_totals(inputs)
     show_page(out / "index.html", missing, results, request.as_json, **facts)

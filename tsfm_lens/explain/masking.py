@@ -69,7 +69,7 @@ def reference_values(
     for row, role in enumerate(batch.roles):
         if role not in by_role:
             raise InputError(f"the reference has no value for {role} series, such as {batch.ids[row]!r}; give one")
-        values = _whole(batch, row, horizon)
+        values = with_future(batch, row, horizon)
         if by_role[role] == "zero" and batch.categories[row]:
             raise InputError(
                 f"covariate {batch.ids[row]!r} is of categories, which have no zero; choose reference='missing', "
@@ -91,7 +91,7 @@ def reference_rows(batch: SeriesBatch, reference: Reference, horizon: int, seed:
     return tuple(np.asarray(values, dtype=float) for values in reference)
 
 
-def _whole(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
+def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
     """Append its known future to a series, (time + horizon,), NaN where nothing is known."""
     return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
 
@@ -213,7 +213,7 @@ def masked(
     stands = reference_rows(batch, reference, horizon, seed)
     rows = []
     for row in range(len(batch)):
-        values = _whole(batch, row, horizon)
+        values = with_future(batch, row, horizon)
         if stands[row].shape != values.shape:
             raise InputError(
                 f"the reference of {batch.ids[row]!r} has shape {stands[row].shape}, expected {values.shape}: its "

@@ -16,8 +16,9 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs, shapley
+from tsfm_lens.explain.masking import with_future
 from tsfm_lens.explain.routes import input_routes
-from tsfm_lens.explain.segments import Segment, item_of
+from tsfm_lens.explain.segments import Segment, item_of, kind_of, target_row
 from tsfm_lens.explain.values import Masks, quantiles_of
 from tsfm_lens.findings import Result
 from tsfm_lens.models.run import Run
@@ -78,14 +79,16 @@ def what_if(
     segments, values = [], _inputs(one)
     for name, edit in edits.items():
         row = _row(one.batch, name)
-        segment = _stretch(one, row, start, stop)
+        segment = _stretch(one, row, target_row(one.batch, target), start, stop)
         place = slice(segment.start + one.batch.lengths[row], segment.stop + one.batch.lengths[row])
         values[row][place] = _edited(values[row][place], edit, name, one.batch.categories[row])
         segments.append(segment)
     options: dict[str, Any] = {"target": target, "parts": segments, "reference": values}
-    found = attribute_inputs(one, progress=progress, **options)
-    data = found.rename(segment="change", reference_forecast="changed_forecast").drop_vars(["attribution", "remainder"])
-    data["effect"] = -found["attribution"].rename(segment="change")
+    attribution = attribute_inputs(one, progress=progress, **options)
+    data = attribution.rename(segment="change", reference_forecast="changed_forecast").drop_vars(
+        ["attribution", "remainder"]
+    )
+    data["effect"] = -attribution["attribution"].rename(segment="change")
     if routes:
         through = input_routes(one, **options)["effect"].rename(segment="change")
         data["through"] = -through.reset_coords(drop=True)
@@ -95,7 +98,7 @@ def what_if(
     data["changed_context"] = (("series", "time"), np.stack(padded))
     data["changed_future"] = (("series", "step"), np.stack([value[-one.horizon :] for value in values]))
     words = ", ".join(f"{name} {edit}" if isinstance(edit, str | float | int) else name for name, edit in edits.items())
-    data.attrs = {**found.attrs, "kind": "what_if", "title": "What if", "changes": words}
+    data.attrs = {**attribution.attrs, "kind": "what_if", "title": "What if", "changes": words}
     return data
 
 
@@ -118,8 +121,8 @@ def explain_change(
     Args:
         before, after: runs of one model on the same item, made at the same or a later step.
         item, target: by position or name.
-        shift: steps by which the later forecast starts later; from the dates if None, or the lengths where both
-            contexts begin alike.
+        shift: steps by which the later forecast starts later; if None, from the dates, or from the lengths where the
+            earlier context goes on in the later one.
         progress: called with the forecasts done and their number.
 
     Returns:
@@ -148,11 +151,12 @@ def explain_change(
             f"the later forecast starts {ahead} steps after the earlier one, which has {old.horizon}; they need a step "
             "in common, and the earlier run first"
         )
-    values = _as_known(old, new, ahead)
-    news = [part for row in range(len(new.batch)) for part in _news(new, row, values[row], ahead)]
+    values = _expected(old, new, ahead)
+    place = target_row(new.batch, target)
+    news = [part for row in range(len(new.batch)) for part in _news(new, row, place, values[row], ahead)]
     # one whose values are the same stands for none
-    masks = Masks(new, news or [_whole(new)], values, target=target, progress=progress)
-    (then, _), (now, base) = Masks(old, [_whole(old)], target=target).ends, masks.ends
+    masks = Masks(new, news or [_everything(new)], values, target=target, progress=progress)
+    (then, _), (now, base) = Masks(old, [_everything(old)], target=target).ends, masks.ends
     then = then[:, ahead : ahead + shared]
     parts = shapley(masks).attribution[: len(news), :, :shared]
     effect = np.concatenate([(base[:, :shared] - then)[None], parts])
@@ -166,27 +170,23 @@ def explain_change(
     return Result(data.data_vars, data.coords, data.attrs)
 
 
-def _whole(run: Run) -> Segment:
+def _everything(run: Run) -> Segment:
     return Segment("all", 0, -run.batch.lengths[0], 0, "past")
 
 
 def _inputs(run: Run) -> list[np.ndarray]:
     """Return each series with its known future, (time + horizon,), NaN where nothing is known."""
-    future = run.batch.known_future(run.horizon)
-    return [np.concatenate([value, future[row]]) for row, value in enumerate(run.batch.values)]
+    return [with_future(run.batch, row, run.horizon) for row in range(len(run.batch))]
 
 
 def _row(batch: SeriesBatch, name: str) -> int:
-    names = {
-        **dict(zip(batch.variates, range(len(batch)), strict=True)),
-        **{each: i for i, each in enumerate(batch.ids)},
-    }
-    if name not in names or not name:
-        raise unknown_name("series", name, [each for each in names if each])
-    return names[name]
+    rows = {each: row for names in (batch.variates, batch.ids) for row, each in enumerate(names) if each}
+    if name not in rows:
+        raise unknown_name("series", name, rows)
+    return rows[name]
 
 
-def _stretch(run: Run, row: int, start: Any, stop: Any) -> Segment:
+def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
     """Return the steps of a series that change; those of a known covariate's future unless others are asked for."""
     batch, known = run.batch, run.batch.roles[row] == "known"
     first, last = -batch.lengths[row], run.horizon if known else 0
@@ -198,8 +198,7 @@ def _stretch(run: Run, row: int, start: Any, stop: Any) -> Segment:
     end = last if stop is None else _step(batch, row, stop)
     if not first <= begin < end <= last:
         raise InputError(f"steps {begin} to {end} of {batch.ids[row]!r}, expected a stretch between {first} and {last}")
-    kinds: dict[str, Any] = {"past": "past covariate", "known": "known covariate"}
-    return Segment(batch.variates[row] or batch.ids[row], row, begin, end, kinds.get(batch.roles[row], "past"))
+    return Segment(batch.variates[row] or batch.ids[row], row, begin, end, kind_of(batch, row, target))
 
 
 def _step(batch: SeriesBatch, row: int, where: Any) -> int:
@@ -213,7 +212,10 @@ def _step(batch: SeriesBatch, row: int, where: Any) -> int:
         raise InputError(f"{where!r} is no step and no date") from error
     if stamps is None:
         raise InputError(f"{batch.ids[row]!r} has no dates; give steps from the forecast start instead of {where!r}")
-    return int(stamps.searchsorted(date.tz_localize(None))) - batch.lengths[row]
+    date = date.tz_localize(None)
+    if not stamps[0] <= date <= stamps[-1]:
+        raise InputError(f"{where!r} lies outside of {batch.ids[row]!r}, which begins at {stamps[0]}")
+    return int(stamps.searchsorted(date)) - batch.lengths[row]
 
 
 def _edited(values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None) -> np.ndarray:
@@ -226,36 +228,39 @@ def _edited(values: np.ndarray, edit: Edit, name: str, categories: Sequence[str]
     if isinstance(edit, str):
         if (match := _EDIT.fullmatch(edit)) is None:
             raise InputError(f"{name}={edit!r} is no change; expected such as '+5', '-5', '*1.1', '/2' or '=7'")
-        values = _OPERATORS[match[1]](values, np.full(len(values), float(match[2])))
+        with np.errstate(all="ignore"):
+            edited = _OPERATORS[match[1]](values, np.full(len(values), float(match[2])))
     else:
         column = np.asarray(edit, dtype=float)
         if column.shape not in ((), values.shape):
             raise InputError(
                 f"{name} has {column.shape} new values, expected one, or one for each of {len(values)} steps"
             )
-        values = np.broadcast_to(column, values.shape)
-    if not np.isfinite(values).all():
+        edited = np.broadcast_to(column, values.shape)
+    # gaps stay gaps
+    if not np.isfinite(edited[np.isfinite(values)]).all():
         raise InputError(f"{name}={edit!r} makes values that are not finite, of which nothing can be forecast")
-    return np.asarray(values)
+    return np.asarray(edited)
 
 
 def _shift(old: Run, new: Run) -> int:
-    """Return by how many steps a run starts later than another, from their dates or lengths."""
-    ends = [run.batch.timestamps(0, ahead=1) for run in (old, new)]
-    if ends[0] is not None and ends[1] is not None:
-        stamps = new.batch.timestamps(0, ahead=1)
-        assert stamps is not None
-        if ends[0][-1] in stamps:
-            return len(stamps) - 1 - int(stamps.searchsorted(ends[0][-1]))
-        return -1 if ends[0][-1] > stamps[-1] else old.horizon
-    ahead = new.batch.lengths[0] - old.batch.lengths[0]
-    if ahead >= 0 and np.array_equal(old.batch.values[0][:1], new.batch.values[0][:1], equal_nan=True):
-        return ahead
-    raise InputError("neither dates nor equal beginnings say how far the runs are apart; give shift=, in steps")
+    """Return by how many steps a run starts later than another, from their dates, or from lengths if it only grew."""
+    first, last = (run.batch.timestamps(0, ahead=1) for run in (old, new))
+    if first is not None and last is not None:
+        if first[-1] > last[-1]:
+            return 1 - len(pd.date_range(last[-1], first[-1], freq=new.batch.freqs[0]))
+        between = pd.date_range(first[-1], last[-1], freq=new.batch.freqs[0])
+        if not len(between) or (between[0], between[-1]) != (first[-1], last[-1]):
+            raise InputError(f"the forecasts start at {first[-1]} and {last[-1]}, which are no whole steps apart")
+        return len(between) - 1
+    before, after = old.batch.values[0], new.batch.values[0]
+    if np.array_equal(before, after[: len(before)], equal_nan=True):
+        return len(after) - len(before)
+    raise InputError("neither dates nor one context that goes on in the other say how far they are apart; give shift=")
 
 
-def _as_known(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
-    """Return what the earlier run knew, or else expected, of each step of the later one, (time + horizon,)."""
+def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
+    """Return what the earlier run read, or else forecast, for each step of the later one, (time + horizon,)."""
     values = _inputs(new)
     for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
         before = old.batch.values[row]
@@ -275,11 +280,10 @@ def _as_known(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
     return values
 
 
-def _news(new: Run, row: int, known: np.ndarray, ahead: int) -> list[Segment]:
-    """Return the stretches of a series that differ from what was known: revised, new, and of the future."""
+def _news(new: Run, row: int, target: int, before: np.ndarray, ahead: int) -> list[Segment]:
+    """Return the stretches of a series that differ from what they were before: revised, new, and of the future."""
     batch, own = new.batch, _inputs(new)[row]
     name, role, length = batch.variates[row] or batch.ids[row], batch.roles[row], batch.lengths[row]
-    kinds: dict[str, Any] = {"past": "past covariate", "known": "known covariate"}
     cuts = np.unique(np.linspace(-ahead, 0, min(ahead, _MOST) + 1).round().astype(int)).tolist() if ahead else []
     news = list(pairwise(cuts)) if role == "target" else [(-ahead, 0)] * (ahead > 0)
     parts = []
@@ -289,11 +293,11 @@ def _news(new: Run, row: int, known: np.ndarray, ahead: int) -> list[Segment]:
         ("future", 0, new.horizon * (role == "known")),
     ]:
         place = np.arange(start + length, stop + length)
-        where = place[~((own[place] == known[place]) | (np.isnan(own[place]) & np.isnan(known[place])))]
+        where = place[~((own[place] == before[place]) | (np.isnan(own[place]) & np.isnan(before[place])))]
         if len(where):
             first, last = int(where[0]) - length, int(where[-1]) - length
             label = f"{name}, {word}" + (f" {first}" + f" to {last}" * (last > first)) * (
                 word == "new" and len(news) > 1
             )
-            parts.append(Segment(label, row, first, last + 1, kinds.get(role, "past")))
+            parts.append(Segment(label, row, first, last + 1, kind_of(batch, row, target)))
     return parts

@@ -187,14 +187,19 @@ def _nearest(edges: Sequence[int], aim: int) -> int:
 def _segment(
     batch: SeriesBatch, row: int, target_position: int, start: int, stop: int, whole: tuple[int, int]
 ) -> Segment:
-    by_role: dict[str, Kind] = {"past": "past covariate", "known": "known covariate"}
-    kind = by_role.get(batch.roles[row], "past" if row == target_position else "variate")
+    kind = kind_of(batch, row, target_position)
     name = "past" if len(batch) == 1 else batch.variates[row] or batch.ids[row]
     if kind == "known covariate" and (start, stop) in ((whole[0], 0), (0, whole[1])):
         name += ", past" if stop == 0 else ", future"
     elif (start, stop) != whole:
         name += f" {start} to {stop - 1}"
     return Segment(name, row, start, stop, kind)
+
+
+def kind_of(batch: SeriesBatch, row: int, target: int) -> Kind:
+    """Return the kind of a series' segments, seen from the row of the explained target."""
+    by_role: dict[str, Kind] = {"past": "past covariate", "known": "known covariate"}
+    return by_role.get(batch.roles[row], "past" if row == target else "variate")
 
 
 def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:

@@ -35,8 +35,8 @@ def cards_of(results: Mapping[str, Any], anchors: Mapping[str, str]) -> list[dic
             continue
         ds = results[name]
         ids = names(ds, "series")
-        shown = [ids.index(explained)] if explained in ids else forecast_series(ds, MAX_SERIES)
-        cards = {ids[place]: make(ds, place) for place in shown}
+        places = [ids.index(explained)] if explained in ids else forecast_series(ds, MAX_SERIES)
+        cards = {ids[place]: make(ds, place) for place in places}
         rows.append({"title": title, "anchor": anchors[name], "cards": {key: one for key, one in cards.items() if one}})
     return [card for card in rows if card["cards"]]
 

@@ -33,8 +33,8 @@ class Explanation(dict[str, xr.Dataset]):
 
     def __repr__(self) -> str:
         inputs = self.get("input_attribution")
-        said = [] if inputs is None else read_inputs(inputs)[:1]
-        return "\n".join([f"Explanation with {', '.join(self)}", *said])
+        headline = [] if inputs is None else read_inputs(inputs)[:1]
+        return "\n".join([f"Explanation with {', '.join(self)}", *headline])
 
 
 @saying_once
@@ -87,11 +87,11 @@ def explain(
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, sections, missing)
     run = _first(run, item)
-    asked = Explanation()
+    answers = Explanation()
     if changes:
-        asked["what_if"] = what_if(run, changes, start=start, stop=stop)
+        answers["what_if"] = what_if(run, changes, start=start, stop=stop)
     if since is not None:
-        asked["forecast_change"] = explain_change(since, run, item=run.batch.groups[0])
+        answers["forecast_change"] = explain_change(since, run, item=run.batch.groups[0])
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKING_KINDS}
     if method is not None:
         own["input_attribution"]["method"] = method
@@ -99,8 +99,8 @@ def explain(
     arguments = {
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }
-    found = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
-    results = Explanation(asked | found)
+    parts = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
+    results = Explanation(answers | parts)
     word, reasons = judged(results)
     for kind in results.keys() & set(_MASKING_KINDS) if word else ():
         # one verdict on all of the page

@@ -64,8 +64,8 @@ def build_sweep_report(
 def _leads(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]) -> list[str]:
     """Return the first sentence on each model of the first figure."""
     name = next((name for name in results if panels[name]), "")
-    said = {text.partition(":")[0]: text for panel in panels.get(name, [])[:1] for text in reversed(panel.sentences)}
-    return [said[model] for model in dict.fromkeys(results[name].get("model", ())) if model in said] if name else []
+    leads = {text.partition(":")[0]: text for panel in panels.get(name, [])[:1] for text in reversed(panel.sentences)}
+    return [leads[model] for model in dict.fromkeys(results[name].get("model", ())) if model in leads] if name else []
 
 
 def _missing(results: Mapping[str, pd.DataFrame], panels: Mapping[str, list[ReportPanel]]) -> list[str]:

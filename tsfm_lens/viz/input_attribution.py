@@ -294,11 +294,11 @@ class _Part:
         self._ds = ds
         levels = np.asarray(ds["quantile"].values, dtype=float)
         self.middle = median_position(levels)
-        asked = [float(levels[self.middle])] if quantile is None else np.atleast_1d(quantile).tolist()
-        if len(asked) > 2 or asked != sorted(set(asked)):
+        ends = [float(levels[self.middle])] if quantile is None else np.atleast_1d(quantile).tolist()
+        if len(ends) > 2 or ends != sorted(set(ends)):
             raise InputError(f"quantile={quantile!r}, expected one, or the lower and the upper end of an interval")
-        self._levels = [position(ds, "quantile", str(each)) for each in asked]
-        self.line = self._levels[0] if len(asked) == 1 else self.middle
+        self._levels = [position(ds, "quantile", str(each)) for each in ends]
+        self.line = self._levels[0] if len(ends) == 1 else self.middle
         self.step = None if step is None else position(ds, "step", step)
         self.target = str(ds.attrs.get("target") or names(ds, "series")[0])
         self.names = segment_words(ds)

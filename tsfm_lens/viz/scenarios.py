@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import frame, measurement
-from tsfm_lens.viz.panels import Scene, scene
+from tsfm_lens.viz.panels import Scene, scene, value_hover
 from tsfm_lens.viz.select import array, median_position, model_of, names, series_position, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, plain
@@ -87,16 +87,15 @@ def _draw_edit(panel: Panel, ds: xr.Dataset, view: Scene, row: int) -> None:
     """Draw a series as it was, and as it is after the change."""
     steps = np.concatenate([view.past, view.future])
     length = len(view.past)
-    known = "known_future" in ds
+    unit = unit_of(ds, row)
     for past, future, name, colour in (
         ("changed_context", "changed_future", "changed", VERMILION),
         ("context", "known_future", "as it was", GREY),
     ):
         values = array(ds, past, "time", series=row)[-length:]
-        ahead = array(ds, future, "step", series=row) if known else np.full(len(view.future), np.nan)
-        hover = view.hover(f"{name}: {plain(names(ds, 'series')[row])}")
+        ahead = array(ds, future, "step", series=row) if future in ds else np.full(len(view.future), np.nan)
+        hover = value_hover(f"{name}: {names(ds, 'series')[row]}", view.time, unit)
         panel.line(view.time.at(steps), np.append(values, ahead), name, hover, colour=colour, width=1.3)
-    unit = unit_of(ds, row)
     label = (names(ds.swap_dims(series="variate"), "variate") if "variate" in ds.coords else names(ds, "series"))[row]
     panel.y(f"{label} ({unit})" if unit else label, nticks=4)
 
@@ -110,15 +109,15 @@ def read_change(ds: xr.Dataset) -> list[str]:
     parts = [
         f"{labels[at]} by {num(float(np.abs(effect[at]).mean()))} ({signed(float(effect[at].mean()))})" for at in order
     ]
-    said = f" Largest parts, at a step and on average: {listed(parts[:_MAX_NAMES])}." if parts else ""
+    largest = f" Largest parts, at a step and on average: {listed(parts[:_MAX_NAMES])}." if parts else ""
     return [
         f"For the same {ds.sizes['step']} steps the forecast of {ds.attrs['target']} averages {amount(after.mean())}; "
-        f"made {ds.attrs['shift']} steps earlier it averaged {amount(before.mean())}.{said}"
+        f"made {ds.attrs['shift']} steps earlier it averaged {amount(before.mean())}.{largest}"
     ]
 
 
-ASKED = {"what_if": read_what_if, "forecast_change": read_change}
-"""Sentences of results that somebody asked for, by kind."""
+ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
+"""Sentences that answer what-if and change, by kind of result."""
 
 
 def _parts(ds: xr.Dataset) -> list[str]:
