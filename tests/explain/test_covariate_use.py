@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 import tsfm_lens
+from explain.test_known_answers import DEPTH, Rule, known_run, linear
+from explain.test_known_answers import HORIZON as KNOWN_HORIZON
+from explain.test_known_answers import STEPS as KNOWN_STEPS
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.covariate_use import WAYS, covariate_use
+from tsfm_lens.explain.covariate_use import SHIFTS, WAYS, covariate_use
 from tsfm_lens.models import Lens
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.covariate_use import read_use
@@ -102,3 +108,57 @@ def test_what_says_nothing_in_one_series_is_measured_in_the_others(nano: Lens) -
     (told,) = [each for each in read_use(found) if each.startswith("cause")]
     assert "forecasts (2 of 2) by" in told
     assert told.endswith("No verdict on series-1/target, where it or the series is constant.")
+
+
+def of_any_item(rule: Rule) -> Rule:
+    """The rule of three series, also without one of them."""
+
+    def padded(context: Tensor, future: Tensor) -> Tensor:
+        count = context.shape[1]
+        whole = [nn.functional.pad(each, (0, 0, 0, 3 - count)) for each in (context, future)]
+        return rule(*whole)[:, :count]
+
+    return padded
+
+
+def test_response_and_share_of_a_linear_forecaster() -> None:
+    rule, weights = linear()
+    run = known_run(of_any_item(rule))
+    found = covariate_use(run, shuffles=1)
+    unit = found["unit"].item()
+    k = np.concatenate([run.batch.values[2], run.batch.futures[2]])
+    steps = {"a": run.batch.values[1].std(), "k": k.std()}
+    slopes = {
+        "a": weights[:, 1, KNOWN_STEPS - KNOWN_HORIZON : KNOWN_STEPS].sum(-1).mean() * steps["a"],
+        "k": weights[:, 2, KNOWN_STEPS:].sum(-1).mean() * steps["k"],
+    }
+    close: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0 / unit, "dtype": torch.float32}
+    for name, slope in slopes.items():
+        one = found.sel(covariate=name).isel(series=0)
+        assert_close(one["step_size"], steps[name], depth=10)
+        assert_close(one["slope"], slope / unit, **close)
+        assert_close(one["response"], np.array(SHIFTS) * slope / unit, **close)
+    gap = weights[:, 2] * (k - run.batch.values[2].mean())
+    parts = [np.abs(each.sum(-1)).mean() for each in (gap[:, :KNOWN_STEPS], gap[:, KNOWN_STEPS:])]
+    assert_close(found["share"].sel(covariate="k").isel(series=0), np.array(parts) / unit, **close)
+    assert found["share"].sel(covariate="a", part="known future").item() == 0
+    words = read_use(found)
+    for name, slope in slopes.items():
+        way = "rises" if slope > 0 else "falls"
+        assert any(each.startswith(name) and f"the forecast {way} with it" in each for each in words)
+
+
+def test_a_covariate_of_two_values_is_held_at_each() -> None:
+    rule, weights = linear(1)
+    run = known_run(of_any_item(rule))
+    values, futures = list(run.batch.values), list(run.batch.futures)
+    values[2], futures[2] = np.arange(KNOWN_STEPS) % 2 * 3.0, np.arange(KNOWN_HORIZON) % 2 * 3.0
+    run = run.lens.run(replace(run.batch, values=tuple(values), futures=tuple(futures)), KNOWN_HORIZON)
+    one = covariate_use(run, shuffles=1).sel(covariate="k").isel(series=0)
+    close: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0, "dtype": torch.float32}
+    low = -(weights[:, 2, KNOWN_STEPS:] * futures[2]).sum(-1).mean() / one["unit"].item()
+    high = (weights[:, 2, KNOWN_STEPS:] * (3 - futures[2])).sum(-1).mean() / one["unit"].item()
+    assert_close(one["response"].sel(shift=[-1, 0, 1]), np.array([low, 0, high]), **close)
+    assert one["value"].sel(shift=[-1, 0, 1]).values.tolist() == [0, 1.5, 3]
+    assert np.isnan(one["response"].sel(shift=[-2, 2])).all()
+    assert_close(one["slope"], high - low, **close)

@@ -96,7 +96,13 @@ def test_a_single_step_is_drawn() -> None:
 @pytest.mark.parametrize("name", ["exact", "occlusion", "sampled"])
 def test_bars_lead_from_the_reference_to_the_forecast(name: str) -> None:
     ds = results()[name]
-    bars = [trace for trace in viz.input_waterfall(ds, top=3).data if trace.type == "bar"]
+    both = [trace for trace in viz.input_waterfall(ds, top=3).data if trace.type == "bar"]
+    # beside the median's, the way to the width of the interval
+    bars, widths = both[: len(both) // 2], both[len(both) // 2 :]
+    outer = ds.isel(quantile=[0, -1])
+    narrow, wide = (outer[each].mean("step").diff("quantile").item() for each in ("reference_forecast", "forecast"))
+    assert widths[0].base[0] == pytest.approx(narrow)
+    assert widths[-1].base[0] + widths[-1].x[0] == pytest.approx(wide, abs=2 * ds.attrs["rounding"])
     reference, forecast = (float(ds[each].sel(quantile=0.5).mean()) for each in ("reference_forecast", "forecast"))
     ends = [bar.base[0] + bar.x[0] for bar in bars]
     assert bars[0].base[0] == pytest.approx(reference)
@@ -168,7 +174,7 @@ def test_the_width_of_an_interval_is_split_exactly() -> None:
     assert sorted(np.abs(bars))[-1] <= np.abs(parts).sum()
     diamonds = [float(mark.x[0]) for mark in fig.data if mark.type == "scatter" and mark.marker.symbol == "diamond"]
     np.testing.assert_allclose(diamonds, widths)
-    assert "width of the interval from 0.1 to 0.9" in fig.layout.meta["subtitle"]
+    assert "width of the 0.1 to 0.9 interval" in fig.layout.meta["subtitle"]
     strip = next(trace for trace in viz.input_timeline(ds, quantile=(0.1, 0.9)).data if trace.type == "heatmap")
     size = np.abs((high["attribution"] - low["attribution"]).transpose("segment", "step").values).mean(1)
     np.testing.assert_allclose(np.ravel(strip.z), size[ds["row"].values == 0])

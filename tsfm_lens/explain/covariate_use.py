@@ -1,8 +1,10 @@
-"""Use of covariates: forecasts with and without them."""
+"""Use of covariates: forecasts without them, and with other values of theirs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import xarray as xr
@@ -22,7 +24,12 @@ from tsfm_lens.registry import probe
 __all__ = ["covariate_use"]
 
 WAYS = ("removed", "constant", "shuffled")
-_SOURCE = "tsfm-lens: forecasts with a covariate, without it, with its mean and with its values in random order"
+PARTS = ("past", "known future")
+SHIFTS = (-2, -1, 0, 1, 2)
+"""Standard deviations by which a covariate is shifted for its response."""
+_SOURCE = "permutation importance (Breiman 2001) of whole series; partial dependence (Friedman 2001)"
+Edit = Callable[[int, np.ndarray], np.ndarray]
+"""Row, past with known future (time + ahead,) -> its other values."""
 
 
 @probe("covariate_use")
@@ -30,10 +37,11 @@ _SOURCE = "tsfm-lens: forecasts with a covariate, without it, with its mean and 
 def covariate_use(
     run: Run, *, shuffles: int = 8, seed: int | None = None, progress: Progress | None = None
 ) -> xr.Dataset:
-    """Forecast every item again without each covariate, and measure the change of the forecast and of its error.
+    """Measure the worth, the response and the share of each covariate by forecasts with other values of it.
 
     A covariate is "removed" with its row, "constant" at the mean of its context, or "shuffled" several times, past and
-    known future together.
+    known future together. For the response its known future, or else the last ``horizon`` steps of its past, is shifted
+    by -2 to 2 standard deviations; a covariate of two values is held at each.
 
     Args:
         run: with covariates; a truth is needed to measure their worth.
@@ -42,15 +50,19 @@ def covariate_use(
         progress: called with (done, of) forecasts.
 
     Returns:
-        Dataset of kind "covariate_use" over the forecast series. ``moved`` (covariate, way, series): mean absolute
-        change of the median forecast, in multiples of the context's mean absolute seasonal difference, as in MASE. With
-        a truth ``error`` (series), the MASE with all covariates, ``error_without`` (covariate, way, series), and
-        ``worth``, their difference: above 0 the covariate helps. What :func:`tsfm_lens.findings.judge` adds for
-        ``moved`` and ``worth`` within each way. ``role_of`` (covariate). NaN of a series whose context never changes,
-        or in which the covariate is missing, never changes, or is the target.
+        Dataset of kind "covariate_use" over the forecast series. Changes of forecasts and errors are in multiples of
+        the context's mean absolute seasonal difference, as in MASE. ``moved`` (covariate, way, series): mean absolute
+        change of the median forecast. With a truth ``error`` (series), the MASE with all covariates, ``error_without``
+        (covariate, way, series), and ``worth``, their difference: above 0 the covariate helps. ``response`` (covariate,
+        shift, series): change of the median forecast, mean over steps, where the mean of the shifted values is
+        ``value``; ``slope`` (covariate, series) of that line for ``step_size``, one standard deviation or the distance
+        of the two values. ``share`` (covariate, part, series): size of the change from "constant", split into past and
+        known future by Shapley values. What :func:`tsfm_lens.findings.judge` adds for ``moved`` and ``worth`` within
+        each way, and for ``slope``. ``role_of`` (covariate). NaN of a series whose context never changes, or in which
+        the covariate is missing, never changes, or is the target; of the response to more than two categories.
 
     Source:
-        Permutation importance (Breiman 2001), applied to whole series.
+        Permutation importance (Breiman 2001) of whole series; partial dependence (Friedman 2001).
 
     Raises:
         InputError: the run has no covariates; one never changes, or is the target, in every series; no context changes,
@@ -65,49 +77,153 @@ def covariate_use(
     if not is_count(shuffles):
         raise InputError(f"shuffles is {shuffles!r}, expected a number of shuffles, 1 or more")
     roles = {name: role for name, role in zip(batch.variates, batch.roles, strict=True) if role != "target"}
-    names = list(roles)
     rows = np.flatnonzero(batch.is_target)
     unit = np.array([seasonal_error(batch.values[row], batch.seasonalities[row]) for row in rows])
     if np.isnan(unit).all():
         raise InputError(f"the context of {batch.ids[rows[0]]!r} is constant, MASE is undefined; use series that vary")
     rng = np.random.default_rng(run.seed if seed is None else seed)
-    plain = run.forecast.median[rows]
-    truth = None if run.truth is None else run.truth[rows]
-    shift, error_without = (np.full((len(names), len(WAYS), len(rows)), np.nan) for _ in range(2))
-    count, total = 0, len(names) * (2 + shuffles)
-    for place, name in enumerate(names):
-        groups = [batch.groups[row] for row in informative if batch.variates[row] == name]
-        has_covariate = np.isin([batch.groups[row] for row in rows], groups)
-        for column, way in enumerate(WAYS):
-            forecasts = []
-            for _ in range(shuffles if way == "shuffled" else 1):
-                changed = _replace_covariate(batch, name, way, rng)
+    trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
+    count, total = 0, sum(len(edits) for each in trials.values() for edits in each.values())
+    measured = []
+    for name, edits in trials.items():
+        medians: dict[str | int, list[np.ndarray]] = {}
+        for trial, each in edits.items():
+            medians[trial] = []
+            for edit in each:
+                changed = _with_covariate(batch, name, edit)
                 other = run.lens.forecast(changed, run.horizon, num_samples=run.num_samples, seed=run.seed)
-                forecasts.append(other.median[changed.is_target])
+                medians[trial].append(other.median[changed.is_target])
                 count += 1
                 if progress is not None:
                     progress(count, total)
-            change = np.mean([np.abs(other - plain).mean(-1) for other in forecasts], axis=0)
-            shift[place, column] = np.where(has_covariate, change / unit, np.nan)
-            if truth is not None:
-                errors = np.mean([mae(other, truth) for other in forecasts], axis=0)
-                error_without[place, column] = np.where(has_covariate, errors / unit, np.nan)
-    axes = ("covariate", "way", "series")
+        owners = {batch.groups[row]: row for row in informative if batch.variates[row] == name}
+        measured.append(_measure(run, medians, [owners.get(batch.groups[row]) for row in rows]))
     data = run.dataset().isel(series=rows)
-    data = data.assign_coords(covariate=names, way=list(WAYS), role_of=("covariate", [*roles.values()]))
-    data["moved"] = (axes, shift)
+    axes = {"covariate": [*roles], "way": [*WAYS], "shift": [*SHIFTS], "part": [*PARTS]}
+    data = data.assign_coords(axes | {"role_of": ("covariate", [*roles.values()])})
+    for name, dims in _VARIABLES.items():
+        values = np.stack([each[name] for each in measured])
+        data[name] = (("covariate", *dims, "series"), values if name in _OF_COVARIATE else values / unit)
     data["unit"] = (("series",), unit)
     data.attrs = run.describe("covariate_use", "Use of covariates", _SOURCE)
     noise = noise_floor(run, lambda other, same: np.abs(other - same).mean(-1))[rows] / unit
     floor = xr.DataArray(noise, dims="series")
     data = judge(data, "moved", floor=floor, groups="way")
-    if truth is None:
-        return data
-    error = mae(run.forecast.median[rows], truth) / unit
-    data["error"] = (("series",), error)
-    data["error_without"] = (axes, error_without)
-    data["worth"] = (axes, error_without - error)
+    data = judge(data, "slope", floor=floor, signed=True)
+    if run.truth is None:
+        return data.drop_vars("error_without")
+    data["error"] = (("series",), mae(run.forecast.median[rows], run.truth[rows]) / unit)
+    data["worth"] = data["error_without"] - data["error"]
     return judge(data, "worth", floor=floor, signed=True, groups="way")
+
+
+_VARIABLES: dict[str, tuple[str, ...]] = {"moved": ("way",), "error_without": ("way",), "share": ("part",)}
+_VARIABLES |= {"response": ("shift",), "value": ("shift",), "slope": (), "step_size": ()}
+_OF_COVARIATE = ("value", "step_size")
+
+
+def _trials(
+    batch: SeriesBatch, horizon: int, name: str, shuffles: int, rng: np.random.Generator
+) -> dict[str | int, list[Edit | None]]:
+    """List the edits of a covariate by way, part and shift; None removes it."""
+
+    def held(part: str, row: int, both: np.ndarray) -> np.ndarray:
+        past = batch.values[row]
+        # of categories the most frequent one, since a mean of their numbers is none
+        finite = past[np.isfinite(past)]
+        level = np.nanmean(past) if batch.categories[row] is None else np.bincount(finite.astype(int)).argmax()
+        inside = (np.arange(len(both)) < len(past)) == (part == "past")
+        return np.where(inside | (part == "constant"), float(level), both)
+
+    def shuffled(row: int, both: np.ndarray) -> np.ndarray:
+        # gaps stay where they are
+        finite = np.isfinite(both)
+        both[finite] = rng.permutation(both[finite])
+        return both
+
+    rows = _rows_of(batch, name)
+    edits: dict[str | int, list[Edit | None]] = {"removed": [None], "constant": [partial(held, "constant")]}
+    edits["shuffled"] = [shuffled] * shuffles
+    if any(batch.futures[row] is not None for row in rows):
+        edits |= {part: [partial(held, part)] for part in PARTS}
+    for shift in SHIFTS:
+        if shift and any(_shifted(batch, horizon, shift, row) is not None for row in rows):
+            edits[shift] = [partial(_with_shift, batch, horizon, shift)]
+    return edits
+
+
+def _shifted(batch: SeriesBatch, horizon: int, shift: int, row: int) -> np.ndarray | None:
+    """Return the stretch that acts, shifted or held at one of two values; None where neither is defined."""
+    past, future = batch.values[row], batch.futures[row]
+    stretch = past[-horizon:] if future is None else future[:horizon]
+    size, ends = step_of(batch, row)
+    if not size > 0 or not np.isfinite(stretch).any():
+        return None
+    if not shift:
+        return stretch
+    if ends is None:
+        return stretch + shift * size
+    return None if abs(shift) > 1 else np.where(np.isnan(stretch), np.nan, ends[shift > 0])
+
+
+def _with_shift(batch: SeriesBatch, horizon: int, shift: int, row: int, both: np.ndarray) -> np.ndarray:
+    stretch = _shifted(batch, horizon, shift, row)
+    start = batch.lengths[row] - (0 if batch.futures[row] is not None or stretch is None else len(stretch))
+    if stretch is not None:
+        both[start : start + len(stretch)] = stretch
+    return both
+
+
+def step_of(batch: SeriesBatch, row: int) -> tuple[float, tuple[float, float] | None]:
+    """Return the step of a covariate's response, and its two values if it has no more; NaN of more categories."""
+    future = batch.futures[row]
+    values = batch.values[row] if future is None else np.concatenate([batch.values[row], future])
+    levels = np.unique(values[np.isfinite(values)])
+    if len(levels) == 2:
+        return float(levels[1] - levels[0]), (float(levels[0]), float(levels[1]))
+    return (float(np.nanstd(values)) if batch.categories[row] is None else np.nan), None
+
+
+def _measure(run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[int | None]) -> dict[str, np.ndarray]:
+    """Compute the variables of one covariate, (…, series), from forecasts (series, step) by trial, in data units.
+
+    ``owners`` are the covariate's rows, by target; None where it tells nothing.
+    """
+    batch, targets = run.batch, run.batch.is_target
+    plain = run.forecast.median[targets]
+    blank = np.where([owner is None for owner in owners], np.nan, 0.0)
+    moved = [np.mean([np.abs(other - plain).mean(-1) for other in medians[way]], axis=0) for way in WAYS]
+    out = {"moved": np.stack(moved) + blank, "error_without": np.full((len(WAYS), len(owners)), np.nan)}
+    if run.truth is not None:
+        truth = run.truth[targets]
+        out["error_without"] = (
+            np.stack([np.mean([mae(each, truth) for each in medians[way]], 0) for way in WAYS]) + blank
+        )
+    whole = plain - medians["constant"][0]
+    ahead = np.zeros_like(whole)
+    if PARTS[0] in medians:
+        ahead = (plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]) / 2
+    out["share"] = np.stack([np.abs(whole - ahead).mean(-1), np.abs(ahead).mean(-1)]) + blank
+    out["response"], out["value"] = np.full((2, len(SHIFTS), len(owners)), np.nan)
+    out["step_size"] = np.array([np.nan if owner is None else step_of(batch, owner)[0] for owner in owners])
+    for place, shift in enumerate(SHIFTS):
+        change = (medians[shift][0] - plain).mean(-1) if shift in medians else np.zeros(len(plain))
+        for column, owner in enumerate(owners):
+            stretch = None if owner is None else _shifted(batch, run.horizon, shift, owner)
+            if stretch is not None:
+                out["value"][place, column], out["response"][place, column] = np.nanmean(stretch), change[column]
+    out["slope"] = _slopes(out["value"] / out["step_size"], out["response"])
+    return out
+
+
+def _slopes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Fit lines by least squares, (point, line) -> (line,); NaN where there is none."""
+    finite = np.isfinite(x * y)
+    x, y = np.where(finite, x, 0.0), np.where(finite, y, 0.0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        centred = np.where(finite, x - x.sum(0) / finite.sum(0), 0.0)
+        slopes: np.ndarray = (centred * y).sum(0) / (centred**2).sum(0)
+    return slopes
 
 
 def _informative_rows(batch: SeriesBatch) -> list[int]:
@@ -146,25 +262,19 @@ def _fault(batch: SeriesBatch, row: int) -> str:
     return ""
 
 
-def _replace_covariate(batch: SeriesBatch, name: str, way: str, rng: np.random.Generator) -> SeriesBatch:
-    """Return the batch with one covariate removed, or replaced by values without information."""
-    rows = [row for row, variate in enumerate(batch.variates) if variate == name and batch.roles[row] != "target"]
-    if way == "removed":
+def _rows_of(batch: SeriesBatch, name: str) -> list[int]:
+    return [row for row, variate in enumerate(batch.variates) if variate == name and batch.roles[row] != "target"]
+
+
+def _with_covariate(batch: SeriesBatch, name: str, edit: Edit | None) -> SeriesBatch:
+    """Return the batch with one covariate edited in every item, or removed."""
+    rows = _rows_of(batch, name)
+    if edit is None:
         return batch.select([row for row in range(len(batch)) if row not in rows])
     values, futures = list(batch.values), list(batch.futures)
     for row in rows:
         past, future = batch.values[row], batch.futures[row]
-        ahead = np.empty(0) if future is None else future
-        if way == "constant":
-            # of categories the most frequent one, since a mean of their numbers is none
-            finite = past[np.isfinite(past)]
-            level = np.nanmean(past) if batch.categories[row] is None else np.bincount(finite.astype(int)).argmax()
-            both = np.full(len(past) + len(ahead), float(level))
-        else:
-            # gaps stay where they are
-            both = np.concatenate([past, ahead])
-            finite = np.isfinite(both)
-            both[finite] = rng.permutation(both[finite])
+        both = edit(row, np.concatenate([past, np.empty(0) if future is None else future]).astype(float))
         values[row] = both[: len(past)]
         futures[row] = None if future is None else both[len(past) :]
     return replace(batch, values=tuple(values), futures=tuple(futures))

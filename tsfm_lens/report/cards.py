@@ -167,10 +167,13 @@ def _worth(ds: xr.Dataset, _: int) -> Card:
     values = array(ds, name, "covariate", "way")[:, names(ds, "way").index("shuffled")]
     order = [int(place) for place in np.argsort(-np.nan_to_num(values, nan=-np.inf))][:_MAX_BARS]
     labels, series = names(ds, "covariate"), len(forecast_series(ds))
-    bars = _bars([(labels[place], float(values[place])) for place in order], signed)
+    slope, acts = (array(ds, f"slope_{part}", "covariate") for part in ("size", "acts"))
+    ways = [f" {'↑' if rise > 0 else '↓'}" * bool(moves) for rise, moves in zip(slope, acts, strict=True)]
+    bars = _bars([(labels[place] + ways[place], float(values[place])) for place in order], signed)
     worth = name == "worth_size"
     what = "rise of the error with it in random order; above 0: it helps" if worth else "change of the forecast"
-    return {"big": labels[order[0]], "note": f"{what} (MASE, median over {series} series)", "bars": bars}
+    note = f"{what} (MASE, median over {series} series); ↑ the forecast rises with it, ↓ falls"
+    return {"big": labels[order[0]], "note": note, "bars": bars}
 
 
 _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (

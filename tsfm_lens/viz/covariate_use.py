@@ -1,4 +1,4 @@
-"""Use of covariates: forecasts and errors without each."""
+"""Use of covariates: worth, response and share of each."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ import xarray as xr
 from tsfm_lens.registry import measurement
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.needs import COVARIATES
-from tsfm_lens.viz.select import array, model_of, names, shown
-from tsfm_lens.viz.sheet import Look, sheet
-from tsfm_lens.viz.theme import CATEGORICAL, plain
-from tsfm_lens.viz.words import num
+from tsfm_lens.viz.select import array, medians, model_of, names, shown, unit_of
+from tsfm_lens.viz.sheet import Look, Panel, sheet
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, mixed, plain
+from tsfm_lens.viz.words import after_number, num, signed
 
-__all__ = ["covariate_dots"]
+__all__ = ["covariate_dots", "response_curves"]
 
 WORDS = {"removed": "removed", "constant": "constant, at its mean", "shuffled": "in random order"}
 _APART = 0.22
+_BENT = 0.2  # of the way up or down, beyond which the other way is no noise
 _WHEN = {"removed": "removing it", "constant": "holding it at its mean", "shuffled": "shuffling it"}
 COVARIATE_USE = measurement("covariate_use", needs=COVARIATES)
 
 
 def read_use(ds: xr.Dataset) -> list[str]:
-    """Describe whether each covariate moves the forecast and, with a truth, helps; what moves it most first."""
+    """State the worth, the response and the share of each covariate, of what moves the forecast most first."""
     size = array(ds, "moved_size", "covariate", "way").max(1)
     order = [int(place) for place in np.argsort(-np.nan_to_num(size), kind="stable")]
     empty = np.isnan(array(ds, "moved", "covariate", "way", "series")).all(1)
@@ -31,8 +32,60 @@ def read_use(ds: xr.Dataset) -> list[str]:
     for place in order:
         silent = [name for name, none in zip(names(ds, "series"), empty[place], strict=True) if none]
         rest = f" No verdict on {shown(silent)}, where it or the series is constant." if silent else ""
-        out.append(f"{names(ds, 'covariate')[place]}: {_describe(ds, place)}{rest}")
+        parts = [_describe(ds, place), _response(ds, place), _share(ds, place)]
+        out.append(f"{names(ds, 'covariate')[place]}: {' '.join(filter(None, parts))}{rest}")
     return out
+
+
+def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
+    """Return what changes are multiplied by, (series,), and the unit that they then have: MASE over several series."""
+    several = ds.sizes["series"] > 1
+    return (np.ones(1), "MASE") if several else (array(ds, "unit", "series"), unit_of(ds, 0) or "data units")
+
+
+def _steps(ds: xr.Dataset, place: int) -> str:
+    """Name the step of a response: of two values both, else a standard deviation, and its size if series agree."""
+    value, size = (
+        array(ds, "value", "shift", "series", covariate=place),
+        array(ds, "step_size", "series", covariate=place),
+    )
+    two, finite = np.isnan(value[0]).all(), size[np.isfinite(size)]
+    same = len(finite) and np.allclose(finite, finite[0])
+    if two:
+        low, high = (np.nanmedian(value[at]) for at in (1, -2))
+        return f"{num(low)} to {num(high)}" if same else "the lower to the upper value"
+    return f"one standard deviation{f' ({num(finite[0])})' * bool(same)} more"
+
+
+def _response(ds: xr.Dataset, place: int) -> str:
+    """State the way and the slope of the response; "" of categories, and where nothing moves."""
+    slope = judged(ds, "slope", "covariate")
+    if not slope.acts[place]:
+        return ""
+    scale, unit = _scale(ds)
+    told = slope.told(place, lambda value: f"{signed(value * float(scale[0]))} {after_number(unit)}", over=True)
+    line = medians(array(ds, "response", "shift", "series", covariate=place))
+    rises = np.diff(line[np.isfinite(line)])
+    up, down = float(rises[rises > 0].sum()), float(-rises[rises < 0].sum())
+    way = "bends" if min(up, down) > _BENT * max(up, down) else "rises" if slope.size[place] > 0 else "falls"
+    sure = ", significantly" * bool(slope.significant[place])
+    return f"Response: the forecast {way} with it{sure}, {told} for {_steps(ds, place)}."
+
+
+def _share(ds: xr.Dataset, place: int) -> str:
+    """State the size of its effect, and of a known covariate which part its past and its known future have."""
+    size, scale_unit = (
+        array(ds, "moved", "way", "series", covariate=place)[names(ds, "way").index("constant")],
+        _scale(ds),
+    )
+    scale, unit = scale_unit
+    parts = medians(array(ds, "share", "part", "series", covariate=place) * scale)
+    total = float(medians((size * scale)[None])[0])
+    if not total > 0:
+        return ""
+    split = ", ".join(f"{part} {num(float(value))}" for part, value in zip(names(ds, "part"), parts, strict=True))
+    known = str(ds["role_of"].values[place]) == "known"
+    return f"Share: {num(total)} {after_number(unit)}, its mean absolute effect{f' ({split})' * known}."
 
 
 def _size(ds: xr.Dataset, place: int) -> str:
@@ -98,3 +151,67 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
     canvas.y(tickvals=list(range(len(covariates))), ticktext=ticks, range=[len(covariates) - 0.5, -0.5], showgrid=False)
     series = names(ds, "series")
     return canvas.dress(f"Use of covariates by {model_of(ds)}", "median over " * (len(series) > 1) + shown(series))
+
+
+_MAX_PANELS, _MAX_LINES = 6, 200
+_ACROSS = 3  # panels of a row
+
+
+@COVARIATE_USE.figure(table=("value", "response"))
+def response_curves(ds: xr.Dataset) -> go.Figure:
+    """Draw the change of the forecast against the value of each covariate: a line per series, median, and 80 % of them.
+
+    Values that differ between series are drawn in standard deviations from what they were.
+    """
+    size = np.abs(np.nan_to_num(array(ds, "slope_size", "covariate")))
+    places = [int(at) for at in np.argsort(-size, kind="stable")[:_MAX_PANELS]]
+    labels, rows = names(ds, "covariate"), -(-len(places) // _ACROSS)
+    across = min(len(places), _ACROSS)
+    stretch = {"known": "known future", "past": "last steps of its past"}
+    titles = [f"{labels[place]} ({stretch[str(ds['role_of'].values[place])]})" for place in places]
+    titles += [""] * (rows * across - len(places))
+    canvas = sheet(
+        [190] * rows,
+        [1] * across,
+        titles=titles,
+        column_gap=0.05,
+        row_gap=70,
+        min_width=max(380, 230 * across),
+        shared_yaxes="all",
+    )
+    scale, unit = _scale(ds)
+    for panel, place in zip(canvas, places, strict=False):
+        _draw_response(panel, ds, place, scale, unit)
+    canvas.panel().y(f"change of the forecast,\nmean over steps ({unit})", nticks=6)
+    canvas.y(zeroline=True)
+    fewer = f"the {len(places)} steepest of {len(labels)}" if len(places) < len(labels) else ""
+    title = f"Response of the forecast by {model_of(ds)} to its covariates"
+    return canvas.dress(title, shown(names(ds, "series")), fewer)
+
+
+def _draw_response(panel: Panel, ds: xr.Dataset, place: int, scale: np.ndarray, unit: str) -> None:
+    """Draw the lines of one covariate."""
+    change = array(ds, "response", "series", "shift", covariate=place) * scale[:, None]
+    value = array(ds, "value", "series", "shift", covariate=place)
+    ids, step = names(ds, "series"), array(ds, "step_size", "series", covariate=place)
+    drawn = np.flatnonzero(np.isfinite(change).any(1))
+    middle = names(ds, "shift").index("0")
+    same = len(drawn) and np.allclose(value[drawn], value[drawn[0]], equal_nan=True)
+    if not same:
+        value = (value - value[:, [middle]]) / step[:, None]
+    panel.x("value" if same else "change (standard deviations)", nticks=5)
+    several = len(drawn) > 1
+    for row in drawn[:_MAX_LINES] if several else ():
+        order = np.argsort(np.where(np.isfinite(change[row]), value[row], np.inf))[: np.isfinite(change[row]).sum()]
+        hover = f"{plain(ids[row])}<br>value %{{x:.4g}}<br>%{{y:+.3g}} {plain(unit)}"
+        panel.line(value[row, order], change[row, order], "one series", hover, colour=mixed(GREY, 0.45), width=0.7)
+    if not len(drawn):
+        return
+    x, y = (np.nanmedian(each[drawn][:, np.isfinite(change[drawn]).any(0)], axis=0) for each in (value, change))
+    order = np.argsort(x)
+    if several:
+        low, high = np.nanquantile(change[drawn][:, np.isfinite(change[drawn]).any(0)], (0.1, 0.9), axis=0)
+        panel.band(x[order], low[order], high[order], mixed(BLUE, 0.22), "80 % of series", legend=True)
+    name = "median over series" if several else ids[int(drawn[0])]
+    panel.line(x[order], y[order], name, f"value %{{x:.4g}}<br>%{{y:+.3g}} {plain(unit)}", colour=BLUE, width=2, dots=5)
+    panel.level(0.0)

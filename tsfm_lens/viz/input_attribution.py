@@ -78,12 +78,34 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
         )
     if largest and abs(rest) > 0.05 * np.abs(steps.mean(1)).sum():
         out.append(f"Segments also act jointly: {signed(rest)} {unit}".rstrip() + " belongs to no single one.")
+    out += _widens(ds)
     drawn = f"95 % intervals reach ±{num(float(reach.max()))} a step"
     if attrs.get("repeats"):
         out.append(f"Sample paths were drawn under {attrs['repeats']} seeds; {drawn}.")
     elif "half_width" in ds and not attrs.get("settled"):
         out.append(f"Orders were sampled: {drawn}. Sample more orders to narrow them.")
     return out
+
+
+def _widens(ds: xr.Dataset) -> list[str]:
+    """State what widens and what narrows the interval between the outer quantiles most."""
+    levels = np.sort(ds["quantile"].values.astype(float))
+    if len(levels) < 2:
+        return []
+    view = _Part(ds, None, (float(levels[0]), float(levels[-1])))
+    groups = ranked(ds, view.values)
+    effects = [float(view.effect[group].sum()) for group in groups]
+    labels = [group_name(names(ds, "segment"), group, view.names) for group in groups]
+    whole, nothing = (view.of(name, "step").mean() for name in ("forecast", "reference_forecast"))
+    unit, order = after_number(unit_of(ds).strip()), np.argsort(effects)
+    ends = {"widens": order[-1], "narrows": order[0]}
+    parts = [
+        f"{labels[at]} {verb} it most ({signed(effects[at])})"
+        for verb, at in ends.items()
+        if (effects[at] > 0) == (verb == "widens") and effects[at]
+    ]
+    most = f": {listed(parts)}" if parts else ""
+    return [f"The {view.word} averages {num(whole)} {unit}".rstrip() + f"; of the reference, {num(nothing)}{most}."]
 
 
 def ranked(ds: xr.Dataset, effect: np.ndarray) -> list[list[int]]:
@@ -210,28 +232,46 @@ def input_waterfall(ds: xr.Dataset, *, step: int | None = None, quantile: Quanti
     """Draw the way from the reference forecast to the forecast, segment by segment, in data units.
 
     Args:
-        quantile: see :func:`input_timeline`; of two, the way from the width of the reference's interval to its own.
+        quantile: see :func:`input_timeline`; of two, the way from the width of the reference's interval to its own. If
+            None the median, and beside it the interval between the outer quantiles.
     """
-    view = _Part(ds, step, quantile)
+    levels = np.sort(ds["quantile"].values.astype(float))
+    views = [_Part(ds, step, quantile)]
+    if quantile is None and len(levels) > 1:
+        views.append(_Part(ds, step, (float(levels[0]), float(levels[-1]))))
+    view = views[0]
     order = ranked(ds, view.values)
     most, others = order[:top], [place for group in order[top:] for place in group]
+    labels = [group_name(names(ds, "segment"), group, view.names) for group in most]
+    labels += [f"{len(others)} others, summed"] * bool(others)
+    rounding = float(ds.attrs.get("rounding", 0.0))
+    joint = any(abs(each.at_step(each.of("remainder", "step"))) > rounding for each in views)
+    labels += ["joint effects"] * joint
+    count = len(views)
+    height = max(120, _BAR * (len(labels) + 2))
+    canvas = sheet(
+        [height], [1] * count, column_gap=0.04, min_width=420 + 230 * (count - 1), below=68, shared_yaxes=True
+    )
+    for panel, each in zip(canvas, views, strict=True):
+        _draw_way(panel, each, most, others, labels)
+    labels = ["reference forecast", *labels, "forecast"]
+    canvas.y(tickvals=list(range(len(labels))), ticktext=[plain(each) for each in labels], ticks="", showline=False)
+    canvas.y(range=[len(labels) - 0.4, -0.6])
+    remarks = [view.when, view.how, "bars: what each segment adds; diamonds: both forecasts", view.sampled]
+    return canvas.dress(f"Effects from the reference to the forecast of {view.target} by {model_of(ds)}", *remarks)
+
+
+def _draw_way(panel: Panel, view: _Part, most: list[list[int]], others: list[int], labels: list[str]) -> None:
+    """Draw the bars of groups of segments, of the others and of joint effects, under these labels."""
     # intervals of a sum are no wider than the sum of theirs
-    bars = [
-        (group_name(names(ds, "segment"), g, view.names), float(view.effect[g].sum()), float(view.reach[g].sum()))
-        for g in most
-    ]
-    if others:
-        bars.append((f"{len(others)} others, summed", float(view.effect[others].sum()), 0.0))
-    rest = view.at_step(view.of("remainder", "step"))
-    if abs(rest) > float(ds.attrs.get("rounding", 0.0)):
-        bars.append(("joint effects", rest, 0.0))
+    bars = [(float(view.effect[group].sum()), float(view.reach[group].sum())) for group in most]
+    bars += [(float(view.effect[others].sum()), 0.0)] * bool(others)
+    bars += [(view.at_step(view.of("remainder", "step")), 0.0)] * (len(labels) > len(bars))
     start = view.at_step(view.of("reference_forecast", "step"))
-    ends = start + np.cumsum([length for _, length, _ in bars])
-    begins = np.concatenate([[start], ends[:-1]])
-    canvas = blank(max(120, _BAR * (len(bars) + 2)), 420)
-    panel, places = canvas.panel(), np.arange(1, len(bars) + 1)
+    ends = start + np.cumsum([length for length, _ in bars])
+    begins, places = np.concatenate([[start], ends[:-1]]), np.arange(1, len(bars) + 1)
     panel.line([start, start], [0, 1.4], colour=GREY, width=1, dash=_DASHES)
-    for place, (name, length, reach), base in zip(places, bars, begins, strict=True):
+    for place, name, (length, reach), base in zip(places, labels, bars, begins, strict=True):
         colour = mixed(GREY, 0.5) if place > len(most) else VERMILION if length >= 0 else BLUE
         whisker: Look = {"type": "data", "array": [reach], "color": INK, "thickness": 1, "width": 3}
         bar: Look = {"error_x": whisker} if reach else {}
@@ -244,14 +284,9 @@ def input_waterfall(ds: xr.Dataset, *, step: int | None = None, quantile: Quanti
         panel.note(number(value), value, row, size=11, xanchor="left", xshift=8)
     for place, value in zip(places, ends, strict=True):
         panel.line([value, value], [place - 0.36, place + 1.36], colour=GREY, width=0.7)
-    labels = ["reference forecast", *(name for name, _, _ in bars), "forecast"]
-    panel.y(tickvals=list(range(len(labels))), ticktext=[plain(each) for each in labels], ticks="", showline=False)
-    panel.y(range=[len(labels) - 0.4, -0.6])
     low, high = float(min(begins.min(), ends.min(), start)), float(max(begins.max(), ends.max(), start))
     span = (high - low) or max(abs(high), 1.0)
-    panel.x(f"{view.word} ({view.unit})", range=[low - 0.06 * span, high + 0.32 * span], nticks=6)
-    remarks = [view.when, view.how, "bars: what each segment adds; diamonds: both forecasts", view.sampled]
-    return canvas.dress(f"Effects from the reference to the forecast of {view.target} by {model_of(ds)}", *remarks)
+    panel.x(f"{view.word}\n({view.unit})", range=[low - 0.06 * span, high + 0.32 * span], nticks=6)
 
 
 @INPUT_ATTRIBUTION.figure(
@@ -310,7 +345,7 @@ class _Part:
         marks = [f"{levels[each]:g}" for each in self._levels]
         self.word = f"{statistic_of(ds)} forecast" if self._levels == [self.middle] else f"quantile {marks[0]}"
         if len(marks) == 2:
-            self.word = f"width of the interval from {marks[0]} to {marks[1]}"
+            self.word = f"width of the {marks[0]} to {marks[1]} interval"
         every = f"mean over {ds.sizes['step']} steps" if ds.sizes["step"] > 1 else "one step"
         self.when = f"{self.word}, {every if self.step is None else 'step ' + names(ds, 'step')[self.step]}"
         self.how = method_words(ds.attrs)
