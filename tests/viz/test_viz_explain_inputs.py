@@ -13,7 +13,8 @@ from tsfm_lens import explain, viz
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import load
-from tsfm_lens.viz.input_attribution import read_effects, read_inputs
+from tsfm_lens.viz.input_attribution import read_inputs
+from tsfm_lens.viz.input_effects import read_effects
 
 HORIZON = 8
 
@@ -135,7 +136,7 @@ def test_each_series_is_a_dot_in_each_row() -> None:
     # dots in one place stand in line
     level = viz.input_beeswarm(ds.assign(effect=0 * ds["effect"] + 1))
     assert len({float(y) for trace in level.data for y in trace.y}) == ds["effect"].size
-    expect_error("input_beeswarm draws that kind", viz.input_map, ds)
+    expect_error("input_beeswarm or input_dependence draws that kind", viz.input_map, ds)
 
 
 def test_readings_tell_the_sum_and_what_stands_out() -> None:

@@ -111,4 +111,10 @@ function fit(width) {
     }
   }, {rootMargin: "400px"});
   plots.forEach(plot => watch.observe(plot));
+  // what is printed before it was seen is drawn then, at once
+  await plotly();
+  for (const plot of plots) {
+    await fetched(plot);
+    await new Promise(resolve => setTimeout(resolve));
+  }
 })().catch(fail);

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.head_states import *
     from tsfm_lens.viz.induction import *
     from tsfm_lens.viz.input_attribution import *
+    from tsfm_lens.viz.input_effects import *
     from tsfm_lens.viz.input_routes import *
     from tsfm_lens.viz.kernel_regression import *
     from tsfm_lens.viz.lens_logits import *

@@ -8,6 +8,7 @@ import xarray as xr
 
 from tsfm_lens.registry import measurement
 from tsfm_lens.viz.findings import finding, judged
+from tsfm_lens.viz.grid import panel_grid
 from tsfm_lens.viz.needs import COVARIATES
 from tsfm_lens.viz.select import array, medians, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, sheet
@@ -154,7 +155,6 @@ def covariate_dots(ds: xr.Dataset) -> go.Figure:
 
 
 _MAX_PANELS, _MAX_LINES = 6, 200
-_ACROSS = 3  # panels of a row
 
 
 @COVARIATE_USE.figure(table=("value", "response"))
@@ -165,25 +165,13 @@ def response_curves(ds: xr.Dataset) -> go.Figure:
     """
     size = np.abs(np.nan_to_num(array(ds, "slope_size", "covariate")))
     places = [int(at) for at in np.argsort(-size, kind="stable")[:_MAX_PANELS]]
-    labels, rows = names(ds, "covariate"), -(-len(places) // _ACROSS)
-    across = min(len(places), _ACROSS)
-    stretch = {"known": "known future", "past": "last steps of its past"}
-    titles = [f"{labels[place]} ({stretch[str(ds['role_of'].values[place])]})" for place in places]
-    titles += [""] * (rows * across - len(places))
-    canvas = sheet(
-        [190] * rows,
-        [1] * across,
-        titles=titles,
-        column_gap=0.05,
-        row_gap=70,
-        min_width=max(380, 230 * across),
-        shared_yaxes="all",
-    )
+    labels, stretch = names(ds, "covariate"), {"known": "known future", "past": "last steps of its past"}
+    titles = [(labels[place], stretch[str(ds["role_of"].values[place])]) for place in places]
+    canvas = panel_grid(titles, row_height=190, most=3, least=200, own_x=True)
     scale, unit = _scale(ds)
     for panel, place in zip(canvas, places, strict=False):
         _draw_response(panel, ds, place, scale, unit)
     canvas.panel().y(f"change of the forecast,\nmean over steps ({unit})", nticks=6)
-    canvas.y(zeroline=True)
     fewer = f"the {len(places)} steepest of {len(labels)}" if len(places) < len(labels) else ""
     title = f"Response of the forecast by {model_of(ds)} to its covariates"
     return canvas.dress(title, shown(names(ds, "series")), fewer)

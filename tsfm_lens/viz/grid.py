@@ -9,7 +9,7 @@ import numpy as np
 
 from tsfm_lens.viz.sheet import Sheet, sheet, shortened
 
-_GAP = 36  # pixels between two rows of panels
+_GAP, _AXIS = 36, 34  # pixels between two rows of panels, and of an axis with a title
 _DIGITS = ((1, 1.5, 2, 3, 4, 5, 7), (1, 2, 3, 5), (1, 2, 5), (1, 3), (1,))  # of labels: as many as have room
 _LONGEST, _TYPE = 250, 11  # pixels: of a line of a panel's title, and its type
 
@@ -26,8 +26,16 @@ def width_for(columns: int, least: int = 110) -> int:
     return 110 + columns * least
 
 
-def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 5) -> Sheet:
-    """Make a grid whose panels share both axes; ticks only at the left and at the foot of each column."""
+def panel_grid(
+    titles: Sequence[Sequence[str]], *, row_height: int, most: int = 5, least: int = 110, own_x: bool = False
+) -> Sheet:
+    """Make a grid whose panels share axes, the vertical one alone with ``own_x``; ticks at the left and at the foot.
+
+    Args:
+        titles: lines of each panel's title.
+        row_height, least: pixels of a panel, and of the narrowest that its marks need.
+        most: panels side by side.
+    """
     # long names take a second line
     words = ["\n".join(shortened(line, _LONGEST, _TYPE, 2) for line in title) for title in titles]
     columns = columns_for(len(titles), most)
@@ -38,11 +46,11 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
         [1] * columns,
         titles=words,
         title_type=_TYPE,
-        row_gap=_GAP + 14 * lines,
+        row_gap=_GAP + 14 * lines + _AXIS * own_x,
         column_gap=min(0.08, 0.3 / columns),
-        min_width=width_for(columns),
+        min_width=width_for(columns, least),
         above=30 + 14 * lines,
-        shared_xaxes="all",
+        shared_xaxes=False if own_x else "all",
         shared_yaxes="all",
     )
     places, empty = canvas.places[: len(titles)], canvas.places[len(titles) :]
@@ -50,7 +58,7 @@ def panel_grid(titles: Sequence[Sequence[str]], *, row_height: int, most: int = 
         canvas.panel(row, column).x(visible=False)
         canvas.panel(row, column).y(visible=False)
     for row, column in places:
-        canvas.panel(row, column).x(showticklabels=(row + 1, column) not in places)
+        canvas.panel(row, column).x(showticklabels=own_x or (row + 1, column) not in places)
         canvas.panel(row, column).y(showticklabels=column == 1)
     canvas.places = places
     return canvas

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import struct
+import subprocess
+import tempfile
 import warnings
 import zlib
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -20,6 +23,7 @@ __all__ = ["save"]
 FORMATS = ("html", "json", "png", "svg", "pdf")
 # without plotly's own "Share chart" button, which would upload the figure
 BROWSER_CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}
+_PATIENCE = 60_000  # milliseconds of a page's own clock for its scripts
 _WIDTH = 800  # pixels of a static image whose figure sets no width: two journal columns at 12 px type
 
 
@@ -95,36 +99,70 @@ def _with_dots(png: bytes, dots: float) -> bytes:
     return png[:33] + struct.pack(">I", 9) + chunk + struct.pack(">I", zlib.crc32(chunk)) + png[33:]
 
 
-def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
-    """Draw in a headless browser through kaleido, without its MathJax, which it would fetch from the net."""
-    kind = options["format"]
+@contextmanager
+def _browser(kind: str) -> Iterator[None]:
+    """Turn a missing or failing browser into an error that says what to install."""
     if find_spec("kaleido") is None:
         raise RenderError(
             f"a .{kind} file needs kaleido, which is not installed: "
             'pip install "tsfm-lens-toolbox[static]". Saving as .html or .json needs nothing more.'
         )
-    import kaleido
     from choreographer.errors import BrowserClosedError, BrowserDepsError, ChromeNotFoundError
     from kaleido.errors import BrowserFailedError, JavascriptError, KaleidoError
 
-    page = kaleido.PageGenerator(mathjax=False)
-    # kaleido prints a .pdf with margins of its own, which push the figure to the right and down and cut its ends off
-    page.footer = page.footer.replace("</head>", "<style>@page { margin: 0 }</style></head>", 1)
     failures = (BrowserClosedError, BrowserDepsError, BrowserFailedError, JavascriptError, KaleidoError, TimeoutError)
     try:
-        with warnings.catch_warnings():
-            # a kaleido server that the caller runs has options of its own
-            warnings.filterwarnings("ignore", message="The kopts argument is ignored")
-            drawing: bytes = kaleido.calc_fig_sync(fig.to_dict(), opts=options, kopts={"page_generator": page})
-            return _with_dots(drawing, 96 * options["scale"]) if kind == "png" else drawing
+        yield
     except ChromeNotFoundError as error:
         raise RenderError(
             f"a .{kind} file needs a Chrome or Chromium, and none was found. Install one (Debian and Ubuntu: "
             "apt install chromium; elsewhere: kaleido_get_chrome), or name it in the environment variable "
             "BROWSER_PATH. Saving as .html or .json needs none."
         ) from error
-    except failures as error:
+    except (*failures, subprocess.SubprocessError) as error:
         raise RenderError(
             f"the browser could not draw the .{kind} file ({type(error).__name__}: {error}). "
             "Try .html, or another Chromium through the environment variable BROWSER_PATH."
         ) from error
+
+
+def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
+    """Draw in a headless browser through kaleido, without its MathJax, which it would fetch from the net."""
+    with _browser(options["format"]), warnings.catch_warnings():
+        import kaleido
+
+        page = kaleido.PageGenerator(mathjax=False)
+        # kaleido prints a .pdf with margins of its own, which push the figure aside and cut its ends off
+        page.footer = page.footer.replace("</head>", "<style>@page { margin: 0 }</style></head>", 1)
+        # a kaleido server that the caller runs has options of its own
+        warnings.filterwarnings("ignore", message="The kopts argument is ignored")
+        drawing: bytes = kaleido.calc_fig_sync(fig.to_dict(), opts=options, kopts={"page_generator": page})
+    return _with_dots(drawing, 96 * options["scale"]) if options["format"] == "png" else drawing
+
+
+def printed(page: bytes) -> bytes:
+    """Print an HTML page to PDF in a headless browser, once the scripts of the page have drawn.
+
+    Raises:
+        RenderError: kaleido, which finds the browser, or a browser is missing, or it fails.
+    """
+    with _browser("pdf"), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        from choreographer.browsers.chromium import Chromium
+        from choreographer.errors import ChromeNotFoundError
+
+        browser, source, target = (
+            Chromium.find_browser(skip_local=False),
+            Path(folder, "page.html"),
+            Path(folder, "page.pdf"),
+        )
+        if browser is None:
+            raise ChromeNotFoundError
+        source.write_bytes(page)
+        how = ["--headless", "--disable-gpu", "--no-pdf-header-footer", f"--virtual-time-budget={_PATIENCE}"]
+        # as root Chromium starts in no other way
+        how += ["--no-sandbox"] * (getattr(os, "geteuid", lambda: 1)() == 0)
+        command = [browser, *how, f"--user-data-dir={folder}/profile", f"--print-to-pdf={target}", source.as_uri()]
+        subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE / 100)
+        if not target.exists():
+            raise TimeoutError("it wrote nothing")
+        return target.read_bytes()
