@@ -46,6 +46,9 @@ def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, 
     for heading in ("Use of covariates", *(masked if ahead else ())):
         assert heading in page
     assert "temperature" in page
+    said = json.loads((tmp_path / "page" / "explanation.json").read_text())
+    assert {row["covariate"] for row in said["covariates"]} == {"temperature", "price"}
+    assert (tmp_path / "page" / "numbers" / "covariate_use.nc").stat().st_size
     assert "explaining A, the first of 2; choose another with --item: B" in " ".join(done.output.split())
     # without a known future the end of the target is the truth, and what a covariate is worth can be told
     assert ("are held out" in done.output) == (ahead == 0)

@@ -65,6 +65,7 @@ def few() -> dict[str, Any]:
         "input_routes": {"parts": 1},
         "deletion_curves": {"orders": 4},
         "route_faithfulness": {"controls": 2, "most": 1},
+        "input_effects": {"parts": 1},
         "covariate_use": {"shuffles": 1},
     }
 

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import re
+import zlib
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
+import xarray as xr
 
 import tsfm_lens
 from tsfm_lens import explain
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Run
-from tsfm_lens.report import explanation
+from tsfm_lens.report import build, explanation
 from tsfm_lens.report.cards import cards_of
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.input_attribution import input_totals
+from tsfm_lens.viz.saving import printed
 from tsfm_lens.viz.theme import number
 
 REFUSED = {
@@ -89,3 +96,47 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(page: Any)
     assert repr(found).startswith("Explanation with input_attribution, ")
     with pytest.raises(InputError, match=r"'map' means input_map or route_map"):
         found.plot("map")
+
+
+def test_files_hold_the_numbers_of_the_page(page: Any, tmp_path: Path) -> None:
+    files = {str(path.relative_to(tmp_path)) for path in page.found.write(tmp_path)}
+    assert {f"numbers/{name}.{kind}" for name in page.found for kind in ("nc", "csv")} < files
+    for name, data in page.found.items():
+        assert data.equals(xr.load_dataset(tmp_path / "numbers" / f"{name}.nc", engine="scipy"))
+    said = json.loads((tmp_path / "explanation.json").read_text())
+    assert said["inputs"] == input_totals(page.found["input_attribution"])
+    assert (said["verdict"], said["reasons"]) == explanation.judged(page.found)
+    assert said["headline"] in repr(page.found)
+    use = page.found["covariate_use"]
+    curves = pd.read_csv(tmp_path / "numbers" / "response_curves.csv").set_index(["covariate", "shift", "series"])
+    assert_close(curves["response"].to_xarray().sel(series=use["series"]), use["response"], depth=1)
+    for row in said["covariates"]:
+        one = use.sel(covariate=row["covariate"])
+        assert row["slope"] == one["slope_size"].item()
+        assert row["share"] == one["moved_size"].sel(way="constant").item()
+        assert row["worth"] is None
+    # several items are compared
+    effects = pd.read_csv(tmp_path / "numbers" / "input_effects.csv")
+    assert effects["series"].nunique() == 2
+
+
+@pytest.mark.browser
+def test_a_page_that_nobody_saw_is_printed_with_its_figures() -> None:
+    run = run_of("bolt-nano")
+    found = explanation.explain(run, sections=("forecast",))
+    plain = build.page_of(found, build.panels_of(found), title="Printed", provenance={})
+    sizes = []
+    for content in (plain, plain.replace(b"Plotly.react(", b"void (")):
+        pdf = printed(content)
+        assert pdf.startswith(b"%PDF")
+        streams = re.findall(rb"stream\r?\n(.*?)endstream", pdf, flags=re.S)
+        sizes.append(sum(len(_unpacked(each)) for each in streams))
+    # the curves and letters of one figure
+    assert sizes[0] - sizes[1] > 5000
+
+
+def _unpacked(stream: bytes) -> bytes:
+    try:
+        return zlib.decompress(stream)
+    except zlib.error:
+        return b""

@@ -251,7 +251,9 @@ def _step(text: str) -> int | str | None:
 @forecasts()
 def explain(
     model: Model,
-    out: Annotated[Path, typer.Option(help="Folder for index.html.")] = Path("explanation"),
+    out: Annotated[Path, typer.Option(help="Folder for index.html, explanation.json, and numbers.")] = Path(
+        "explanation"
+    ),
     item: Annotated[str, typer.Option(metavar="NAME", help="Item to explain; the first by default.")] = "",
     method: Annotated[
         str, typer.Option(metavar="NAME", help="shapley, occlusion, …; see explain.attribute_inputs.")
@@ -271,6 +273,7 @@ def explain(
         str, typer.Option(metavar="FILE", help="The same series as an earlier forecast knew them: why did it change?")
     ] = "",
     sections: Sections = None,
+    pdf: Annotated[bool, typer.Option("--pdf", help="Print the page to index.pdf too; needs Chromium.")] = False,
     holdout: Annotated[
         bool | None,
         typer.Option(
@@ -283,8 +286,6 @@ def explain(
 ) -> None:
     """Explain a forecast by its past and covariates and the heads they act through, and test the explanation."""
     from tsfm_lens.report import explanation, pipeline
-    from tsfm_lens.viz.input_attribution import input_totals, read_inputs
-    from tsfm_lens.viz.scenarios import ANSWERS
 
     explanation.refuse_unknown(method or None, reference)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
@@ -300,7 +301,7 @@ def explain(
         earlier = read_data([since], request.reading, request.horizon, ends) if since else None
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}
-        kinds = tuple(pipeline.defined_for(lens, kinds, missing))
+        kinds = tuple(pipeline.defined_for(lens, explanation.sections_for(series, kinds), missing))
         progress = steps_shown(bar, lens, kinds)
         run = replace(request, holdout=ends).run(lens, series)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
@@ -308,7 +309,7 @@ def explain(
         if earlier is not None:
             options["since"] = replace(request, holdout=ends).run(lens, earlier)
         results = explanation.explain(
-            run, out, sections=kinds, **options, sources=request.data, progress=progress, left_out=missing
+            run, out, sections=kinds, **options, sources=request.data, pdf=pdf, progress=progress, left_out=missing
         )
     items = list(dict.fromkeys(series.groups))
     if not item and len(items) > 1:
@@ -316,12 +317,7 @@ def explain(
         echo(f"note: explaining {items[0]}, the first of {len(items)}; choose another with --item: {others}", err=True)
     if ends and holdout is None:
         echo(f"note: no covariate is known beyond the target, so its last {run.horizon} steps are held out", err=True)
-    word, reasons = explanation.judged(results)
-    inputs = results.get("input_attribution")
-    headline = read_inputs(inputs)[0] if inputs is not None else f"Verdict: the explanation {word}." if word else ""
-    answers = [text for kind, read in ANSWERS.items() if kind in results for text in read(results[kind])]
-    if (word or answers) and not request.as_json:
-        echo("\n".join([*answers, headline, *reasons[:2]]), err=True)
-    facts: dict[str, Any] = {"answers": answers, "headline": headline, "verdict": word, "reasons": reasons}
-    facts["inputs"] = [] if inputs is None else input_totals(inputs)
+    facts = results.summary()
+    if (facts["verdict"] or facts["answers"]) and not request.as_json:
+        echo("\n".join([*facts["answers"], facts["headline"], *facts["reasons"][:2]]), err=True)
     show_page(out / "index.html", missing, results, request.as_json, **facts)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.ablation.notices import saying_once
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.text import to_csv
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
@@ -16,15 +20,20 @@ from tsfm_lens.explain.scenarios import explain_change, what_if
 from tsfm_lens.explain.segments import item_rows
 from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
+from tsfm_lens.registry import find, frame
 from tsfm_lens.report import pipeline
 from tsfm_lens.verdict import verdict
-from tsfm_lens.viz.input_attribution import read_inputs
+from tsfm_lens.viz.covariate_use import covariate_totals
+from tsfm_lens.viz.input_attribution import input_totals, read_inputs
+from tsfm_lens.viz.saving import printed, write_together
+from tsfm_lens.viz.scenarios import ANSWERS
 
 __all__ = ["SECTIONS", "Explanation", "explain"]
 
 _MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
-SECTIONS = (*_MASKING_KINDS, "covariate_use", "forecast")
-"""Kinds of the measurements that an explanation has unless it is asked for others."""
+SECTIONS = (*_MASKING_KINDS, "input_effects", "covariate_use", "forecast")
+"""Kinds of the measurements that an explanation has unless it is asked for others; effects over several items alone."""
+_PARTS = 3  # stretches of the target's past, over many items
 
 
 @extensible
@@ -32,9 +41,54 @@ class Explanation(dict[str, xr.Dataset]):
     """Results of an explanation by name; ``plot()`` draws what moved the forecast, ``plot("dots")`` another figure."""
 
     def __repr__(self) -> str:
-        inputs = self.get("input_attribution")
-        headline = [] if inputs is None else read_inputs(inputs)[:1]
-        return "\n".join([f"Explanation with {', '.join(self)}", *headline])
+        return "\n".join([f"Explanation with {', '.join(self)}", *filter(None, [self.summary()["headline"]])])
+
+    def summary(self) -> dict[str, Any]:
+        """Collect what the explanation says as JSON-able values.
+
+        Returns:
+            ``answers`` to what-if and change; ``headline``; ``verdict`` of all faithfulness tests and its ``reasons``;
+            ``inputs``, the total effect of each input in data units; ``covariates``, their worth, response and share.
+        """
+        word, reasons = judged(self)
+        inputs, use = self.get("input_attribution"), self.get("covariate_use")
+        headline = read_inputs(inputs)[0] if inputs is not None else f"Verdict: the explanation {word}." if word else ""
+        return {
+            "answers": [text for kind, read in ANSWERS.items() if kind in self for text in read(self[kind])],
+            "headline": headline,
+            "verdict": word,
+            "reasons": reasons,
+            "inputs": [] if inputs is None else input_totals(inputs),
+            "covariates": [] if use is None else covariate_totals(use),
+        }
+
+    def write(self, folder: str | Path) -> list[Path]:
+        """Write ``explanation.json``, and in ``numbers`` a NetCDF file and the tables as CSV of each result.
+
+        Args:
+            folder: new or old.
+
+        Returns:
+            The files: all of them are written, or none.
+
+        Raises:
+            InputError: the folder cannot be written.
+        """
+        place = Path(folder)
+        contents = {place / "explanation.json": json.dumps(self.summary(), indent=1, allow_nan=False).encode()}
+        for name, data in self.items():
+            contents[place / "numbers" / f"{name}.nc"] = bytes(data.to_netcdf(engine="scipy"))
+            tables = {each.table: each.name for each in find(data.attrs["kind"]).figures[::-1] if each.table}
+            labelled = {name if not at else figure: table for at, (table, figure) in enumerate([*tables.items()][::-1])}
+            for label, table in (labelled or {name: _largest}).items():
+                contents[place / "numbers" / f"{label}.csv"] = to_csv(table(data)).encode()
+        return write_together(contents)
+
+
+def _largest(data: xr.Dataset) -> pd.DataFrame:
+    """Tabulate the variables with the most dimensions."""
+    most = max(data.data_vars.values(), key=lambda variable: variable.ndim).dims
+    return frame(data, *(str(name) for name, variable in data.data_vars.items() if variable.dims == most))
 
 
 @saying_once
@@ -53,6 +107,7 @@ def explain(
     options: Mapping[str, Mapping[str, Any]] | None = None,
     title: str | None = None,
     sources: Sequence[str] = (),
+    pdf: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
     left_out: dict[str, str] | None = None,
 ) -> Explanation:
@@ -62,12 +117,13 @@ def explain(
 
     Args:
         run: the forecast; at most one pass of the model.
-        out: folder for index.html; nothing is written if None.
+        out: folder for index.html and the files of :meth:`Explanation.write`; nothing is written if None.
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         changes, start, stop: what if the input were another, see :func:`tsfm_lens.explain.what_if`.
         since: an earlier run, from which the change is explained, see :func:`tsfm_lens.explain.explain_change`.
+        pdf: print the page to index.pdf as well, in the browser at hand.
         sections, options, title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
 
     Returns:
@@ -76,6 +132,7 @@ def explain(
     Raises:
         UnknownNameError: no such item, method, reference or section.
         InputError: no section can be computed, or the folder cannot be written.
+        RenderError: a PDF is asked for, and there is no browser; the other files are written.
 
     Example:
         >>> list(explanation.explain(driven, sections=("forecast", "covariate_use")))
@@ -85,16 +142,17 @@ def explain(
     if out is not None:
         pipeline.page_at(out)
     missing: dict[str, str] = {} if left_out is None else left_out
-    kinds = pipeline.defined_for(run.lens, sections, missing)
+    kinds = pipeline.defined_for(run.lens, sections_for(run.batch, sections), missing)
     run = _first(run, item)
     answers = Explanation()
     if changes:
         answers["what_if"] = what_if(run, changes, start=start, stop=stop)
     if since is not None:
         answers["forecast_change"] = explain_change(since, run, item=run.batch.groups[0])
-    own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in _MASKING_KINDS}
+    own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")}
+    own["input_effects"]["parts"] = _PARTS
     if method is not None:
-        own["input_attribution"]["method"] = method
+        own["input_attribution"]["method"] = own["input_effects"]["method"] = method
     # a test takes the options of its explanation, even if that has no section of its own
     arguments = {
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
@@ -107,8 +165,17 @@ def explain(
         results[kind].attrs |= {"verdict": word, "reason": reasons[0]}
     if out is not None:
         heading = title or f"Explanation of the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
-        pipeline.write_page(run, results, out, heading, sources, progress, missing)
+        page = pipeline.write_page(run, results, out, heading, sources, progress, missing)
+        results.write(page.parent)
+        if pdf:
+            write_together({page.with_suffix(".pdf"): printed(page.read_bytes())})
     return results
+
+
+def sections_for(batch: SeriesBatch, sections: Sequence[str] = SECTIONS) -> tuple[str, ...]:
+    """Leave effects over several items out of the usual sections of one item."""
+    several = len(set(batch.groups)) > 1 or tuple(sections) != SECTIONS
+    return tuple(kind for kind in sections if several or kind != "input_effects")
 
 
 def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -36,6 +38,30 @@ def read_use(ds: xr.Dataset) -> list[str]:
         parts = [_describe(ds, place), _response(ds, place), _share(ds, place)]
         out.append(f"{names(ds, 'covariate')[place]}: {' '.join(filter(None, parts))}{rest}")
     return out
+
+
+def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
+    """List worth, response and share of each covariate, medians over series in MASE; None where not measured."""
+    shuffled, held = (names(ds, "way").index(way) for way in ("shuffled", "constant"))
+    columns = {
+        "worth": array(ds, "worth_size", "covariate", "way")[:, shuffled] if "worth" in ds else None,
+        "worth_significant": array(ds, "worth_significant", "covariate", "way")[:, shuffled] if "worth" in ds else None,
+        "slope": array(ds, "slope_size", "covariate"),
+        "slope_significant": array(ds, "slope_significant", "covariate"),
+        "step": medians(array(ds, "step_size", "covariate", "series")),
+        "share": array(ds, "moved_size", "covariate", "way")[:, held],
+    }
+    parts = medians(array(ds, "share", "covariate", "part", "series"))
+    columns |= {f"share of {part}": parts[:, at] for at, part in enumerate(names(ds, "part"))}
+
+    def plain_value(values: np.ndarray | None, place: int) -> float | bool | None:
+        value = None if values is None else values[place].item()
+        return None if value is None or value != value else value
+
+    return [
+        {"covariate": label, **{name: plain_value(values, place) for name, values in columns.items()}}
+        for place, label in enumerate(names(ds, "covariate"))
+    ]
 
 
 def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
