@@ -90,11 +90,13 @@ def forecast(
     with progress_display() as bar:
         series, truth = series_shown(bar, request, model), None
         lens = open_shown(bar, model)
-        with stage(bar, "forecast", None):
+        with stage(bar, "forecast", None) as progress:
             run = request.run(lens, series)
             if run.truth is not None:
                 series, truth = run.batch, run.truth[run.batch.is_target]
-            result = lens.forecast(series, run.horizon, quantiles=quantile or DECILES, **sampling).targets()
+            result = lens.forecast(
+                series, run.horizon, quantiles=quantile or DECILES, **sampling, progress=progress
+            ).targets()
     data = result.to_dataset(truth)
     if page is not None:
         facts = pipeline.provenance(run, request.data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -159,7 +160,10 @@ class Request:
         own, shortest = lens.adapter.prediction_length, min(run.batch.lengths)
         if run.horizon > own:
             warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
-            echo(f"note: {lens.model_id} forecasts {own} steps at once; those beyond build on its forecast", err=True)
+            paths = len(lens.levels) or 1 if run.horizon > lens.longest_pass else 1
+            times = 1 + (math.ceil(run.horizon / own) - 1) * paths
+            words = f"those beyond build on its forecast, and all take up to {times} times as long"
+            echo(f"note: {lens.model_id} forecasts {own} steps at once; {words}", err=True)
         if run.horizon > shortest:
             name = run.batch.ids[run.batch.lengths.index(shortest)]
             echo(f"note: of {name} only {shortest} steps come before the {run.horizon} that are forecast", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import xarray as xr
@@ -47,7 +48,7 @@ def covariate_use(
         run: with covariates; a truth is needed to measure their worth.
         shuffles: number of random orders.
         seed: of the orders; the run's own if None.
-        progress: called with (done, of) forecasts.
+        progress: called with per cent done, and 100.
 
     Returns:
         Dataset of kind "covariate_use" over the forecast series. Changes of forecasts and errors are in multiples of
@@ -91,11 +92,10 @@ def covariate_use(
             medians[trial] = []
             for edit in each:
                 changed = _with_covariate(batch, name, edit)
-                other = run.lens.forecast(changed, run.horizon, num_samples=run.num_samples, seed=run.seed)
-                medians[trial].append(other.median[changed.is_target])
+                notify = partial(_notify, progress, count, total)
+                how: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed, "progress": notify}
+                medians[trial].append(run.lens.forecast(changed, run.horizon, **how).median[changed.is_target])
                 count += 1
-                if progress is not None:
-                    progress(count, total)
         owners = {batch.groups[row]: row for row in informative if batch.variates[row] == name}
         measured.append(_measure(run, medians, [owners.get(batch.groups[row]) for row in rows]))
     data = run.dataset().isel(series=rows)
@@ -120,6 +120,12 @@ def covariate_use(
 _VARIABLES: dict[str, tuple[str, ...]] = {"moved": ("way",), "error_without": ("way",), "share": ("part",)}
 _VARIABLES |= {"response": ("shift",), "value": ("shift",), "slope": (), "step_size": ()}
 _OF_COVARIATE = ("value", "step_size")
+
+
+def _notify(progress: Progress | None, before: int, total: int, done: int, of: int) -> None:
+    """Report the series of one of several forecasts, in per cent of all."""
+    if progress is not None:
+        progress((100 * before + 100 * done // of) // total, 100)
 
 
 def _trials(

@@ -169,7 +169,8 @@ def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> 
     fit = items * request.per_item
     most = request.lens.adapter.rows_at_once
     if most is not None:
-        # an item stays in one piece, however many series it has
+        # an item stays in one piece, however many series it has; beyond one pass each has a row per quantile
+        most //= 1 if request.draws else request.paths
         fit = min(fit, max(most, request.per_item))
     ranges = []
     for start, stop in request.blocks:
@@ -244,12 +245,19 @@ def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: B
     return Forecast.of(prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed})
 
 
-def forecast_in_parts(request: ForecastRequest) -> Forecast:
-    """Forecast a batch in parts; errors as in ``lens.forecast``."""
+def forecast_in_parts(request: ForecastRequest, progress: Callable[[int, int], None] | None = None) -> Forecast:
+    """Forecast a batch in parts; ``progress`` gets the series done and their number; errors as in ``lens.forecast``."""
+
+    def run(start: int, stop: int) -> Forecast:
+        part = forecast_part(request, start, stop)
+        if progress is not None:
+            progress(stop, len(request.batch))
+        return part
+
     with request.lens.registry.attach():
         whole = request.lens.registry.session.across_rows()
         ranges, uncut = plan(request, whole), reason_uncut(request, whole)
-        parts = halved(lambda *part: forecast_part(request, *part), request.batch, ranges, uncut)
+        parts = halved(run, request.batch, ranges, uncut)
     return Forecast.joined(parts, request.batch)
 
 

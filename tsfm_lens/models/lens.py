@@ -56,6 +56,7 @@ class Lens(LensBase):
         seed: int = 0,
         batch_size: int | None = None,
         memory: int | str | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Forecast:
         """Run the library's own forecast, in data units, with all hooks that are set.
 
@@ -71,12 +72,13 @@ class Lens(LensBase):
             batch_size: most series per native call and per block of draws.
             memory: bytes for which parts are planned, or "2GB"; ``TSFM_LENS_MEMORY`` if None, else half of what is
                 free. At least one item runs at a time.
+            progress: called with the series done and their number.
 
         Raises:
             InputError: a wrong argument, or a forecast that is not finite or runs out of memory.
         """
         request = request_of(self, series, horizon, quantiles, num_samples, seed, batch_size, memory)
-        forecast = forecast_in_parts(request)
+        forecast = forecast_in_parts(request, progress)
         refuse_non_finite(forecast, self.wiring.architecture)
         return forecast
 

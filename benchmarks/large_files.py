@@ -1,0 +1,96 @@
+"""One large file from end to end: read, forecast and worth of a covariate, by the command line and by the library.
+
+python -m benchmarks.large_files [--series 2000] [--steps 1000] [--horizon 48] [--worth 2000] [--model chronos2-nano]
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.apart import apart, status
+
+
+def table(series: int, steps: int, horizon: int) -> pd.DataFrame:
+    """A long table of hourly loads that follow a temperature, which is known over the horizon as well."""
+    rng = np.random.default_rng(0)
+    hours = np.arange(steps + horizon)
+    temperature = 12 + 8 * np.sin(hours / 24 * 2 * np.pi) + rng.normal(size=(series, steps + horizon))
+    load = 50 + 10 * np.sin(hours / 24 * 2 * np.pi + 1) - 1.5 * temperature + rng.normal(size=temperature.shape)
+    load[:, steps:] = np.nan
+    stamps = pd.date_range("2026-01-01", periods=steps + horizon, freq="h")
+    ids = np.repeat([f"site {i}" for i in range(series)], steps + horizon)
+    columns = {"load": load.ravel(), "temperature": temperature.ravel()}
+    return pd.DataFrame({"site": ids, "time": np.tile(stamps, series), **columns})
+
+
+def command(*words: str) -> tuple[float, int]:
+    """Seconds of a command, start of Python included, and the most bytes that it held."""
+    from typer.testing import CliRunner
+
+    from tsfm_lens.cli.common import app
+
+    started = time.perf_counter()
+    done = CliRunner().invoke(app, list(words))
+    assert done.exit_code == 0, done.output
+    return time.perf_counter() - started, status("VmHWM")
+
+
+def library(model: str, file: str, horizon: int) -> tuple[float, int]:
+    """Seconds of pandas and the library's own pipeline on the same file, in batches of 32 series, and bytes."""
+    import tsfm_lens
+
+    started = time.perf_counter()
+    frame = pd.read_csv(file, parse_dates=["time"])
+    pipeline = tsfm_lens.load(model).adapter.native
+    parts = []
+    for _, one in frame.groupby("site", sort=False):
+        past = one["temperature"].to_numpy()
+        target = one["load"].dropna().to_numpy()
+        known = {"temperature": past[len(target) :]}
+        parts.append(
+            {"target": target, "past_covariates": {"temperature": past[: len(target)]}, "future_covariates": known}
+        )
+    pipeline.predict_quantiles(parts, prediction_length=horizon, batch_size=64)
+    return time.perf_counter() - started, status("VmHWM")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Print a line for each part."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    for name, default in (("series", 2000), ("steps", 1000), ("horizon", 48), ("worth", 2000)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--model", default="chronos2-nano")
+    given = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        file, fewer = str(Path(folder, "loads.csv")), str(Path(folder, "fewer.csv"))
+        whole = table(given.series, given.steps, given.horizon)
+        whole.to_csv(file, index=False, float_format="%.4f")
+        whole[: given.worth * (given.steps + given.horizon)].to_csv(fewer, index=False, float_format="%.4f")
+        reading = ["--id-column", "site", "--time-column", "time", "--target", "load", "--known", "temperature"]
+        reading += ["--horizon", str(given.horizon)]
+        page = ["--sections", "covariate_use", "--out", str(Path(folder, "page"))]
+        rows: dict[str, tuple[Callable[..., tuple[float, int]], list[Any]]] = {
+            "the library alone": (library, [given.model, file, given.horizon]),
+            "tsfm-lens forecast --csv": (command, ["forecast", given.model, "--data", file, *reading, "--csv"]),
+            f"tsfm-lens explain --sections covariate_use, {given.worth} series": (
+                command,
+                ["explain", given.model, "--data", fewer, *reading, *page],
+            ),
+        }
+        for name, (work, words) in rows.items():
+            seconds, held = apart(work, *words)
+            print(f"{name}: {seconds:.1f} s, {held / 2**20:,.0f} MiB", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
