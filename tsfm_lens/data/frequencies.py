@@ -1,8 +1,9 @@
-"""Conversion of the frequencies of benchmarks, as pandas before 2.2 spelled periods, into pandas' present aliases."""
+"""Frequencies: calendars of weekdays, and those of benchmarks, spelled as by pandas before 2.2, in present aliases."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import date
 from functools import lru_cache
 from typing import Any
@@ -29,6 +30,30 @@ _STAMPS = {"A": "YS", "Q": "QS", "M": "MS", "H": "h", "T": "min", "S": "s"}
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _ANCHORS = {"A": _MONTHS, "Q": _MONTHS, "W": _DAYS}
+
+
+def offset_of(freq: Any) -> Any:
+    """Return the offset of an alias of pandas, or of weekdays less some dates, as "Mon-Sat,2024-12-25" or "MonThu".
+
+    Raises:
+        ValueError: it is none.
+    """
+    days, *dates = freq.split(",") if isinstance(freq, str) else [""]
+    first, _, last = days.upper().partition("-")
+    if first[:3] not in _DAYS:
+        return pd.tseries.frequencies.to_offset(freq)
+    if last:
+        start, stop = _DAYS.index(first), _DAYS.index(last)
+        days = " ".join((_DAYS * 2)[start : start + (stop - start) % 7 + 1]).title()
+    return pd.offsets.CustomBusinessDay(weekmask=days, holidays=dates)
+
+
+def calendar_of(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
+    """Spell weekdays, Monday is 0, less some dates as :func:`offset_of` reads them."""
+    places = sorted(set(weekdays))
+    days = [_DAYS[place].title() for place in places]
+    text = f"{days[0]}-{days[-1]}" if 1 < len(days) == places[-1] - places[0] + 1 else "".join(days)
+    return ",".join([text, *sorted(f"{pd.Timestamp(each):%Y-%m-%d}" for each in dates)])
 
 
 @lru_cache
