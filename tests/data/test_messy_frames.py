@@ -39,23 +39,15 @@ def table(head: str, *columns: Iterable[Any]) -> str:
     return "\n".join([head, *(";".join(map(str, row)) for row in zip(*columns, strict=True))]) + "\n"
 
 
-def load(
-    cells: Iterable[Any],
-    loads: Iterable[Any],
-    refusal: str,
-    times: pd.DatetimeIndex,
-    values: np.ndarray,
-    **options: Any,
-) -> Frame:
+def load(cells: Any, loads: Any, refusal: str, times: pd.DatetimeIndex, values: np.ndarray, **options: Any) -> Frame:
     """One series."""
     return Frame(table("time;load", cells, loads), refusal, options, [values], times, ["load"], {})
 
 
-def panel(head: str, cells: Sequence[Any], ids: Sequence[str], refusal: str, **options: Any) -> Frame:
+def panel(head: str, ids: Sequence[str], refusal: str, **options: Any) -> Frame:
     """A series of each id of two columns, as 01/7, at the same days."""
-    rows = [
-        f"{key.replace('/', ';')};{time};{100 * k + t}" for t, time in enumerate(cells, 1) for k, key in enumerate(ids)
-    ]
+    keys = [key.replace("/", ";") for key in ids]
+    rows = [f"{key};{time};{100 * k + t}" for t, time in enumerate(DAYS, 1) for k, key in enumerate(keys)]
     return Frame("\n".join([head, *rows]), refusal, options, [UP + 100 * k for k in range(len(ids))], DAYS, ids, {})
 
 
@@ -89,6 +81,7 @@ AUTUMN, AUTUMN_UTC = local("Europe/Berlin", "2024-10-26", COUNT, "h")
 YEAR, YEAR_UTC = local("Europe/Berlin", "2024-03-30", 5300, "h")
 FALL, FALL_UTC = local("America/New_York", "2024-11-03", COUNT, "15min")
 FIVE, HOURS = (pd.date_range("2024-01-01", periods=COUNT, freq=freq) for freq in ("5min", "h"))
+SIX = DAYS + pd.Timedelta("6h")
 FEW = FIVE + pd.to_timedelta(np.where(np.arange(COUNT) == 40, 7, 0), unit="s")
 MONDAYS, SUNDAYS = (pd.date_range("2017-09-03", periods=COUNT, freq=freq) for freq in ("W-MON", "W-SUN"))
 MONTHS = pd.date_range("1871-01-01", periods=COUNT, freq="MS")
@@ -96,35 +89,23 @@ POINT = MONTHS.strftime("%Y.%m")
 TRADING = pd.bdate_range("2024-01-02", "2024-04-12").drop("2024-03-29")
 OPEN = pd.date_range("2024-11-20", "2024-12-31").drop(["2024-12-25", "2024-12-26"])
 SPACE, WEEKS = "thousands='space' and decimal=','", r"may be dates; give time_format='%G%V' or '%Y%U'"
-ZONE, MONTH = "give timezone=…", r"give time_format='%Y\.%m'"
+STORE, ZONE, MONTH = "id_column='store,item'", "give timezone=…", r"give time_format='%Y\.%m'"
 FRAMES = {
     "German": load(DAYS, grouped(".", ","), r"thousands='\.' and decimal=','", DAYS, BIG, **GERMAN),
     "German, whole": load(DAYS, grouped(".", "", 1000 * UP, ",.0f"), r"and thousands='\.'", DAYS, 1000 * UP, **GERMAN),
     "American": load(DAYS, grouped(",", "."), "thousands=','", DAYS, BIG, thousands=","),
     "Swiss": load(DAYS, grouped("’", "."), 'thousands="\'"', DAYS, BIG, thousands="'"),
     "French": load(DAYS, grouped("\u202f", ","), SPACE, DAYS, BIG, thousands="space", decimal=","),
-    "store and item": panel(
-        "store;item;date;sales", DAYS, ["A/x", "A/y", "B/x"], "id_column='store,item'", id_column="store,item"
-    ),
-    "numbers of stores": panel(
-        "store;item;date;sales", DAYS, ["01/7", "01/8", "02/7"], "id_column='store,item'", id_column=["store", "item"]
-    ),
-    "an id and a place": panel(
-        "item_id;region;date;sales",
-        DAYS,
-        ["7/n", "8/n", "7/s"],
-        "id_column='item_id,region'",
-        id_column="item_id,region",
-    ),
+    "store and item": panel("store;item;date;sales", ["A/x", "A/y", "B/x"], STORE, id_column="store,item"),
+    "numbers of stores": panel("store;item;date;sales", ["01/7", "01/8", "02/7"], STORE, id_column=["store", "item"]),
+    "an id and a place": panel("id;region;date;sales", ["7/n", "8/n", "7/s"], "'id,region'", id_column="id,region"),
     "autumn": load(AUTUMN, UP, ZONE, AUTUMN_UTC, UP, **BERLIN),
     "spring to autumn": load(YEAR, np.arange(5300.0), ZONE, YEAR_UTC, np.arange(5300.0), **BERLIN),
     "autumn, latest first": load(FALL[::-1], UP[::-1], ZONE, FALL_UTC, UP, **YORK),
     "jitter": load(jitter(FIVE, 40), UP, "give round_time='5min'", FIVE, UP, round_time="5min"),
     "one time off": load(FEW, UP, "give round_time='5min'", FIVE, UP, round_time="5min"),
     "jitter of hours": load(jitter(HOURS, 600), UP, "give round_time='1h'", HOURS, UP, round_time="1h"),
-    "about six each day": load(
-        jitter(DAYS + pd.Timedelta("6h"), 900), UP, "give round_time='1D'", DAYS, UP, round_time="1D"
-    ),
+    "about six each day": load(jitter(SIX, 900), UP, "give round_time='1D'", DAYS, UP, round_time="1D"),
     "weeks": load(MONDAYS.strftime("%G%V"), UP, WEEKS, MONDAYS, UP, time_format="%G%V"),
     "weeks from Sunday": load(SUNDAYS.strftime("%Y%U"), UP, WEEKS, SUNDAYS, UP, time_format="%Y%U"),
     "weeks in words": load(MONDAYS.strftime("%G/W%V"), UP, "give time_format=…", MONDAYS, UP, time_format="%G/W%V"),

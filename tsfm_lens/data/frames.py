@@ -234,8 +234,7 @@ def _check_rows(
     if times is not None:
         name, _, when = places.iloc[again[0]]
         rows = frame.index[(places == places.iloc[again[0]]).all(axis=1)]
-        several = f"if they are of several series, give {option}"
-        cures = [several if parting or ids.name is None else "keep one of them"]
+        cures = [f"give {option} if they are of several series" if parting or ids.name is None else "keep one of them"]
         cures += [f"{times.note}: round_time=… may be finer"] if times.note else []
         if times.utc is None and isinstance(when, pd.Timestamp) and when != when.normalize() and not parting:
             cures.append("if a local clock repeats an hour in autumn, give timezone=…, as in timezone='Europe/Berlin'")
@@ -358,9 +357,8 @@ def key_and_time(
     columns: Collection[Hashable], id_column: Any, time_column: str | None
 ) -> tuple[Hashable | None, Hashable | None]:
     """Return the columns of ids and timestamps: those that are asked for, or those with a standard name."""
-    for name in (id_column, time_column):
-        if name is not None and name not in columns:
-            raise unknown_name("column", name, map(str, columns))
+    if time_column is not None and time_column not in columns:
+        raise unknown_name("column", time_column, map(str, columns))
     if id_column is not None and id_column == time_column:
         raise InputError(f"column {id_column!r} cannot hold both the ids and the timestamps")
     key: Hashable | None = id_column

@@ -33,11 +33,7 @@ _ANCHORS = {"A": _MONTHS, "Q": _MONTHS, "W": _DAYS}
 
 
 def offset_of(freq: Any) -> Any:
-    """Return the offset of an alias of pandas, or of weekdays less some dates, as "Mon-Sat,2024-12-25" or "MonThu".
-
-    Raises:
-        ValueError: it is none.
-    """
+    """Return the offset of a pandas alias, or of weekdays less some dates, "Mon-Sat,2024-12-25" or "MonThu"."""
     days, *dates = freq.split(",") if isinstance(freq, str) else [""]
     first, _, last = days.upper().partition("-")
     if first[:3] not in _DAYS:
@@ -45,7 +41,7 @@ def offset_of(freq: Any) -> Any:
     if last:
         start, stop = _DAYS.index(first), _DAYS.index(last)
         days = " ".join((_DAYS * 2)[start : start + (stop - start) % 7 + 1]).title()
-    return pd.offsets.CustomBusinessDay(weekmask=days, holidays=dates)
+    return pd.offsets.CustomBusinessDay(weekmask=days, holidays=list(map(date.fromisoformat, dates)))
 
 
 def calendar_of(weekdays: Iterable[int], dates: Iterable[Any]) -> str:

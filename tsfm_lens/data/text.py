@@ -36,7 +36,7 @@ MISSING = (
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _NUMBERS = {".": rf"^(?:{NUMBER}|[+-]?(?:[iI]nf|INF|[iI]nfinity))$", ",": "^" + NUMBER.replace(r"\.", ",") + "$"}
 _THOUSANDS = r"^[+-]?\d{1,3}(?:[., '’\x{a0}\x{202f}]\d{3})+(?:[.,]\d+)?$"
-_SEPARATORS = {".": r"\.", ",": ",", "'": "['’]", "space": "[ \u00a0\u202f]"}
+_SEPARATORS = {".": r"\.", ",": ",", "'": "['’]", **dict.fromkeys(("space", " "), "[ \u00a0\u202f]")}
 _THREE_DECIMALS = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"  # or thousands
 _DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T ].*)?|\d{4}-?[QW]\d\d?")
 
@@ -136,7 +136,6 @@ def read_table(
     """Read the cells of a delimited file; refuse one that is damaged or where an option must decide."""
     if decimal not in (None, ".", ","):
         raise InputError(f"decimal={decimal!r} is not a decimal sign; expected '.' or ','")
-    thousands = "space" if thousands == " " else thousands
     if thousands not in {None, *_SEPARATORS} - {decimal or "."}:
         raise InputError(
             f"thousands={thousands!r} beside the decimal sign {decimal or '.'!r} is no separator; expected '.', ',', "

@@ -184,7 +184,7 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
 
 def _months(cells: list[Any], name: str) -> list[str]:
     """Write October as 1871.10 where a float made it 1871.1, beside January as 1871.01."""
-    texts = [cell.strip() if isinstance(cell, str) else f"{cell:.10g}" for cell in cells]
+    texts = [f"{cell:.10g}" if isinstance(cell, float | Decimal) else str(cell).strip() for cell in cells]
     if any(text[4:6] == ".0" for text in texts):
         return [text.ljust(7, "0") for text in texts]
     short = [text for text in texts if len(text) == 6]
@@ -277,15 +277,13 @@ def on_clock(
                 # of pytz, where pandas uses it
                 why = f"series {group!r} does not fit timezone={zone!r} ({type(error).__name__}: {error})"
                 raise InputError(f"{why}; leave it out, or write offsets, as in 2024-10-27 02:00+01:00") from error
-    if interval is None:
-        return Times(times.clock, utc)
     clock = pd.DatetimeIndex(times.clock)
     try:
-        shift = (clock.round(interval) - clock).to_numpy()
+        shift = (clock.round(interval or "ns") - clock).to_numpy()
     except ValueError as error:
         raise InputError(f"round_time={interval!r} is no fixed interval, as '5min', 'h' or 'D': {error}") from error
     note = f"times are rounded to {interval}, by up to {pd.Timedelta(np.abs(shift).max())}"
-    return Times(times.clock + shift, None if utc is None else utc + shift, note)
+    return Times(times.clock + shift, None if utc is None else utc + shift, note if interval else "")
 
 
 def _jitter(index: pd.DatetimeIndex) -> str:
@@ -357,8 +355,7 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Gri
     if len(same):
         first = same[0]
         raise InputError(
-            f"series {name!r} has two values at {time_text(times[first])} (rows {rows[first]} and {rows[first + 1]}); "
-            "keep one of them"
+            f"series {name!r} has two values at {time_text(times[first])} (rows {rows[first]} and {rows[first + 1]})"
         )
     start, alias = None, freq
     if times.dtype.kind != "M":
