@@ -147,6 +147,10 @@ def test_a_file_is_refused_and_read_with_the_option_that_is_named(name: str, tmp
     frame, path = FRAMES[name], tmp_path / "a.csv"
     path.write_text(frame.text, encoding="utf-8")
     expect_error(frame.refusal, read_series, path, **frame.plain)
+    if frame.plain:
+        whole = path.with_name("whole.csv")
+        whole.write_text(frame.text.replace(";;", ";1;"))
+        expect_error(frame.refusal, read_series(whole, **frame.plain).split, 20)
     check(frame, read_series(path, **frame.plain, **frame.options))
     if "thousands" not in frame.options:
         of_pandas = pd.read_csv(path, sep=";", dtype={"store": str})

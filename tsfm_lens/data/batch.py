@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.frequencies import calendar_of, offset_of
+from tsfm_lens.data.frequencies import calendar_of, offset_of, without_gaps
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -96,7 +96,7 @@ class SeriesBatch:
         fill("freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
         fill("seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
         self._check_groups()
-        fill("futures", tuple(map(_future, self.futures, self.ids)))
+        fill("futures", tuple(map(_future, self.futures, self.ids, self.values, self.starts, self.freqs)))
         self._check_roles()
 
     def __len__(self) -> int:
@@ -250,8 +250,8 @@ class SeriesBatch:
         futures = tuple(
             None if old is None else np.concatenate([new, old]) for old, new in zip(self.futures, future, strict=True)
         )
-        context = replace(self, futures=futures)._cut([0] * len(self), [length - horizon for length in self.lengths])
-        return context, future
+        context = self._cut([0] * len(self), [length - horizon for length in self.lengths])
+        return replace(context, futures=futures), future
 
     def windows(self, count: int, horizon: int, ahead: int = 0) -> SeriesBatch:
         """Return every series up to ``count`` forecast origins that are ``horizon`` steps apart, the latest first.
@@ -424,7 +424,9 @@ def _read_only(values: object, what: str) -> np.ndarray:
     return array
 
 
-def _future(future: object, name: str) -> np.ndarray | None:
+def _future(
+    future: object, name: str, past: np.ndarray, start: pd.Timestamp | None, freq: str | None
+) -> np.ndarray | None:
     """Copy a covariate's known future, which has no gaps."""
     if future is None:
         return None
@@ -433,7 +435,7 @@ def _future(future: object, name: str) -> np.ndarray | None:
     if len(gaps):
         raise InputError(
             f"the future of known covariate {name!r} has no number at step {gaps[0] + 1} of {len(values)} after the "
-            "context; fill the gap, or give it as a past covariate"
+            f"context; fill the gap, or give it as a past covariate{without_gaps(past, values, start, freq)}"
         )
     return values
 

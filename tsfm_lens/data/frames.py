@@ -11,7 +11,6 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency
-from tsfm_lens.data.frequencies import calendar_of, offset_of
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, on_clock, time_text, times_of
 from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, texts, to_floats, without_arrow
@@ -153,8 +152,6 @@ def _item_rows(
             finite = np.flatnonzero(np.isfinite(values[end:]))
             # a gap before the missing values at the end stays, to be refused
             future = values[end:][: finite[-1] + 1 if len(finite) else 0]
-            if grid is not None:
-                _check_calendar(grid, end, future, f"{name}/{column}")
         row = {"values": values[:end], "ids": f"{name}/{column}", "variates": str(column)}
         out.append(row | {"roles": role, "futures": future, "categories": categories})
     return out
@@ -190,23 +187,6 @@ def _covariate(column: pd.Series, name: str) -> tuple[np.ndarray, tuple[str, ...
     if all(word.lower() in _TRUTHS for word in words):
         cells = np.array([_TRUTHS[cell.lower()] if isinstance(cell, str) else cell for cell in cells], dtype=object)
     return numbers_or_categories(cells, name)
-
-
-def _check_calendar(grid: Grid, end: int, future: np.ndarray, name: str) -> None:
-    """Refuse days after the context on which a known covariate has no row, naming the calendar without them."""
-    absent = np.setdiff1d(end + np.flatnonzero(~np.isfinite(future)), grid.places)
-    offset = offset_of(grid.freq)
-    is_daily = isinstance(offset, pd.offsets.Day | pd.offsets.BusinessDay) and offset.n == 1
-    if grid.start is None or not is_daily or not len(absent):
-        return
-    days = pd.date_range(grid.start, periods=grid.length, freq=offset)
-    present = days[grid.places]
-    others = pd.date_range(days[end], present[-1]).difference(present)
-    dates = others[others.weekday.isin(present.weekday)]
-    raise InputError(
-        f"known covariate {name!r} has no row of {days[absent[0]].date()}, after the context. If such days have no "
-        f"step, give freq={calendar_of(present.weekday, dates)!r}; else add the rows, or give it as a past covariate"
-    )
 
 
 def _check_rows(

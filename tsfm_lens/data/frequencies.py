@@ -52,6 +52,19 @@ def calendar_of(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
     return ",".join([text, *sorted(f"{pd.Timestamp(each):%Y-%m-%d}" for each in dates)])
 
 
+def without_gaps(past: np.ndarray, future: np.ndarray, start: pd.Timestamp | None, freq: str | None) -> str:
+    """Name the option of a calendar less the days of the future (time,) without a value; "" if steps are no days."""
+    offset = offset_of(freq)
+    if start is None or not isinstance(offset, pd.offsets.Day | pd.offsets.BusinessDay) or offset.n > 1:
+        return ""
+    days = pd.date_range(start, periods=len(past) + len(future), freq=offset)
+    present = days[np.isfinite(np.append(past, future))]
+    absent = pd.date_range(days[len(past)], days[-1]).difference(present)
+    calendar = calendar_of(present.weekday, absent[absent.weekday.isin(present.weekday)])
+    gap = days[len(past) :].difference(present)[0]
+    return f"; if days such as {gap.date()} have no step, give freq={calendar!r}"
+
+
 @lru_cache
 def parse_frequency(freq: str) -> tuple[int, str, str]:
     """Split a frequency into multiple, letter and last month or day, as "W-WED" into (1, "W", "WED")."""
