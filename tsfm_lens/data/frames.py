@@ -215,8 +215,9 @@ def _check_rows(
         name, _, when = places.iloc[again[0]]
         rows = frame.index[(places == places.iloc[again[0]]).all(axis=1)]
         cures = [f"give {option} if they are of several series" if parting or ids.name is None else "keep one of them"]
-        cures += [f"{times.note}: round_time=… may be finer"] if times.note else []
-        if times.utc is None and isinstance(when, pd.Timestamp) and when != when.normalize() and not parting:
+        has_dates = isinstance(when, pd.Timestamp)
+        cures += [f"{times.note}: round_time=… may be finer"] if times.note and has_dates else []
+        if times.utc is None and has_dates and not parting and (times.clock != times.clock.astype("M8[D]")).any():
             cures.append("if a local clock repeats an hour in autumn, give timezone=…, as in timezone='Europe/Berlin'")
         owner = "" if ids.name is None else f"series {name!r} has "
         raise InputError(f"{owner}two values at {time_text(when)} (rows {rows[0]} and {rows[1]}); {'; '.join(cures)}")

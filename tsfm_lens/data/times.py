@@ -22,7 +22,7 @@ _ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?([T ].+)?|\d{8}T\d{2,6}.*|\d{4}-?(Q
 _OFFSET = r"Z|UTC|GMT|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?"
 _ZONED = re.compile(rf"(.*\d[T ]\d{{1,2}}(?::?\d{{2}})*(?:\.\d+)?(?: ?[AP]M)?) ?({_OFFSET})", re.I)
 _MONTH = re.compile(r"(0[1-9]|1[0-2])\.(1[789]|2[01])\d{2}")
-_YEAR_MONTH = re.compile(r"(1[789]|2[01])\d\d\.(0[1-9]|1[0-2]?)")
+_YEAR_MONTH = re.compile(r"(1[789]|2[01])\d\d\.(0?[1-9]|1[0-2])")
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _UNITS = ("s", "ms", "us", "ns")
 _INTERVALS = "1s 2s 5s 10s 15s 30s 1min 2min 5min 10min 15min 20min 30min 1h 2h 3h 6h 12h 1D".split()
@@ -154,7 +154,9 @@ def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: s
         return _dates(pd.DatetimeIndex(numbers.astype(f"datetime64[{time_format}]")), None, column, name)
     if time_format is not None:
         return _from_text(numbers.astype(str).tolist(), column, name, time_format)
-    months = len(cells) > 1 and all(_YEAR_MONTH.fullmatch(f"{cell:.10g}") for cell in cells)
+    months = all(_YEAR_MONTH.fullmatch(f"{cell:.10g}") for cell in cells)
+    # of quarters none is the eleventh
+    months = months and any(re.search(r"\.(0|1[12])", f"{cell:.10g}") for cell in cells)
     formats = _date_formats(numbers) if whole else ["%Y.%m"] if months else []
     if formats:
         raise InputError(
