@@ -49,6 +49,7 @@ def test_every_command_that_reads_a_file_takes_the_options(command: tuple[str, .
     help_text = re.sub(r"\x1b\[[0-9;]*m", "", run(command[0], "--help").output)
     flags = ("--id-column", "--time-column", "--target", "--variate", "--freq", "--unit", "--delimiter", "--decimal")
     flags += ("--known", "--past", "--encoding", "--header", "--time-format")
+    flags += ("--timezone", "--round-time", "--thousands")
     assert [flag for flag in flags if flag not in help_text] == []
     found = run(*command, "--data", str(german))
     assert (found.exit_code, "give its encoding, as in --encoding cp1252" in words(found)) == (1, True)

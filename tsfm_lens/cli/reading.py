@@ -37,9 +37,11 @@ AsJson = Annotated[bool, typer.Option("--json", help="JSON to stdout, for script
 Reading = dict[str, Any]
 """Arguments of ``read_series`` that the command line gives."""
 _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
-    "id_column": (str, ("--id-column",), "NAME", "Column of series names."),
+    "id_column": (list[str], ("--id-column",), "NAME[,NAME…]", "Column of series names; several for store/item."),
     "time_column": (str, ("--time-column",), "NAME", "Column of timestamps."),
-    "time_format": (str, ("--time-format",), "FORMAT", "Of timestamps: %d.%m.%Y, …, or s since 1970; else ISO."),
+    "time_format": (str, ("--time-format",), "FORMAT", "Of timestamps: %d.%m.%Y, %G%V, …, s since 1970; else ISO."),
+    "timezone": (str, ("--timezone",), "ZONE", "Of local timestamps: Europe/Berlin; steps below a day are in UTC."),
+    "round_time": (str, ("--round-time",), "INTERVAL", "Round timestamps that are off by chance: 5min, h, D."),
     "targets": (list[str], ("--target", "-t"), "NAME", "Column that is a series; repeatable."),
     "variates": (list[str], ("--variate",), "NAME", "Column that is a variate of one item; repeatable."),
     "known": (
@@ -54,10 +56,11 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
         "NAME[,NAME…]",
         "Column of a covariate that is known only in the past; repeatable, commas as in --known.",
     ),
-    "freq": (str, ("--freq",), "ALIAS", "Frequency: h, D, W, MS, …; else from the timestamps."),
+    "freq": (str, ("--freq",), "ALIAS", "Frequency: h, D, W, Mon-Sat, …; else from the timestamps."),
     "units": (str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),
     "delimiter": (str, ("--delimiter",), "SIGN", "Column delimiter; also 'tab' or 'space'."),
     "decimal": (str, ("--decimal",), "SIGN", "Decimal sign: . or ,"),
+    "thousands": (str, ("--thousands",), "SIGN", "Sign between thousands: . , ' or 'space'."),
     "encoding": (str, ("--encoding",), "NAME", "Encoding, such as cp1252; else UTF-8."),
     "header": (bool, ("--header/--no-header",), None, "Whether the first line has column names."),
 }

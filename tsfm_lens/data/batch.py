@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tsfm_lens.data.frequencies import calendar_of, offset_of, without_gaps
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -95,7 +96,7 @@ class SeriesBatch:
         fill("freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
         fill("seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
         self._check_groups()
-        fill("futures", tuple(map(_future, self.futures, self.ids)))
+        fill("futures", tuple(map(_future, self.futures, self.ids, self.values, self.starts, self.freqs)))
         self._check_roles()
 
     def __len__(self) -> int:
@@ -249,8 +250,8 @@ class SeriesBatch:
         futures = tuple(
             None if old is None else np.concatenate([new, old]) for old, new in zip(self.futures, future, strict=True)
         )
-        context = replace(self, futures=futures)._cut([0] * len(self), [length - horizon for length in self.lengths])
-        return context, future
+        context = self._cut([0] * len(self), [length - horizon for length in self.lengths])
+        return replace(context, futures=futures), future
 
     def windows(self, count: int, horizon: int, ahead: int = 0) -> SeriesBatch:
         """Return every series up to ``count`` forecast origins that are ``horizon`` steps apart, the latest first.
@@ -363,7 +364,7 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
     if freq is None:
         raise InputError("timestamps need a frequency: give freq=…")
     try:
-        return pd.date_range(start, periods=count, freq=freq)
+        return pd.date_range(start, periods=count, freq=offset_of(freq))
     except (ValueError, OverflowError) as error:
         raise InputError(
             f"{count} steps of frequency {freq!r} from {start} on go beyond {pd.Timestamp.max.date()}, the last date "
@@ -373,20 +374,22 @@ def _stamps(start: pd.Timestamp, count: int, freq: str | None) -> pd.DatetimeInd
 
 @lru_cache
 def known_frequency(freq: Any) -> str:
-    """Return a pandas alias whose steps go forward."""
+    """Return a pandas alias, or a calendar of weekdays, whose steps go forward."""
     offset = None
     with warnings.catch_warnings(), suppress(ValueError):
         # pandas takes the letters one by one, and warns of an old one before it refuses the word
         warnings.simplefilter("ignore", FutureWarning)
-        offset = pd.tseries.frequencies.to_offset(freq) if isinstance(freq, str | pd.DateOffset) else None
+        offset = offset_of(freq) if isinstance(freq, str | pd.DateOffset) else None
     if offset is None:
-        raise InputError(f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS', 'YS'")
+        raise InputError(f"freq={freq!r} is not a pandas frequency; examples: 'h', 'D', 'W', 'MS', 'Mon-Sat'")
     try:
         forward = _EPOCH + offset > _EPOCH
     except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
         raise InputError(f"freq={freq!r} is longer than the dates that pandas holds") from error
     if not forward:
         raise InputError(f"freq={freq!r} does not go forward in time; give a step above zero, such as 'D'")
+    if isinstance(freq, pd.offsets.CustomBusinessDay) and freq.n == 1:
+        return calendar_of(np.flatnonzero(freq.calendar.weekmask), freq.calendar.holidays)
     return freq if isinstance(freq, str) else str(offset.freqstr)
 
 
@@ -401,9 +404,11 @@ def season_of(freq: str | None) -> int:
     """Return the season length of a frequency: that of :data:`SEASONS` where its multiple divides it, else 1."""
     offset = None
     with suppress(ValueError):
-        offset = pd.tseries.frequencies.to_offset(freq)
+        offset = offset_of(freq)
     if offset is None:
         return 1
+    if isinstance(offset, pd.offsets.CustomBusinessDay) and offset.n == 1:
+        return int(offset.calendar.weekmask.sum())
     base = str(offset.name).split("-")[0]
     # months and quarters end or begin
     season, rest = divmod(SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1)), offset.n)
@@ -419,7 +424,9 @@ def _read_only(values: object, what: str) -> np.ndarray:
     return array
 
 
-def _future(future: object, name: str) -> np.ndarray | None:
+def _future(
+    future: object, name: str, past: np.ndarray, start: pd.Timestamp | None, freq: str | None
+) -> np.ndarray | None:
     """Copy a covariate's known future, which has no gaps."""
     if future is None:
         return None
@@ -428,7 +435,7 @@ def _future(future: object, name: str) -> np.ndarray | None:
     if len(gaps):
         raise InputError(
             f"the future of known covariate {name!r} has no number at step {gaps[0] + 1} of {len(values)} after the "
-            "context; fill the gap, or give it as a past covariate"
+            f"context; fill the gap, or give it as a past covariate{without_gaps(past, values, start, freq)}"
         )
     return values
 

@@ -24,7 +24,9 @@ FIELDS = (
     *("feat_dynamic_real", "past_feat_dynamic_real", "feat_static_real", "feat_static_cat"),
 )
 """Of gluonts's data entries and of Chronos-2's inputs."""
-_LEVELS = ("id_column", "time_column", "time_format")
+_LISTS = ("targets", "variates", "known", "past")
+_TEXT = ("delimiter", "decimal", "thousands", "encoding", "header")
+_LEVELS = ("id_column", "time_column", "time_format", "timezone", "round_time")
 
 
 def as_series(
@@ -37,11 +39,14 @@ def as_series(
     seasonality: int | None = None,
     targets: Sequence[str] | None = None,
     variates: Sequence[str] | None = None,
-    id_column: str | None = None,
+    id_column: str | Sequence[str] | None = None,
     time_column: str | None = None,
     time_format: str | None = None,
+    timezone: str | None = None,
+    round_time: str | None = None,
     delimiter: str | None = None,
     decimal: str | None = None,
+    thousands: str | None = None,
     encoding: str | None = None,
     header: bool | None = None,
     known: Sequence[str] | None = None,
@@ -59,8 +64,9 @@ def as_series(
         start: timestamp of the first value (of all series), a date or text such as "2020-01-31 12:00".
         units: unit of all series but covariates, or one per series (a variate is one).
         seasonality: season length in steps; from the frequency if None.
-        targets, variates, id_column, time_column, time_format, known, past: see :func:`tsfm_lens.data.from_frame`.
-        delimiter, decimal, encoding, header: of a file of text; see :func:`tsfm_lens.data.read_series`.
+        targets, variates, id_column, time_column, time_format, timezone, round_time, known, past: see
+            :func:`tsfm_lens.data.from_frame`.
+        delimiter, decimal, thousands, encoding, header: of a file of text; see :func:`tsfm_lens.data.read_series`.
         future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends. Unless
             ``known`` names some, each of its columns that is no id and no timestamp is a known covariate.
 
@@ -71,13 +77,11 @@ def as_series(
         >>> data.as_series([[1.0, 2.0, 3.0], [4.0, 5.0]], ids=["a", "b"]).lengths
         (3, 2)
     """
+    given: dict[str, Any] = dict(locals())
     names = () if ids is None else texts(ids, "ids")
     freq = None if freq is None else known_frequency(freq)
-    lists = {"targets": targets, "variates": variates, "known": known, "past": past}
-    options: dict[str, Any] = {name: texts(each, name) for name, each in lists.items() if each is not None}
-    others: dict[str, Any] = {"id_column": id_column, "time_column": time_column, "time_format": time_format}
-    others |= {"delimiter": delimiter, "decimal": decimal, "encoding": encoding, "header": header}
-    options |= {name: value for name, value in others.items() if value is not None}
+    options = {name: given[name] for name in (*_LISTS, *_LEVELS, *_TEXT) if given[name] is not None}
+    options |= {name: texts(options[name], name) for name in _LISTS if name in options}
     data = to_pandas(data)
     if future is not None:
         parts = {"the data": data, "future": to_pandas(future)}
@@ -102,7 +106,7 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
     if isinstance(data, str | Path):
         return read_series(data, freq=freq, **options)
     for option, value in options.items():
-        if option in ("delimiter", "decimal", "encoding", "header"):
+        if option in _TEXT:
             raise InputError(f"{option}={value!r} is about a file of text, but the data is {type(data).__name__}")
         is_level = isinstance(data, pd.Series) and option in _LEVELS
         if not isinstance(data, pd.DataFrame) and not is_level and option != "targets":

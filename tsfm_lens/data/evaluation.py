@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of
+from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.errors import InputError, unknown_name
 
 
@@ -252,7 +253,7 @@ class EvaluationSet:
         """Compute the timestamp of the context's first step after ``skip``; None where unknown or past pandas' era."""
         if window.start is None or self.freq is None:
             return window.start if not skip else None
-        offset = pd.tseries.frequencies.to_offset(self.freq)
+        offset = offset_of(self.freq)
         try:
             first = offset.rollforward(window.start.as_unit("ns"))
             _ = first + (window.context.shape[1] + self.horizon) * offset

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tsfm_lens.data.batch import SeriesBatch, noted_ends
-from tsfm_lens.data.frames import column_names, from_frame, key_and_time, value_columns
+from tsfm_lens.data.frames import column_names, from_frame, id_names, key_and_time, value_columns
 from tsfm_lens.data.text import TextTable, read_table
 from tsfm_lens.data.values import from_arrow, texts
 from tsfm_lens.errors import InputError, UnknownNameError
@@ -31,6 +31,7 @@ def read_series(
     units: str | Sequence[str] = "",
     delimiter: str | None = None,
     decimal: str | None = None,
+    thousands: str | None = None,
     encoding: str | None = None,
     header: bool | None = None,
     **columns: Any,
@@ -42,6 +43,7 @@ def read_series(
         units: unit of all series but covariates, or one per series.
         delimiter: sign between cells, "tab" or "space"; the only one in the first line if None.
         decimal: "." or ","; a point if None.
+        thousands: sign between thousands, ".", ",", "'" or "space"; none are read if None.
         encoding: of text; UTF-8, or UTF-16 with a byte order mark, if None.
         header: whether the first line has names; needed where it has numbers or dates.
         columns: options of :func:`tsfm_lens.data.from_frame`.
@@ -61,7 +63,7 @@ def read_series(
         if file.suffix.lower() in _PARQUET:
             frame = _parquet(file)
         else:
-            table = read_table(file, delimiter=delimiter, decimal=decimal, encoding=encoding, header=header)
+            table = read_table(file, delimiter, decimal, thousands, encoding, header)
             frame, notes = _frame(table, columns), table.notes
         batch = from_frame(frame, **columns).noted(notes)
     except (InputError, UnknownNameError) as error:
@@ -97,22 +99,24 @@ def _parquet(file: Path) -> pd.DataFrame:
 def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     """Convert columns of numbers; others stay text as written. Rows are numbered as in the file."""
     names, option = list(table.columns), options.get
-    key, time = key_and_time(names, option("id_column"), option("time_column"))
+    ids = id_names(option("id_column"), names)
+    key, time = key_and_time(names, ids[0] if ids else None, option("time_column"))
+    keys = {*ids, key, time}
     covariates = set(column_names([*(option("known") or ()), *(option("past") or ())], names))
     targets = option("targets") if option("variates") is None else option("variates")
-    requested = value_columns(names, targets, {key, time, *covariates})
-    values = set(names) - {key, time} - covariates if requested is None else set(requested)
+    requested = value_columns(names, targets, keys | covariates)
+    values = set(names) - keys - covariates if requested is None else set(requested)
     columns: dict[str, np.ndarray] = {}
     numeric = []
     for name in names:
         numbers = None
-        if name not in (key, time) and (name in values or name in covariates or name.startswith("Unnamed: ")):
+        if name not in keys and (name in values or name in covariates or name.startswith("Unnamed: ")):
             # covariates may be text
             numbers = table.numbers(name, 1.0 if name in covariates else _MOSTLY)
             numeric += [] if numbers is None else [name]
-        elif name not in (key, time) and table.is_numeric(name):
+        elif name not in keys and table.is_numeric(name):
             numbers = np.zeros(len(table.columns[name]))  # it is not read
-        columns[name] = table.text(name, is_id=name == key) if numbers is None else numbers
+        columns[name] = table.text(name, is_id=name in keys - {time}) if numbers is None else numbers
     table.check_points(numeric)
     rows = len(columns[names[0]])
     return pd.DataFrame(columns, index=pd.RangeIndex(table.first_row, table.first_row + rows), copy=False)

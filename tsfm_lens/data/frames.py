@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
-from itertools import chain
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
-from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, times_of
-from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, to_floats, without_arrow
+from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, on_clock, time_text, times_of
+from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, texts, to_floats, without_arrow
 from tsfm_lens.errors import InputError, unknown_name
 
 _TRUTHS = {"true": 1.0, "false": 0.0}
@@ -26,9 +26,11 @@ def from_frame(
     freq: str | None = None,
     targets: Sequence[str] | None = None,
     variates: Sequence[str] | None = None,
-    id_column: str | None = None,
+    id_column: str | Sequence[str] | None = None,
     time_column: str | None = None,
     time_format: str | None = None,
+    timezone: str | None = None,
+    round_time: str | None = None,
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
 ) -> SeriesBatch:
@@ -41,11 +43,14 @@ def from_frame(
 
     Args:
         frame: it is not changed.
-        freq: pandas frequency alias; inferred if None.
+        freq: pandas frequency alias, or weekdays less some dates, "Mon-Sat,2024-12-25"; inferred if None.
         targets: columns that are series of their own; with several, ids become ``id/column``.
         variates: columns that are the variates of one group per id, in place of targets.
-        id_column, time_column: of ids and timestamps; found by their names if None.
+        id_column, time_column: of ids and timestamps; found by their names if None. Several columns of ids, a list or
+            "store,item", make ids ``store/item``.
         time_format: of the timestamps; see :func:`tsfm_lens.data.times.times_of`.
+        timezone: of the local clock that the timestamps show, in order in autumn; steps below a day are in UTC then.
+        round_time: interval to which timestamps are rounded, such as "5min".
         known, past: covariates whose future is known, or that are seen up to the end of the context.
 
     Raises:
@@ -72,13 +77,18 @@ def from_frame(
     times = None if time is None else times_of(frame[time], str(time), time_format)
     ids = None if key is None else id_texts(frame[key], str(key))
     unread = [column for column in frame.columns if column not in {key, time, *columns, *roles}]
-    _check_unread(frame, unread, ids, times)
-    notes += _choices(frame, columns, unread, targets is not None or variates is not None)
+    named = targets is not None or variates is not None
+    notes += _choices(frame, columns, unread, named)
     grouped = variates is not None or bool(roles)
     groups = [("series-0" if grouped else "", np.arange(len(frame)))] if ids is None else _groups(ids)
+    owners = [(group or str(columns[0]), rows) for group, rows in groups]
+    if timezone is not None or round_time is not None:
+        times = on_clock(times, owners, timezone, round_time)
+    fixed = {time, *roles, *(columns if named or len(columns) == 1 else ())}
+    _check_rows(frame, unread, pd.Series(0 if ids is None else ids, frame.index, name=key), times, fixed)
     grids: list[Grid] | None = None
     if times is not None:
-        grids, more = grids_of(times, [(group or str(columns[0]), rows) for group, rows in groups], frame.index, freq)
+        grids, more = grids_of(times, owners, frame.index, freq)
         notes += more
     kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
     if all(isinstance(kinds[column], np.dtype) and kinds[column].kind == "f" for column in columns):
@@ -171,30 +181,60 @@ def _covariate(column: pd.Series, name: str) -> tuple[np.ndarray, tuple[str, ...
         names = np.append(id_texts(kind.categories.to_series(), name), [None])
         column = pd.Series(names[column.cat.codes], column.index, dtype=object)
     cells = plain_array(column, f"covariate {name!r}")
-    texts = [cell for cell in cells.tolist() if isinstance(cell, str)]
-    if not of_numbers and all(re.fullmatch(NUMBER, text.strip()) for text in texts):
+    words = [cell for cell in cells.tolist() if isinstance(cell, str)]
+    if not of_numbers and all(re.fullmatch(NUMBER, word.strip()) for word in words):
         return _numbers(column, name), None
-    if all(text.lower() in _TRUTHS for text in texts):
+    if all(word.lower() in _TRUTHS for word in words):
         cells = np.array([_TRUTHS[cell.lower()] if isinstance(cell, str) else cell for cell in cells], dtype=object)
     return numbers_or_categories(cells, name)
 
 
-def _check_unread(frame: pd.DataFrame, unread: Sequence[Hashable], ids: np.ndarray | None, times: Times | None) -> None:
-    """Refuse to merge series that differ in a column of text; unless ids and timestamps never repeat."""
-    groups = np.zeros(len(frame)) if ids is None else ids
-    if times is not None and not pd.DataFrame({"id": groups, "time": times.instants}).duplicated().any():
+def _check_rows(
+    frame: pd.DataFrame, unread: Sequence[Hashable], ids: pd.Series, times: Times | None, fixed: set[Hashable]
+) -> None:
+    """Refuse to merge series that differ in text, and rows of one id and time; name the columns that part them."""
+    clocks = {} if times is None else {"time": times.instants, "clock": times.clock}
+    places = pd.DataFrame({"id": ids, **clocks})
+    again = np.flatnonzero(places.duplicated())
+    if times is not None and not len(again):
         return
     examples = []
     for column in unread:
         text = frame[column].astype(str).where(frame[column].notna())
-        if not pd.api.types.is_numeric_dtype(frame[column]) and text.groupby(groups).nunique().max() > 1:
+        if not pd.api.types.is_numeric_dtype(frame[column]) and text.groupby(ids).nunique().max() > 1:
             examples.append(f"{str(column)!r} (text such as {text.dropna().iloc[0]!r})")
+    parting = "" if times is None else _parting(frame.drop(columns=[*fixed - {None}]), places, ids.name)
+    option = f"id_column={parting or '…'}"
     if examples:
         raise InputError(
-            f"rows differ in {', '.join(examples)}: without it, different series would be merged. Name the "
-            "column of ids with id_column=…, that of dates with time_column=… and time_format=…, rename them (id, "
-            "timestamp), or leave them out"
+            f"rows differ in {', '.join(examples)}: without it, different series would be merged. Name the columns of "
+            f"ids with {option}, that of dates with time_column=… and time_format=…, rename them (id, timestamp), or "
+            "leave them out"
         )
+    if times is not None:
+        name, _, when = places.iloc[again[0]]
+        rows = frame.index[(places == places.iloc[again[0]]).all(axis=1)]
+        cures = [f"give {option} if they are of several series" if parting or ids.name is None else "keep one of them"]
+        has_dates = isinstance(when, pd.Timestamp)
+        cures += [f"{times.note}: round_time=… may be finer"] if times.note and has_dates else []
+        if times.utc is None and has_dates and not parting and (times.clock != times.clock.astype("M8[D]")).any():
+            cures.append("if a local clock repeats an hour in autumn, give timezone=…, as in timezone='Europe/Berlin'")
+        owner = "" if ids.name is None else f"series {name!r} has "
+        raise InputError(f"{owner}two values at {time_text(when)} (rows {rows[0]} and {rows[1]}); {'; '.join(cures)}")
+
+
+def _parting(frame: pd.DataFrame, places: pd.DataFrame, key: Hashable | None) -> str:
+    """Name the fewest columns of text or whole numbers that make a panel, in which no times repeat; "" if none do."""
+    whole = [name for name in frame if not pd.api.types.is_float_dtype(frame[name]) or (frame[name] % 1 == 0).all()]
+    codes = {str(name): pd.factorize(frame[name].astype(str))[0] for name in whole if name != key}
+    fewest = sorted(codes, key=lambda name: codes[name].max())[:6]
+    for names in chain.from_iterable(combinations(fewest, count) for count in (1, 2, 3)):
+        parts = places.assign(**{f"_{name}": codes[name] for name in names})
+        series = parts.drop(columns=["time", "clock"]).drop_duplicates()
+        # values part rows, too, but into series of few times
+        if len(series) * parts["time"].nunique() <= 2 * len(parts) and not parts.duplicated().any():
+            return repr(",".join([*([] if key is None else [str(key)]), *(name for name in codes if name in names)]))
+    return ""
 
 
 def _values(frame: pd.DataFrame, names: Sequence[str] | None, others: set[Hashable | None]) -> list[Hashable]:
@@ -219,10 +259,8 @@ def _groups(ids: np.ndarray) -> list[tuple[str, np.ndarray]]:
     return list(zip(map(str, names), np.split(rows, np.cumsum(np.bincount(codes))[:-1]), strict=True))
 
 
-def flat(
-    frame: pd.DataFrame, id_column: str | None, time_column: str | None
-) -> tuple[pd.DataFrame, str | None, str | None]:
-    """Turn the levels of a frame's index into columns; also return those of ids and timestamps."""
+def flat(frame: pd.DataFrame, id_column: Any, time_column: str | None) -> tuple[pd.DataFrame, Any, str | None]:
+    """Turn the levels of a frame's index into columns, and several of ids into one; also return that and of times."""
     if frame.columns.nlevels > 1:
         raise InputError(f"the frame's columns have {frame.columns.nlevels} levels, expected one name per column")
     if frame.empty and not (len(frame) and frame.index.nlevels > 1):
@@ -239,10 +277,18 @@ def flat(
     elif names and time_column is None and _is_time(index) and find(frame.columns, TIME_COLUMNS) is None:
         time_column = names[0]
     frame = frame.set_axis(index.set_names(names)).reset_index() if names else frame
+    keys = id_names(id_column, frame.columns)
+    id_column = "/".join(keys) if len(keys) > 1 else next(iter(keys), None)
+    if len(keys) > 1:
+        cells = [id_texts(frame[name], name) for name in keys]
+        ids = pd.Series(map("/".join, zip(*cells, strict=True)), frame.index, dtype=object)
+        if ids.nunique() < len(frame[keys].drop_duplicates()):
+            raise InputError(f"different ids of {_listed(keys)} are alike when joined by '/'; rename some")
+        frame = frame.drop(columns=keys).assign(**{id_column: ids})
     return _without_row_numbers(frame, {id_column, time_column}), id_column, time_column
 
 
-def _index_names(index: pd.Index, id_column: str | None, time_column: str | None) -> list[str]:
+def _index_names(index: pd.Index, id_column: Any, time_column: str | None) -> list[str]:
     """Name the levels that are to be columns; none of an index that only numbers the rows."""
     if index.nlevels > 1:
         return [f"level_{place}" if name is None else str(name) for place, name in enumerate(index.names)]
@@ -258,7 +304,7 @@ def _is_time(index: pd.Index) -> bool:
     return holds_dates(index.dtype) or (index.name is None and looks_like_dates(pd.Series(index.array)))
 
 
-def _levels(index: Any, names: list[str], id_column: str | None, time_column: str | None) -> tuple[str, str]:
+def _levels(index: Any, names: list[str], id_column: Any, time_column: str | None) -> tuple[Any, str]:
     """Tell the levels of ids and timestamps."""
     dated = [name for name, level in zip(names, index.levels, strict=True) if holds_dates(level.dtype)]
     time_column = time_column or find(names, TIME_COLUMNS) or (dated[0] if len(dated) == 1 else None)
@@ -268,7 +314,7 @@ def _levels(index: Any, names: list[str], id_column: str | None, time_column: st
     if time_column is None or id_column is None:
         raise InputError(
             f"the frame's index has the levels {', '.join(names)}: expected ids and timestamps, as in (item_id, "
-            "timestamp). Name them with id_column=… and time_column=…, or join the levels that make an id"
+            f"timestamp). Name them with id_column=… and time_column=…; id_column={','.join(others)!r} joins levels"
         )
     return id_column, time_column
 
@@ -289,12 +335,11 @@ def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None])
 
 
 def key_and_time(
-    columns: Collection[Hashable], id_column: str | None, time_column: str | None
+    columns: Collection[Hashable], id_column: Any, time_column: str | None
 ) -> tuple[Hashable | None, Hashable | None]:
     """Return the columns of ids and timestamps: those that are asked for, or those with a standard name."""
-    for name in (id_column, time_column):
-        if name is not None and name not in columns:
-            raise unknown_name("column", name, map(str, columns))
+    if time_column is not None and time_column not in columns:
+        raise unknown_name("column", time_column, map(str, columns))
     if id_column is not None and id_column == time_column:
         raise InputError(f"column {id_column!r} cannot hold both the ids and the timestamps")
     key: Hashable | None = id_column
@@ -370,7 +415,7 @@ def continued(frame: pd.DataFrame, future: pd.DataFrame, options: Mapping[str, A
     if all(name is None for name in future.index.names) and future.index.nlevels == frame.index.nlevels:
         future = future.set_axis(future.index.set_names(frame.index.names))
     past, *keys = flat(frame, options.get("id_column"), options.get("time_column"))
-    ahead, *_ = flat(future, *keys)
+    ahead, *_ = flat(future, options.get("id_column", keys[0]), keys[1])
     key, time = key_and_time(past.columns, *keys)
     others = {key, time or dated_column(past, {key}), find(ahead.columns, TARGET_COLUMNS)}
     others |= {name for role in ("targets", "variates", "past") for name in options.get(role, ())}
@@ -393,3 +438,14 @@ def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[st
     """Split texts into names of columns at commas; a column whose name has a comma wins."""
     name_lists = [[text] if text in columns else text.split(",") for text in texts]
     return [name if name in columns else name.strip() for names in name_lists for name in names if name.strip()]
+
+
+def id_names(id_column: Any, columns: Collection[Hashable]) -> list[Any]:
+    """Return the columns of ids, split at commas as :func:`column_names` does; refuse one that does not exist."""
+    if isinstance(id_column, Hashable) and id_column in {None, *columns}:
+        return [] if id_column is None else [id_column]
+    names = column_names(texts(id_column, "id_column"), columns)
+    for name in names:
+        if name not in columns:
+            raise unknown_name("column", name, map(str, columns))
+    return names

@@ -1,8 +1,9 @@
-"""Conversion of the frequencies of benchmarks, as pandas before 2.2 spelled periods, into pandas' present aliases."""
+"""Frequencies: calendars of weekdays, and those of benchmarks, spelled as by pandas before 2.2, in present aliases."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from datetime import date
 from functools import lru_cache
 from typing import Any
@@ -29,6 +30,39 @@ _STAMPS = {"A": "YS", "Q": "QS", "M": "MS", "H": "h", "T": "min", "S": "s"}
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _ANCHORS = {"A": _MONTHS, "Q": _MONTHS, "W": _DAYS}
+
+
+def offset_of(freq: Any) -> Any:
+    """Return the offset of a pandas alias, or of weekdays less some dates, "Mon-Sat,2024-12-25" or "MonThu"."""
+    days, *dates = freq.split(",") if isinstance(freq, str) else [""]
+    first, _, last = days.upper().partition("-")
+    if first[:3] not in _DAYS:
+        return pd.tseries.frequencies.to_offset(freq)
+    if last:
+        start, stop = _DAYS.index(first), _DAYS.index(last)
+        days = " ".join((_DAYS * 2)[start : start + (stop - start) % 7 + 1]).title()
+    return pd.offsets.CustomBusinessDay(weekmask=days, holidays=list(map(date.fromisoformat, dates)))
+
+
+def calendar_of(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
+    """Spell weekdays, Monday is 0, less some dates as :func:`offset_of` reads them."""
+    places = sorted(set(weekdays))
+    days = [_DAYS[place].title() for place in places]
+    text = f"{days[0]}-{days[-1]}" if 1 < len(days) == places[-1] - places[0] + 1 else "".join(days)
+    return ",".join([text, *sorted(f"{pd.Timestamp(each):%Y-%m-%d}" for each in dates)])
+
+
+def without_gaps(past: np.ndarray, future: np.ndarray, start: pd.Timestamp | None, freq: str | None) -> str:
+    """Name the option of a calendar less the days of the future (time,) without a value; "" if steps are no days."""
+    offset = offset_of(freq)
+    if start is None or not isinstance(offset, pd.offsets.Day | pd.offsets.BusinessDay) or offset.n > 1:
+        return ""
+    days = pd.date_range(start, periods=len(past) + len(future), freq=offset)
+    present = days[np.isfinite(np.append(past, future))]
+    absent = pd.date_range(days[len(past)], days[-1]).difference(present)
+    calendar = calendar_of(present.weekday, absent[absent.weekday.isin(present.weekday)])
+    gap = days[len(past) :].difference(present)[0]
+    return f"; if days such as {gap.date()} have no step, give freq={calendar!r}"
 
 
 @lru_cache

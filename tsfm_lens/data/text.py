@@ -36,8 +36,9 @@ MISSING = (
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs", "|": "bars"}
 _NUMBERS = {".": rf"^(?:{NUMBER}|[+-]?(?:[iI]nf|INF|[iI]nfinity))$", ",": "^" + NUMBER.replace(r"\.", ",") + "$"}
 _THOUSANDS = r"^[+-]?\d{1,3}(?:[., '’\x{a0}\x{202f}]\d{3})+(?:[.,]\d+)?$"
+_SEPARATORS = {".": r"\.", ",": ",", "'": "['’]", **dict.fromkeys(("space", " "), "[ \u00a0\u202f]")}
 _THREE_DECIMALS = r"^[+-]?[1-9]\d{0,2}\.\d{3}$"  # or thousands
-_DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T ].*)?|\d{4}-?Q[1-4]")
+_DATE = re.compile(r"\d{4}[-/.]\d{1,2}([-/.]\d{1,2})?([T ].*)?|\d{1,2}[-/.]\d{1,2}[-/.]\d{4}([T ].*)?|\d{4}-?[QW]\d\d?")
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +50,7 @@ class TextTable:
     delimiter: str
     decimal: str | None
     notes: tuple[str, ...]
+    thousands: str | None = None
 
     def text(self, name: str, is_id: bool = False) -> np.ndarray:
         """Return the cells of a column, None where missing; of ids only an empty one is."""
@@ -71,12 +73,17 @@ class TextTable:
                 return np.array([np.nan if cell is None else float(cell) for cell in plain.to_pylist()])
         if (masks["."] | masks[","] | masks["thousands"])[valid].mean() < share:
             return None
-        row = int(wrong[0])
-        at, other = f"column {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row}", ".,".strip(sign)
+        row, other = int(wrong[0]), ".,".strip(sign)
+        cell = cells[row].as_py()
+        at = f"column {name!r} holds {cell!r} in row {self.first_row + row}"
         if masks["thousands"][row] and not masks[other][valid].all():
-            raise InputError(f"{at}: thousands separators are not read; write numbers without, as in 1234.5")
+            first = cell.lstrip("+-").lstrip("0123456789")[0]
+            separator = next(name for name, form in _SEPARATORS.items() if re.match(form, first))
+            swap = separator == sign or (separator != other and other in cell)
+            more = f" and decimal={other!r}" if swap else ""
+            raise InputError(f"{at}: thousands separators are read with thousands={separator!r}{more}")
         if masks[other][row]:
-            more = "; if it separates thousands, write numbers without" if masks["thousands"][row] else ""
+            more = f"; if it separates thousands, give thousands={other!r}" if masks["thousands"][row] else ""
             raise InputError(
                 f"{at}, and the decimal sign is {sign!r}; give decimal='.' or decimal=',', one for all{more}"
             )
@@ -89,7 +96,7 @@ class TextTable:
 
     def check_points(self, names: Sequence[str]) -> None:
         """Refuse points that may all separate thousands: the decimal sign is not given, and no comma parts cells."""
-        if self.decimal is not None or self.delimiter == ",":
+        if self.decimal is not None or self.thousands is not None or self.delimiter == ",":
             return
         example = ""
         for name in names:
@@ -102,13 +109,17 @@ class TextTable:
         if example:
             raise InputError(
                 f"{example}: that may be a decimal sign or a thousands separator, and no other cell tells which; "
-                "give decimal='.' or decimal=','"
+                "give decimal='.', or decimal=',' and thousands='.'"
             )
 
     def _matches(self, name: str) -> tuple[pa.Array, dict[str, np.ndarray]]:
         """Return the cells, null where missing, and masks of those that are numbers, True where missing."""
         texts = pc.utf8_trim_whitespace(self.columns[name])
         cells = pc.if_else(pc.is_in(texts, pa.array(MISSING)), None, texts)
+        if self.thousands is not None:
+            sign, decimal = _SEPARATORS[self.thousands], re.escape(self.decimal or ".")
+            grouped = pc.match_substring_regex(cells, rf"^[+-]?\d{{1,3}}(?:{sign}\d{{3}})+(?:{decimal}\d*)?$")
+            cells = pc.if_else(grouped, pc.replace_substring_regex(cells, sign, ""), cells)
         forms = {**_NUMBERS, "thousands": _THOUSANDS}
         masks = {sign: pc.match_substring_regex(cells, form) for sign, form in forms.items()}
         return cells, {sign: _mask(pc.fill_null(mask, True)) for sign, mask in masks.items()}
@@ -116,15 +127,20 @@ class TextTable:
 
 def read_table(
     file: Path,
-    *,
     delimiter: str | None = None,
     decimal: str | None = None,
+    thousands: str | None = None,
     encoding: str | None = None,
     header: bool | None = None,
 ) -> TextTable:
     """Read the cells of a delimited file; refuse one that is damaged or where an option must decide."""
     if decimal not in (None, ".", ","):
         raise InputError(f"decimal={decimal!r} is not a decimal sign; expected '.' or ','")
+    if thousands not in {None, *_SEPARATORS} - {decimal or "."}:
+        raise InputError(
+            f"thousands={thousands!r} beside the decimal sign {decimal or '.'!r} is no separator; expected '.', ',', "
+            "\"'\" or 'space', and decimal='.' or decimal=',' with it"
+        )
     content = file.read_bytes()
     if file.name.lower().endswith(".gz"):
         try:
@@ -153,7 +169,7 @@ def read_table(
     columns = dict(zip(names, map(pa.array, zip(*body[:stop], strict=True)), strict=True))
     empty = len(body) - stop if len(names) > 1 else 0
     notes = (f"{empty} rows at the end hold nothing and were left out",) if empty else ()
-    return TextTable(columns, first_row, sign, decimal, notes)
+    return TextTable(columns, first_row, sign, decimal, notes, thousands)
 
 
 def _decode(content: bytes, encoding: str | None) -> str:

@@ -8,20 +8,24 @@ from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
 from typing import Any
+from zoneinfo import available_timezones
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.data.text import MISSING, NUMBER
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, unknown_name
 
-_ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?([T ].+)?|\d{8}T\d{2,6}.*|\d{4}-?Q[1-4]")
+_ISO_DATE = re.compile(r"\d{4}-\d{2}(-\d{2})?([T ].+)?|\d{8}T\d{2,6}.*|\d{4}-?(Q[1-4]|W\d\d)")
 _OFFSET = r"Z|UTC|GMT|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?"
 _ZONED = re.compile(rf"(.*\d[T ]\d{{1,2}}(?::?\d{{2}})*(?:\.\d+)?(?: ?[AP]M)?) ?({_OFFSET})", re.I)
 _MONTH = re.compile(r"(0[1-9]|1[0-2])\.(1[789]|2[01])\d{2}")
+_YEAR_MONTH = re.compile(r"(1[789]|2[01])\d\d\.(0?[1-9]|1[0-2])")
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _UNITS = ("s", "ms", "us", "ns")
+_INTERVALS = "1s 2s 5s 10s 15s 30s 1min 2min 5min 10min 15min 20min 30min 1h 2h 3h 6h 12h 1D".split()
 _STEPS = 10**8  # larger numbers are no steps
 # the whole years that nanoseconds hold, so that no offset from UTC leads beyond them
 _FIRST, _END = pd.Timestamp("1678-01-01"), pd.Timestamp("2262-01-01")
@@ -50,7 +54,7 @@ class Times:
 
 
 def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Times:
-    """Read a column of time."""
+    """Read a column of time; a week, of a format as %G%V or %Y%U, stands for its first day."""
     if time_format is not None and time_format not in _UNITS and "%" not in time_format:
         raise InputError(
             f"time_format={time_format!r} is not a format such as '%d.%m.%Y', and none of {', '.join(_UNITS)}"
@@ -69,6 +73,8 @@ def times_of(column: pd.Series, name: str, time_format: str | None = None) -> Ti
     cells = column.tolist()
     if all(isinstance(cell, date | np.datetime64 | pd.Period) for cell in cells):
         return _from_objects(cells, column, name)
+    if time_format == "%Y.%m":
+        return _from_text(_months(cells, name), column, name, time_format)
     if all(isinstance(cell, str) for cell in cells):
         cells = [cell.strip() for cell in cells]
         numbers = all(re.fullmatch(NUMBER, cell) for cell in cells) and not all(map(_MONTH.fullmatch, cells))
@@ -148,7 +154,10 @@ def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: s
         return _dates(pd.DatetimeIndex(numbers.astype(f"datetime64[{time_format}]")), None, column, name)
     if time_format is not None:
         return _from_text(numbers.astype(str).tolist(), column, name, time_format)
-    formats = _date_formats(numbers) if whole else []
+    months = all(_YEAR_MONTH.fullmatch(f"{cell:.10g}") for cell in cells)
+    # of quarters none is the eleventh
+    months = months and any(re.search(r"\.(0|1[12])", f"{cell:.10g}") for cell in cells)
+    formats = _date_formats(numbers) if whole else ["%Y.%m"] if months else []
     if formats:
         raise InputError(
             f"the numbers of column {name!r}, such as {numbers[0]}, may be dates; give time_format="
@@ -159,7 +168,10 @@ def _from_numbers(cells: list[Any], column: pd.Series, name: str, time_format: s
 
 
 def _date_formats(numbers: np.ndarray) -> list[str]:
-    """List the formats in which most of these whole numbers are dates; none of steps."""
+    """List the formats in which most of these whole numbers are dates, or all are weeks of years; none of steps."""
+    years, weeks = np.divmod(numbers, 100)
+    if 1700 < years.min() < years.max() < 2200 and 12 < weeks.max() <= 53:
+        return ["%G%V", "%Y%U"]
     texts = numbers.astype(str)
     widths = np.char.str_len(texts)
     digits = int(np.bincount(widths).argmax())
@@ -172,6 +184,17 @@ def _date_formats(numbers: np.ndarray) -> list[str]:
     return [_DIGITS[digits], *formats] if likely else formats
 
 
+def _months(cells: list[Any], name: str) -> list[str]:
+    """Write October as 1871.10 where a float made it 1871.1, beside January as 1871.01."""
+    texts = [f"{cell:.10g}" if isinstance(cell, float | Decimal) else str(cell).strip() for cell in cells]
+    if any(text[4:6] == ".0" for text in texts):
+        return [text.ljust(7, "0") for text in texts]
+    short = [text for text in texts if len(text) == 6]
+    if short and all(text.endswith(".1") for text in short):
+        raise InputError(f"column {name!r}: {short[0]!r} may be January or October; write months with two digits")
+    return texts
+
+
 def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str | None) -> Times:
     """Read text in one format, by default ISO 8601, with an offset from UTC in all cells or none."""
     zones = {text: _ZONED.fullmatch(text) for text in dict.fromkeys(texts)}
@@ -182,11 +205,19 @@ def _from_text(texts: list[str], column: pd.Series, name: str, time_format: str 
     if time_format is None and bare.str.fullmatch(r"\d{4}-?Q[1-4]").all():
         bare = bare.map(lambda text: f"{text[:4]}-{3 * int(text[-1]) - 2:02d}")
     form = "ISO8601" if time_format is None else time_format.removesuffix("%z").strip()
+    form = "%G-W%V" if form == "ISO8601" and bare.str.fullmatch(r"\d{4}-W\d\d").all() else form
+    iso = time_format is not None or bare.str.fullmatch(_ISO_DATE)
+    week = None if re.search("%[aAuw]", form) else re.search("%[UVW]", form)
+    if week:
+        bare, form = bare + (" 0" if week[0] == "%U" else " 1"), f"{form} %w"
     try:
         stamps = pd.to_datetime(bare, format=form, errors="coerce")
     except (ValueError, TypeError) as error:
         raise InputError(f"time_format={time_format!r} is not a format: {error}") from error
-    iso = time_format is not None or bare.str.fullmatch(_ISO_DATE)
+    if week:
+        # of a week 53 that a year does not have, pandas makes one of the next year
+        years = stamps.dt.strftime(re.findall("%[GYy]", form)[0]).fillna("")
+        stamps = stamps.where(np.array([own in text for own, text in zip(years, texts, strict=True)]))
     wrong = np.flatnonzero(stamps.isna() | ~np.broadcast_to(iso, len(bare)))
     if len(wrong):
         expected = f"time_format={time_format!r}" if time_format else "ISO 8601; give time_format=…, as in '%d.%m.%Y'"
@@ -228,6 +259,45 @@ class Grid:
         return whole
 
 
+def on_clock(
+    times: Times | None, groups: Sequence[tuple[str, np.ndarray]], zone: str | None, interval: str | None
+) -> Times:
+    """Place the times of a zone's local clock in UTC, of a repeated hour by the order of rows; and round them."""
+    if times is None or times.clock.dtype.kind != "M" or (zone is not None and times.utc is not None):
+        raise InputError("timezone=… and round_time=… need a column of dates, and timezone=… one without offsets")
+    utc = times.utc
+    if zone is not None:
+        if zone not in available_timezones():
+            raise unknown_name("time zone", zone, available_timezones())
+        utc = np.empty_like(times.clock)
+        for group, rows in groups:
+            # the latest may come first
+            rows = rows if times.clock[rows[0]] <= times.clock[rows[-1]] else rows[::-1]
+            try:
+                utc[rows] = pd.DatetimeIndex(times.clock[rows]).tz_localize(zone, ambiguous="infer").tz_convert(None)
+            except Exception as error:
+                # of pytz, where pandas uses it
+                why = f"series {group!r} does not fit timezone={zone!r} ({type(error).__name__}: {error})"
+                raise InputError(f"{why}; leave it out, or write offsets, as in 2024-10-27 02:00+01:00") from error
+    clock = pd.DatetimeIndex(times.clock)
+    try:
+        shift = (clock.round(interval or "ns") - clock).to_numpy()
+    except ValueError as error:
+        raise InputError(f"round_time={interval!r} is no fixed interval, as '5min', 'h' or 'D': {error}") from error
+    note = f"times are rounded to {interval}, by up to {pd.Timedelta(np.abs(shift).max())}"
+    return Times(times.clock + shift, None if utc is None else utc + shift, note if interval else "")
+
+
+def _jitter(index: pd.DatetimeIndex) -> str:
+    """Name the option that rounds sorted times which keep near a grid; "" of others."""
+    middle = pd.Timedelta(np.median(np.diff(index)))
+    for interval in _INTERVALS:
+        near = 0.4 * pd.Timedelta(interval)
+        if abs(middle - near / 0.4) < near and np.abs(index - index.round(interval)).max() < near:
+            return f"round_time={interval!r}"
+    return ""
+
+
 def grids_of(
     times: Times, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
 ) -> tuple[list[Grid], list[str]]:
@@ -249,7 +319,7 @@ def grids_of(
             if times.utc is not None and (np.diff(times.utc[places[grid.order]]) <= np.timedelta64(0)).any():
                 raise InputError(f"series {group!r} goes forward on {clock}, not in UTC; one of the offsets is wrong")
         if times.utc is not None and (times.utc != times.clock).any():
-            notes.append(f"timestamps have offsets from UTC; the series stand on the grid of {clock}")
+            notes.append(f"timestamps have a zone or offsets; the series stand on the grid of {clock}")
         for (group, _), grid in zip(groups, grids, strict=True):
             missing = grid.length - len(grid.places)
             notes += [f"{group}: {missing} missing timestamps were filled with NaN"] if missing else []
@@ -267,7 +337,7 @@ def _all_grids(
         times = stamps[rows_of_group]
         key = (times.tobytes(), step)
         if key not in cache:
-            cache[key] = _grid(times, rows[rows_of_group], group, step, alone=len(groups) == 1)
+            cache[key] = _grid(times, rows[rows_of_group], group, step)
         return cache[key]
 
     grids = [grid(*group, freq) for group in groups]
@@ -279,17 +349,15 @@ def _all_grids(
     return [each if each.freq == step else grid(*group, step) for each, group in zip(grids, groups, strict=True)]
 
 
-def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None, *, alone: bool) -> Grid:
+def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None) -> Grid:
     """Find the grid of one series from its datetime64[ns] or step numbers; messages name its rows."""
     order = np.argsort(times, kind="stable")
     times, rows = times[order], rows[order]
     same = np.flatnonzero(times[1:] == times[:-1])
     if len(same):
         first = same[0]
-        cure = "if its rows are of several series, name the column of their ids with id_column=…"
         raise InputError(
-            f"series {name!r} has two values at {_text(times[first])} (rows {rows[first]} and {rows[first + 1]}); "
-            f"{cure if alone else 'keep one of them'}"
+            f"series {name!r} has two values at {time_text(times[first])} (rows {rows[first]} and {rows[first + 1]})"
         )
     start, alias = None, freq
     if times.dtype.kind != "M":
@@ -300,7 +368,7 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None, *, alo
         if alias is None and len(index) > 2:
             raise InputError(
                 f"series {name!r} has irregular timestamps ({index[0]}, {index[1]}, {index[2]}, …) and no frequency "
-                "can be inferred; give freq=…, or resample it first"
+                f"can be inferred; give {_jitter(index) or 'freq=…'}, or resample it first"
             )
         step = f"frequency {alias!r}"
         places = np.arange(len(index)) if alias is None else _date_places(index, alias, name, rows)
@@ -308,8 +376,8 @@ def _grid(times: np.ndarray, rows: pd.Index, name: str, freq: str | None, *, alo
     return Grid(order, places, start, alias)
 
 
-def _text(time: np.generic) -> str:
-    return str(pd.Timestamp(time)) if isinstance(time, np.datetime64) else f"step {time}"
+def time_text(time: Any) -> str:
+    return str(pd.Timestamp(time)) if isinstance(time, np.datetime64 | pd.Timestamp) else f"step {time}"
 
 
 def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
@@ -334,7 +402,7 @@ def _step_places(times: np.ndarray, name: str) -> tuple[str, np.ndarray]:
 
 def _date_places(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) -> np.ndarray:
     """Place sorted timestamps on the grid of a frequency that begins with the first."""
-    offset = pd.tseries.frequencies.to_offset(freq)
+    offset = offset_of(freq)
     first = index[0]
     if isinstance(offset, pd.offsets.Tick):
         since = index.asi8.view(np.uint64)
@@ -351,7 +419,7 @@ def _date_places(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) 
         if about > 2 * (_FREE + _SLACK * len(index)):
             _check_length(np.array([0, about]), index.to_numpy()[ends], rows[ends], name, f"frequency {freq!r}")
         try:
-            grid = pd.date_range(first, index[-1], freq=freq)
+            grid = pd.date_range(first, index[-1], freq=offset)
         except (ValueError, OverflowError) as error:
             raise InputError(
                 f"series {name!r} cannot stand on a grid of frequency {freq!r} from {first} to {index[-1]}: {error}"
@@ -361,7 +429,7 @@ def _date_places(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) 
     if len(off):
         raise InputError(
             f"series {name!r} has a value at {index[off[0]]} (row {rows[off[0]]}), which is off the regular grid of "
-            f"frequency {freq!r}"
+            f"frequency {freq!r}{f'; if times are off by chance, give {option}' if (option := _jitter(index)) else ''}"
         )
     return np.asarray(places, dtype=np.int64)
 
@@ -375,11 +443,11 @@ def _check_length(places: np.ndarray, times: np.ndarray, rows: pd.Index, name: s
     cure = "Fix the mistyped time, give the true freq=…, or cut the series in two"
     if sparse:
         cure = (
-            "The numbers of the time column may be years with weeks, months or quarters: write them as dates such as "
-            "2017-12-25, leave the column out to read the values one after the other, or give missing steps their rows"
+            "The numbers of the time column may be years with days or quarters: give time_format=…, as in '%Y%j', "
+            "write dates such as 2017-12-25, leave the column out, or give missing steps their rows"
         )
     widest = int(np.argmax(np.diff(places)))
-    before, after = (f"{_text(times[place])} (row {rows[place]})" for place in (widest, widest + 1))
+    before, after = (f"{time_text(times[place])} (row {rows[place]})" for place in (widest, widest + 1))
     raise InputError(
         f"series {name!r} has {values} values on a grid of {length} steps with {step}: between {before} and {after} "
         f"{int(places[widest + 1] - places[widest]) - 1} are missing. {cure}"

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.activations import TokenSpans
 
@@ -107,7 +108,7 @@ class Encoded:
         table = pd.DataFrame({"token": np.arange(len(spans)), **parts, "variate": spans.variate or 0})
         stamps = self.batch.timestamps(series)
         if stamps is not None:
-            step = pd.tseries.frequencies.to_offset(self.batch.freqs[series])
+            step = offset_of(self.batch.freqs[series])
             for column in ("start", "stop"):
                 table[f"{column}_time"] = [stamps[-1] + (count + 1) * step for count in table[column]]
         return table

@@ -78,10 +78,13 @@ class File(_Cut):
     id_column: str | None = None
     time_column: str | None = None
     time_format: str | None = None
+    timezone: str | None = None
+    round_time: str | None = None
     targets: Texts | None = None
     variates: Texts | None = None
     delimiter: str | None = None
     decimal: Literal[".", ","] | None = None
+    thousands: str | None = None
     encoding: str | None = None
     header: bool | None = None
     freq: str | None = None
