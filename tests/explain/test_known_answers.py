@@ -117,7 +117,7 @@ def test_a_linear_forecaster(method: str, reference: str, others: str) -> None:
     assert_close(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
 
 
-def test_sampled_orders_of_a_linear_forecaster() -> None:
+def test_sampled_masks_of_a_linear_forecaster() -> None:
     rule, weights = linear(3)
     run = known_run(rule)
     parts = explain.segments(run, parts=12, season=1, others="stretches")

@@ -39,7 +39,7 @@ class MethodResult:
 
 
 def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult:
-    """Compute Shapley values: exact up to so many segments, from sampled orders beyond."""
+    """Compute Shapley values: exact up to so many segments, from sampled masks beyond."""
     players = len(masks.segments)
     if players > exact:
         # the mean over steps as one step more: its interval does not follow from those of the steps
@@ -49,7 +49,7 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
 
         estimate = sampled_shapley(values_and_mean, players, seed=masks.run.seed, **options)
         reach = estimate.half_width
-        attrs: dict[str, object] = {"exact": 0, "orders": estimate.orders, "settled": int(estimate.settled)}
+        attrs: dict[str, object] = {"exact": 0, "settled": int(estimate.settled)}
         result = MethodResult(estimate.attribution[..., :-1], reach[..., :-1], attrs=attrs)
         result.variables["mean_half_width"] = (("segment", "quantile"), reach[..., -1])
         return result
@@ -112,7 +112,7 @@ def attribute_inputs(
 
     The value of a mask is the forecast from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
-    - "shapley": exact up to ``exact`` segments; beyond, by sampled orders, limited by ``orders`` and ``tolerance``.
+    - "shapley": exact up to ``exact`` segments; beyond, of up to ``budget`` forecasts, fewer if within ``tolerance``.
     - "occlusion": the forecast minus the forecast without the segment.
     - "inclusion": the forecast of the segment alone minus the reference forecast.
     - "integrated gradients", "gradient × input": the slope towards the segment, integrated from a reference of numbers,
@@ -135,7 +135,7 @@ def attribute_inputs(
     Returns:
         Dataset of kind "input_attribution", in data units: ``attribution`` (segment, step, quantile); ``forecast`` with
         everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
-        quantile), their difference less the sum over segments; where orders or sample paths are drawn, half of the 95 %
+        quantile), their difference less the sum over segments; where masks or sample paths are drawn, half of the 95 %
         intervals: ``half_width`` (segment, step, quantile), and of the mean over steps ``mean_half_width`` (segment,
         quantile); ``share`` (segment, step) of attention. Attributes ``rounding``: how far rounding moves the forecast;
         ``reference_distance``: from the middle of the reference forecast to the mean of the context, in its standard
@@ -203,6 +203,6 @@ def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:
         name: (dims, np.mean([each.variables[name][1] for each in results], axis=0))
         for name, (dims, _) in results[0].variables.items()
     }
-    # the spread over seeds has that over orders in it
+    # the spread over seeds has that over masks in it
     variables["mean_half_width"] = (("segment", "quantile"), half_width(values.mean(2)))
     return MethodResult(values.mean(-1), half_width(values), variables, {**results[0].attrs, "repeats": len(results)})

@@ -82,7 +82,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     if attrs.get("repeats"):
         out.append(f"Sample paths were drawn under {attrs['repeats']} seeds; {drawn}.")
     elif "half_width" in ds and not attrs.get("settled"):
-        out.append(f"Orders were sampled: {drawn}. Sample more orders to narrow them.")
+        out.append(f"Masks were sampled: {drawn}. A larger budget narrows them.")
     return out
 
 
@@ -319,7 +319,7 @@ class _Part:
         if name in ds:
             # of a difference no wider than the sum of both
             self.reach = np.sum([array(ds, name, "segment", quantile=each, **at) for each in self._levels], axis=0)
-            samples = f"{ds.attrs['repeats']} seeds" if "repeats" in ds.attrs else f"{ds.attrs.get('orders')} orders"
+            samples = f"{ds.attrs['repeats']} seeds" if "repeats" in ds.attrs else f"{ds.attrs['forecasts']} forecasts"
             self.sampled = f"whiskers: 95 % intervals over {samples}"
 
     def of(self, name: str, *dims: str) -> np.ndarray:
