@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attention import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import slopes
 from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.segments import EXACT, Segment, segment_coords
+from tsfm_lens.explain.parts import Parts
+from tsfm_lens.explain.segments import EXACT, segment_coords
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley
 from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.forecast import is_count
@@ -73,6 +74,12 @@ def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
 
 def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> MethodResult:
     """Scale shares (segment, step) by the forecast less the reference forecast."""
+    additive = [part.name for part in masks.segments if part.values is not None]
+    if additive:
+        raise InputError(
+            f"attention goes to stretches of time, and {additive[0]!r} is an additive part of one; choose "
+            "method='shapley' or 'occlusion', or cut stretches, such as parts=6"
+        )
     shares, (whole, nothing) = shares_of(masks), masks.ends
     return MethodResult(shares[:, None] * (whole - nothing), variables={"share": (("segment", "step"), shares)})
 
@@ -102,7 +109,7 @@ def attribute_inputs(
     reference: Reference = "mean",
     *,
     target: int | str = 0,
-    parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
+    parts: Parts = None,
     seed: int = 0,
     repeats: int = 4,
     progress: Progress | None = None,
@@ -126,7 +133,8 @@ def attribute_inputs(
         method: one of the above.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         target: of the item's targets, by position or name.
-        parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
+        parts: segments; arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone; or "components", for
+            trend, seasons and rest (in a mapping beside arguments of :func:`tsfm_lens.explain.components`).
         seed: of a shuffled reference.
         repeats: number of seeds of the sample paths, in rollouts of models that sample.
         progress: called with the masks done and their number.
