@@ -1,24 +1,26 @@
-"""Shapley values over masks: seconds a mask against one forecast each and the library's best batch; sampled orders.
+"""Shapley values over masks: seconds a mask against one forecast each and the library's best batch; sampled masks.
 
 Twelve segments of a context of 512 steps, random weights at the published sizes (``--models``). All 4,096 masks take
 minutes on a processor, so ``--masks`` of them are run, as they stand beside one another among all: the cost of a mask
 is the same. The library's best batch is the fastest of several sizes on the same masked series, prepared beforehand.
-Both sides run in turn, in processor time. The error of sampled orders is measured on an embedded model
-(``--sampled``), all of whose masks are run.
+Both sides run in turn, in processor time. The error of sampled masks is measured on embedded models (``--sampled``),
+all of whose masks are run, beside the explainers of shap where it is installed (pip install shap).
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
 import torch
 
 from tsfm_lens import explain, load
+from tsfm_lens.data import as_series
 from tsfm_lens.models import Lens, Run, architectures
 
 SEGMENTS, CONTEXT, HORIZON = 12, 512, 64
@@ -109,24 +111,73 @@ def compare(lens: Lens, count: int, alone: int, rounds: int) -> None:
     )
 
 
-def sampled(name: str, orders: int) -> None:
-    """Largest and mean error of sampled orders against all masks, in shares of the whole, and the forecasts made."""
+Sampler = Callable[[Callable[[np.ndarray], np.ndarray], int, int, int], tuple[np.ndarray, np.ndarray | None]]
+"""Value, players, budget and seed -> Shapley values (player, output), and half of their 95 % intervals."""
+
+
+def ours(value: Callable, players: int, budget: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Our regression, which stops at the budget alone."""
+    found = explain.shapley.sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
+    return found.attribution, found.half_width
+
+
+def kernel(value: Callable, players: int, budget: int, seed: int) -> tuple[np.ndarray, None]:
+    """KernelExplainer of shap without regularisation; it runs both ends beside its samples."""
+    import shap
+
+    np.random.seed(seed)  # noqa: NPY002, of no other generator does it draw
+    explainer = shap.KernelExplainer(lambda masks: value(masks > 0.5), np.zeros((1, players)))
+    found = explainer.shap_values(np.ones(players), nsamples=budget - 2, l1_reg=0, silent=True)
+    return np.asarray(found), None
+
+
+def permutation(value: Callable, players: int, budget: int, seed: int) -> tuple[np.ndarray, None]:
+    """PermutationExplainer of shap: orders forwards and backwards, as many as the budget allows."""
+    import shap
+
+    explainer = shap.PermutationExplainer(lambda masks: value(masks > 0.5), np.zeros((1, players)), seed=seed)
+    return np.asarray(explainer(np.ones((1, players)), max_evals=budget).values[0]), None
+
+
+def samplers() -> dict[str, Sampler]:
+    """Ours, and those of shap where it is installed."""
+    if importlib.util.find_spec("shap") is None:
+        return {"ours": ours}
+    return {"ours": ours, "KernelExplainer": kernel, "PermutationExplainer": permutation}
+
+
+def sampled(name: str, reference: str, budgets: Sequence[int], seeds: int) -> None:
+    """Errors of sampled masks against all masks, in shares of the mean change, and how often intervals hold."""
     lens = load(name)
-    run = lens.run(series(min(CONTEXT, lens.context_length)), min(HORIZON, lens.prediction_length))
+    values = as_series(series(min(CONTEXT, lens.context_length)), seasonality=24)
+    run = lens.run(values, min(HORIZON, lens.prediction_length))
     parts = explain.segments(run, parts=SEGMENTS, season=1)
-    masks = explain.Masks(run, parts, "mean")
-    exact = explain.shapley.exact_shapley(masks(explain.shapley.all_masks(len(parts))), len(parts))
-    fresh = explain.Masks(run, parts, "mean")
-    found = explain.shapley.sampled_shapley(lambda keep: masks(keep), len(parts), orders=orders, tolerance=0)
-    explain.shapley.sampled_shapley(fresh, len(parts), orders=orders, tolerance=0)
+    players = len(parts)
+    table = explain.Masks(run, parts, reference)(explain.shapley.all_masks(players)).reshape(2**players, -1)
+    exact, made = explain.shapley.exact_shapley(table, players), 0
     whole = float(np.abs(exact.sum(0)).mean())
-    error = np.abs(found.attribution - exact).mean((1, 2)) / whole
-    stated = found.error.mean((1, 2)) / whole
-    print(
-        f"{name}: {found.orders} orders of {len(parts)} segments, {fresh.made} forecasts of {2 ** len(parts)}: mean "
-        f"error {100 * error.mean():.2f} %, largest {100 * error.max():.2f} % of the mean change; stated standard "
-        f"error {100 * stated.mean():.2f} %"
-    )
+
+    def value(masks: np.ndarray) -> np.ndarray:
+        nonlocal made
+        made += len(masks)
+        return table[(masks * 2 ** np.arange(players)).sum(1)]
+
+    for budget in budgets:
+        for who, sampler in samplers().items():
+            errors, held, spent, made = [], [], [], 0
+            for seed in range(seeds):
+                start = time.process_time()
+                attribution, reach = sampler(value, players, budget, seed)
+                spent.append(time.process_time() - start)
+                error = np.abs(attribution - exact)
+                errors.append(100 * error.mean(1) / whole)
+                held.append(np.nan if reach is None else 100 * (error <= reach).mean())
+            intervals = "" if reach is None else f"; intervals hold {np.mean(held):.1f} %"
+            print(
+                f"{name}, {players} segments, {reference}, {who}: {made / seeds:.0f} forecasts, mean error "
+                f"{np.mean(errors):.2f} %, largest {np.max(errors, 1).mean():.2f} % of the mean change{intervals}; "
+                f"{1e3 * statistics.median(spent):.0f} ms; {seeds} seeds"
+            )
 
 
 def main() -> None:
@@ -136,11 +187,15 @@ def main() -> None:
     parser.add_argument("--masks", type=int, default=256)
     parser.add_argument("--alone", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--sampled", nargs="*", default=["bolt-nano"])
-    parser.add_argument("--orders", type=int, default=500)
+    parser.add_argument("--sampled", nargs="*", default=["bolt-nano", "chronos2-nano"])
+    parser.add_argument("--budgets", nargs="*", type=int, default=[100, 300, 1000])
+    parser.add_argument("--seeds", type=int, default=20)
     asked = parser.parse_args()
+    if asked.sampled and len(samplers()) == 1:
+        print("shap is not installed: its explainers are left out")
     for name in asked.sampled:
-        sampled(name, asked.orders)
+        for reference in ("mean", "seasonal naive"):
+            sampled(name, reference, asked.budgets, asked.seeds)
     for name in asked.models:
         compare(load(architectures()[name].build(MODELS[name])), asked.masks, asked.alone, asked.rounds)
 

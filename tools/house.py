@@ -230,7 +230,7 @@ def measures() -> dict[str, float]:
 BOUNDS = {
     "core lines": 55_000,
     "studies lines": 16_200,
-    "tests lines": 37_800,
+    "tests lines": 38_500,
     "upward imports": 0,
     "largest circle": 0,
     "participles per 1,000 lines": 1,

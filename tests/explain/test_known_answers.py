@@ -117,7 +117,36 @@ def test_a_linear_forecaster(method: str, reference: str, others: str) -> None:
     assert_close(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
 
 
-def test_sampled_orders_of_a_linear_forecaster() -> None:
+@pytest.mark.parametrize("method", EXACT)
+def test_a_linear_forecaster_gives_additive_parts_their_weights(method: str) -> None:
+    rule, weights = linear()
+    run = known_run(rule)
+    parts = explain.components(run, events={"dip": (-9, -6)}, seasons=[4, SEASON])
+    found = explain.attribute_inputs(run, method=method, reference="zero", parts=parts)
+    own = [part for part in parts if part.values is not None]
+    assert [part.name.rpartition(", ")[2] for part in own] == ["trend", "season of 4", "season of 6", "dip", "rest"]
+    answer = [weights[:, 0, part.start + STEPS : part.stop + STEPS] @ part.values for part in own]
+    got = found["attribution"].sel(quantile=0.5)[: len(own)]
+    assert_close(got, np.stack(answer), depth=DEPTH, magnitude=10.0, dtype=torch.float32, what=method)
+    assert_close(found["remainder"], 0.0, depth=DEPTH, magnitude=10.0, dtype=torch.float32)
+
+
+def test_seasonal_naive_copies_the_last_season_of_each_part() -> None:
+    def copies(context: Tensor, _future: Tensor) -> Tensor:
+        return context[:, :1, -SEASON:].expand(-1, 3, -1)
+
+    line, season = 5 + 0.5 * np.arange(STEPS), np.resize([3.0, -1.0, 2.0, -2.0, 1.0, -3.0], STEPS)
+    given = {"target": line + season, "past_covariates": {"a": season}, "future_covariates": {"k": np.zeros(HORIZON)}}
+    given["past_covariates"]["k"] = season
+    run = Lens(Wired(Known(copies)), "known").run(as_series([given], seasonality=SEASON), HORIZON)
+    found = explain.attribute_inputs(run, reference="seasonal naive", parts="components").sel(quantile=0.5)
+    answer = np.stack([(line - line.mean())[-SEASON:], season[-SEASON:], *np.zeros((4, SEASON))])
+    how: dict[str, Any] = {"depth": DEPTH, "magnitude": 20.0, "dtype": torch.float32}
+    assert_close(found["attribution"], answer, **how)
+    assert_close(found["reference_forecast"], line.mean(), **how)
+
+
+def test_sampled_masks_of_a_linear_forecaster() -> None:
     rule, weights = linear(3)
     run = known_run(rule)
     parts = explain.segments(run, parts=12, season=1, others="stretches")

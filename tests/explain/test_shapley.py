@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import permutations
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.shapley import Value, all_masks, exact_shapley, sampled_shapley
+from tsfm_lens.explain.shapley import Value, _pairs, all_masks, exact_shapley, sampled_shapley
 from tsfm_lens.testing import assert_close
 
 Game = np.ndarray
@@ -54,50 +55,108 @@ def test_exact_values_are_the_mean_over_all_orders(game: tuple[int, Game]) -> No
     assert_close(exact_shapley(values, players), by_orders(values, players), depth=DEPTH, magnitude=100.0)
 
 
-@pytest.mark.parametrize("orders", [32, 64])
-def test_intervals_hold_the_exact_value_as_often_as_they_say(orders: int) -> None:
-    """Of few blocks, where a normal interval holds it in 84 and 90 %."""
-    players, runs = 7, 120
-    values = np.random.default_rng(1).normal(size=(2**players, 3)) * 10
-    exact = exact_shapley(values, players)
-    found = [sampled_shapley(function(values), players, orders=orders, tolerance=0, seed=seed) for seed in range(runs)]
-    held = np.array([np.abs(each.attribution - exact) <= each.half_width for each in found]).mean((1, 2))
-    # two standard errors of the share, whose runs are independent
-    assert abs(held.mean() - 0.95) < 0.01 + 2 * held.std(ddof=1) / np.sqrt(runs)
+class Planted(NamedTuple):
+    """A game of several outputs whose Shapley values (player, output) are known."""
+
+    value: Value
+    exact: np.ndarray
 
 
-def test_antithetic_pairs_are_exact_where_players_interact_in_twos() -> None:
-    players = 6
-    rng = np.random.default_rng(2)
+def alone_and_in_twos(players: int, seed: int) -> Planted:
+    rng = np.random.default_rng(seed)
     alone, pairs = rng.normal(size=players), np.triu(rng.normal(size=(players, players)), 1)
 
     def value(masks: np.ndarray) -> np.ndarray:
         shown = masks.astype(float)
         return (shown @ alone + np.einsum("mi,ij,mj->m", shown, pairs, shown))[:, None]
 
-    found = sampled_shapley(value, players, orders=1)
-    # an order and its reverse share each pair alike between the two
-    assert_close(found.attribution[:, 0], alone + (pairs.sum(0) + pairs.sum(1)) / 2, depth=DEPTH, magnitude=10.0)
+    return Planted(value, (alone + (pairs.sum(0) + pairs.sum(1)) / 2)[:, None])
 
 
-def test_orders_end_when_they_may() -> None:
-    values = np.random.default_rng(3).normal(size=(2**6, 1))
-    loose = sampled_shapley(function(values), 6, orders=4000, tolerance=0.5)
-    tight = sampled_shapley(function(values), 6, orders=4000, tolerance=0.05)
+def unanimity(players: int, seed: int) -> Planted:
+    """Sets of players that count if all of them are shown."""
+    rng = np.random.default_rng(seed)
+    sets = np.stack([rng.permutation(players) < rng.integers(2, 7) for _ in range(20)])
+    weights = rng.normal(size=(20, 3))
+    return Planted(lambda masks: (masks[:, None] >= sets).all(-1) @ weights, (sets / sets.sum(1)[:, None]).T @ weights)
+
+
+def airport(players: int, seed: int) -> Planted:
+    """The largest cost of those shown; each part of it is shared by all that need it."""
+    costs = np.sort(np.random.default_rng(seed).exponential(size=players))
+    parts = np.diff(costs, prepend=0.0) / np.arange(players, 0, -1)
+    return Planted(lambda masks: (masks * costs).max(1)[:, None], parts.cumsum()[:, None])
+
+
+def white_noise(players: int, seed: int) -> Planted:
+    values = np.random.default_rng(seed).normal(size=(2**players, 3))
+    return Planted(function(values), exact_shapley(values, players))
+
+
+@pytest.mark.parametrize(("players", "budget"), [(12, 80), (12, 300), (20, 160), (40, 300)])
+@pytest.mark.parametrize("game", [unanimity, airport, white_noise])
+def test_intervals_hold_the_exact_value_and_are_no_wider_than_they_must(
+    game: Callable[[int, int], Planted], players: int, budget: int
+) -> None:
+    if game is white_noise and players > 12:
+        pytest.skip("a table of all masks")
+    held, error, width = [], [], []
+    for seed in range(40):
+        value, exact = game(players, seed)
+        found = sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
+        assert found.masks == budget
+        away = np.abs(found.attribution - exact)
+        held.append((away <= found.half_width).mean())
+        error.append(np.square(away).mean())
+        width.append(np.square(found.half_width).mean())
+        whole = value(np.ones((1, players), bool))[0] - value(np.zeros((1, players), bool))[0]
+        assert_close(found.attribution.sum(0), whole, depth=DEPTH, magnitude=10.0)
+    # two standard errors of the share, whose runs are independent
+    assert np.mean(held) > 0.93 - 2 * np.std(held, ddof=1) / np.sqrt(len(held))
+    assert np.sqrt(np.mean(width) / np.mean(error)) < 2 * 1.96
+
+
+@pytest.mark.parametrize("players", [5, 12, 40])
+def test_a_few_masks_are_exact_where_players_act_alone_or_in_twos(players: int) -> None:
+    value, exact = alone_and_in_twos(players, 2)
+    found = sampled_shapley(value, players, budget=4 * players)
+    assert found.settled
+    assert_close(found.attribution, exact, depth=100 * DEPTH, magnitude=10.0)
+    assert_close(found.half_width, 0.0, depth=100 * DEPTH, magnitude=10.0)
+
+
+@pytest.mark.parametrize("players", [4, 5, 6])
+def test_pairs_are_all_masks_once_each(players: int) -> None:
+    masks = np.array(list(_pairs(players, np.random.default_rng(0))))
+    both = np.concatenate([masks, ~masks])
+    assert sorted(both.tolist()) == sorted(all_masks(players).tolist())
+    assert masks[0].all()
+
+
+def test_all_masks_are_run_where_the_budget_allows() -> None:
+    value, exact = white_noise(6, 0)
+    found = sampled_shapley(value, 6, budget=64, tolerance=0)
+    assert (found.masks, found.settled) == (64, True)
+    assert_close(found.attribution, exact, depth=DEPTH, magnitude=10.0)
+
+
+def test_masks_end_when_they_may() -> None:
+    value = unanimity(12, 3).value
+    loose, tight = (sampled_shapley(value, 12, budget=4000, tolerance=share) for share in (0.5, 0.05))
     assert loose.settled
-    assert loose.orders < tight.orders
+    assert loose.masks < tight.masks
     # a share of what changes, whatever its unit
-    assert sampled_shapley(function(1024 * values), 6, orders=4000, tolerance=0.05).orders == tight.orders
-    assert not sampled_shapley(function(values), 6, orders=32, tolerance=0).settled
+    assert sampled_shapley(lambda masks: 1024 * value(masks), 12, budget=4000, tolerance=0.05).masks == tight.masks
+    assert not sampled_shapley(value, 12, budget=80, tolerance=0).settled
 
 
 @pytest.mark.parametrize(
     ("game", "words"),
     [
         (lambda: exact_shapley(np.zeros(7), 3), "expected one for each of 8 masks"),
-        (lambda: all_masks(21), "Sample orders"),
+        (lambda: all_masks(21), "Sample masks"),
         (lambda: sampled_shapley(lambda masks: masks, 3, tolerance=float("nan")), "tolerance"),
-        (lambda: sampled_shapley(lambda masks: masks, 1), "2 segments or more"),
+        (lambda: sampled_shapley(lambda masks: masks, 13, budget=50), "at least 52 forecasts"),
     ],
 )
 def test_what_is_no_game_is_refused(game: Callable[[], object], words: str) -> None:

@@ -60,6 +60,14 @@ def test_shared_forecasts_are_those_of_each_mask(lens: Lens, horizon: int, refer
     assert_close(shared, alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
 
 
+def test_shared_forecasts_of_additive_parts_are_those_of_each_mask(lens: Lens) -> None:
+    run = run_of(lens, 8)
+    parts = explain.components(run, seasons=[24], events={"dip": (-30, -11)})
+    keep = explain.shapley.all_masks(len(parts))
+    alone = apart(explain.Masks(run, parts, "mean"))(keep)
+    assert_close(explain.Masks(run, parts, "mean")(keep), alone, depth=DEPTH, magnitude=20.0, dtype=torch.float32)
+
+
 def test_no_more_is_computed_than_the_masks_differ_in(lens: Lens) -> None:
     run = run_of(lens, 8)
     parts = explain.segments(run, parts=PARTS, season=1)

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from tsfm_lens.explain.faithfulness import *
     from tsfm_lens.explain.masking import *
     from tsfm_lens.explain.over_items import *
+    from tsfm_lens.explain.parts import *
     from tsfm_lens.explain.routes import *
     from tsfm_lens.explain.scenarios import *
     from tsfm_lens.explain.segments import *

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -16,7 +16,8 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attention import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import slopes
 from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.segments import EXACT, Segment, segment_coords
+from tsfm_lens.explain.parts import Parts
+from tsfm_lens.explain.segments import EXACT, segment_coords
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley
 from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.forecast import is_count
@@ -39,7 +40,7 @@ class MethodResult:
 
 
 def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult:
-    """Compute Shapley values: exact up to so many segments, from sampled orders beyond."""
+    """Compute Shapley values: exact up to so many segments, from sampled masks beyond."""
     players = len(masks.segments)
     if players > exact:
         # the mean over steps as one step more: its interval does not follow from those of the steps
@@ -49,7 +50,7 @@ def shapley(masks: Masks, *, exact: int = EXACT, **options: Any) -> MethodResult
 
         estimate = sampled_shapley(values_and_mean, players, seed=masks.run.seed, **options)
         reach = estimate.half_width
-        attrs: dict[str, object] = {"exact": 0, "orders": estimate.orders, "settled": int(estimate.settled)}
+        attrs: dict[str, object] = {"exact": 0, "settled": int(estimate.settled)}
         result = MethodResult(estimate.attribution[..., :-1], reach[..., :-1], attrs=attrs)
         result.variables["mean_half_width"] = (("segment", "quantile"), reach[..., -1])
         return result
@@ -73,6 +74,12 @@ def _integrated(masks: Masks, *, steps: int = 32) -> MethodResult:
 
 def _share_of_change(masks: Masks, shares_of: Callable[[Masks], Array]) -> MethodResult:
     """Scale shares (segment, step) by the forecast less the reference forecast."""
+    additive = [part.name for part in masks.segments if part.values is not None]
+    if additive:
+        raise InputError(
+            f"attention goes to stretches of time, and {additive[0]!r} is an additive part of one; choose "
+            "method='shapley' or 'occlusion', or cut stretches, such as parts=6"
+        )
     shares, (whole, nothing) = shares_of(masks), masks.ends
     return MethodResult(shares[:, None] * (whole - nothing), variables={"share": (("segment", "step"), shares)})
 
@@ -102,7 +109,7 @@ def attribute_inputs(
     reference: Reference = "mean",
     *,
     target: int | str = 0,
-    parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
+    parts: Parts = None,
     seed: int = 0,
     repeats: int = 4,
     progress: Progress | None = None,
@@ -112,7 +119,7 @@ def attribute_inputs(
 
     The value of a mask is the forecast from its visible input; see :func:`tsfm_lens.explain.forecasts`.
 
-    - "shapley": exact up to ``exact`` segments; beyond, by sampled orders, limited by ``orders`` and ``tolerance``.
+    - "shapley": exact up to ``exact`` segments; beyond, of up to ``budget`` forecasts, fewer if within ``tolerance``.
     - "occlusion": the forecast minus the forecast without the segment.
     - "inclusion": the forecast of the segment alone minus the reference forecast.
     - "integrated gradients", "gradient × input": the slope towards the segment, integrated from a reference of numbers,
@@ -126,7 +133,8 @@ def attribute_inputs(
         method: one of the above.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         target: of the item's targets, by position or name.
-        parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
+        parts: segments; arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone; or "components", for
+            trend, seasons and rest (in a mapping beside arguments of :func:`tsfm_lens.explain.components`).
         seed: of a shuffled reference.
         repeats: number of seeds of the sample paths, in rollouts of models that sample.
         progress: called with the masks done and their number.
@@ -135,7 +143,7 @@ def attribute_inputs(
     Returns:
         Dataset of kind "input_attribution", in data units: ``attribution`` (segment, step, quantile); ``forecast`` with
         everything shown and ``reference_forecast`` with all segments masked (step, quantile); ``remainder`` (step,
-        quantile), their difference less the sum over segments; where orders or sample paths are drawn, half of the 95 %
+        quantile), their difference less the sum over segments; where masks or sample paths are drawn, half of the 95 %
         intervals: ``half_width`` (segment, step, quantile), and of the mean over steps ``mean_half_width`` (segment,
         quantile); ``share`` (segment, step) of attention. Attributes ``rounding``: how far rounding moves the forecast;
         ``reference_distance``: from the middle of the reference forecast to the mean of the context, in its standard
@@ -203,6 +211,6 @@ def _over_seeds(results: Sequence[MethodResult]) -> MethodResult:
         name: (dims, np.mean([each.variables[name][1] for each in results], axis=0))
         for name, (dims, _) in results[0].variables.items()
     }
-    # the spread over seeds has that over orders in it
+    # the spread over seeds has that over masks in it
     variables["mean_half_width"] = (("segment", "quantile"), half_width(values.mean(2)))
     return MethodResult(values.mean(-1), half_width(values), variables, {**results[0].attrs, "repeats": len(results)})

@@ -17,8 +17,9 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
+from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_writers
-from tsfm_lens.explain.segments import Segment, segment_coords, segments_in
+from tsfm_lens.explain.segments import segment_coords, segments_in
 from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -227,7 +228,8 @@ def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
     """Take the attribution of the inputs, with attention for a rival."""
     attribution = results["input_attribution"]
     explanations, rival = {str(attribution.attrs["method"]): attribution}, "attention rollout"
-    if rival not in explanations:
+    # attention is on stretches alone
+    if rival not in explanations and "part_values" not in attribution.coords:
         how = {**_reference(results), "parts": segments_in(attribution)}
         explanations[rival] = attribute_inputs(results.first, method=rival, **how)
     return results.first, explanations
@@ -247,7 +249,7 @@ def deletion_curves(
     item: int | str = 0,
     *,
     target: int | str = 0,
-    parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
+    parts: Parts = None,
     reference: Reference = "mean",
     orders: int = _ORDERS,
     twin: bool | None = None,

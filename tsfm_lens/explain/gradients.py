@@ -49,8 +49,9 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
     for part in masks.segments:
         inside = np.zeros(len(actual), dtype=bool)
         inside[_values_of(masks, part)] = True
+        direction = np.zeros(len(actual))
         # a gap has no direction
-        direction = np.where(inside, np.nan_to_num(actual - reference), 0.0)
+        direction[inside] = np.nan_to_num(actual - reference)[inside] if part.values is None else part.values
         total: Array | float = 0.0
         for first in range(0, len(nodes), per):
             points = reference + nodes[first : first + per, None] * (actual - reference)
@@ -80,6 +81,9 @@ def _ends(masks: Masks) -> tuple[Array, Array]:
         inside = _values_of(masks, part)
         # a gap stays one on the whole way
         change = ~np.isnan(actual[inside])
+        if part.values is not None:
+            reference[inside] -= part.values
+            continue
         if np.isnan(stands[inside][change]).any():
             raise InputError(
                 f"the reference of {batch.ids[part.row]!r} is missing values, towards which there is no gradient; "

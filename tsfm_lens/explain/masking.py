@@ -184,7 +184,7 @@ def masked(
     horizon: int = 0,
     seed: int = 0,
 ) -> MaskedBatch:
-    """Copy one item, with some of its segments masked in each copy.
+    """Copy one item, with some of its segments masked in each copy: stretches replaced, additive parts taken away.
 
     Args:
         batch: the series of one item.
@@ -223,7 +223,11 @@ def masked(
         for column, part in enumerate(segments):
             if part.row == row:
                 place = slice(part.start + batch.lengths[row], part.stop + batch.lengths[row])
-                copies[~visible[:, column], place] = stands[row][place]
+                hidden = ~visible[:, column]
+                if part.values is None:
+                    copies[hidden, place] = stands[row][place]
+                else:
+                    copies[hidden, place] -= part.values
         copies.flags.writeable = False
         rows.append(copies)
     masks = range(len(visible))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -18,7 +18,8 @@ from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
-from tsfm_lens.explain.segments import Segment, segment_coords
+from tsfm_lens.explain.parts import Parts
+from tsfm_lens.explain.segments import segment_coords
 from tsfm_lens.explain.values import MaskedItem, single_pass
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
@@ -164,7 +165,7 @@ def input_routes(
     item: int | str = 0,
     *,
     target: int | str = 0,
-    parts: Sequence[Segment] | Mapping[str, Any] | int | None = None,
+    parts: Parts = None,
     reference: Reference = "mean",
     components: Sequence[str | Component] | None = None,
     top: int | None = None,
@@ -181,7 +182,7 @@ def input_routes(
     Args:
         run: the forecast to explain.
         item, target: by position or name.
-        parts: segments, or arguments of :func:`tsfm_lens.explain.segments`, or its ``parts`` alone.
+        parts: as in :func:`tsfm_lens.explain.attribute_inputs`.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         components: heads and branches; all heads and MLPs of all stacks if None.
         top: components to test for each segment; if None, all if there are up to 96, else 32.

@@ -14,11 +14,12 @@ import pandas as pd
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs, shapley
 from tsfm_lens.explain.masking import with_future
 from tsfm_lens.explain.routes import input_routes
-from tsfm_lens.explain.segments import Segment, item_of, kind_of, target_row
+from tsfm_lens.explain.segments import Segment, item_of, kind_of, step_of, target_row
 from tsfm_lens.explain.values import Masks, quantiles_of
 from tsfm_lens.findings import Result
 from tsfm_lens.models.run import Run
@@ -194,28 +195,11 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
         raise InputError(
             f"{batch.ids[row]!r} has a past alone; give the steps that change, such as start=-24, stop=0, or dates"
         )
-    begin = (0 if known and stop is None else first) if start is None else _step(batch, row, start)
-    end = last if stop is None else _step(batch, row, stop)
+    begin = (0 if known and stop is None else first) if start is None else step_of(batch, row, start)
+    end = last if stop is None else step_of(batch, row, stop)
     if not first <= begin < end <= last:
         raise InputError(f"steps {begin} to {end} of {batch.ids[row]!r}, expected a stretch between {first} and {last}")
     return Segment(batch.variates[row] or batch.ids[row], row, begin, end, kind_of(batch, row, target))
-
-
-def _step(batch: SeriesBatch, row: int, where: Any) -> int:
-    """Return a step from the forecast start, given as itself or as a date."""
-    if isinstance(where, int | np.integer) and not isinstance(where, bool):
-        return int(where)
-    stamps = batch.timestamps(row, ahead=batch.lengths[row])
-    try:
-        date = pd.Timestamp(where)
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{where!r} is no step and no date") from error
-    if stamps is None:
-        raise InputError(f"{batch.ids[row]!r} has no dates; give steps from the forecast start instead of {where!r}")
-    date = date.tz_localize(None)
-    if not stamps[0] <= date <= stamps[-1]:
-        raise InputError(f"{where!r} lies outside of {batch.ids[row]!r}, which begins at {stamps[0]}")
-    return int(stamps.searchsorted(date)) - batch.lengths[row]
 
 
 def _edited(values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None) -> np.ndarray:
@@ -248,8 +232,8 @@ def _shift(old: Run, new: Run) -> int:
     first, last = (run.batch.timestamps(0, ahead=1) for run in (old, new))
     if first is not None and last is not None:
         if first[-1] > last[-1]:
-            return 1 - len(pd.date_range(last[-1], first[-1], freq=new.batch.freqs[0]))
-        between = pd.date_range(first[-1], last[-1], freq=new.batch.freqs[0])
+            return 1 - len(pd.date_range(last[-1], first[-1], freq=offset_of(new.batch.freqs[0])))
+        between = pd.date_range(first[-1], last[-1], freq=offset_of(new.batch.freqs[0]))
         if not len(between) or (between[0], between[-1]) != (first[-1], last[-1]):
             raise InputError(f"the forecasts start at {first[-1]} and {last[-1]}, which are no whole steps apart")
         return len(between) - 1

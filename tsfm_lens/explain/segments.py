@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import xarray as xr
 
 from tsfm_lens.data import SeriesBatch
@@ -30,7 +31,7 @@ _FEWEST = 4
 
 @dataclass(frozen=True)
 class Segment:
-    """Stretch of one series of an item, as the model sees it.
+    """Stretch of one series of an item, as the model sees it, or an additive part of it.
 
     Attributes:
         name: unique among the segments of an item.
@@ -38,6 +39,7 @@ class Segment:
         start, stop: steps ``[start, stop)`` from the forecast start: negative in the context, from 0 on of a known
             future.
         kind: "past" of the explained target, another "variate", "past covariate" or "known covariate".
+        values: what hiding takes away at each step (time,), of an additive part; None of a stretch, which is replaced.
     """
 
     name: str
@@ -45,6 +47,7 @@ class Segment:
     start: int
     stop: int
     kind: Kind
+    values: np.ndarray | None = field(default=None, compare=False, repr=False)
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -202,8 +205,25 @@ def kind_of(batch: SeriesBatch, row: int, target: int) -> Kind:
     return by_role.get(batch.roles[row], "past" if row == target else "variate")
 
 
+def step_of(batch: SeriesBatch, row: int, where: Any) -> int:
+    """Return a step from the forecast start, given as itself or as a date."""
+    if isinstance(where, int | np.integer) and not isinstance(where, bool):
+        return int(where)
+    stamps = batch.timestamps(row, ahead=batch.lengths[row])
+    try:
+        date = pd.Timestamp(where)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{where!r} is no step and no date") from error
+    if stamps is None:
+        raise InputError(f"{batch.ids[row]!r} has no dates; give steps from the forecast start instead of {where!r}")
+    date = date.tz_localize(None)
+    if not stamps[0] <= date <= stamps[-1]:
+        raise InputError(f"{where!r} lies outside of {batch.ids[row]!r}, which begins at {stamps[0]}")
+    return int(stamps.searchsorted(date)) - batch.lengths[row]
+
+
 def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
-    """Refuse segments that overlap, lie outside of their series in the item, or share a name."""
+    """Refuse segments that lie outside of their series in the item or share a name, and stretches that overlap."""
     if not parts:
         raise InputError("there are no segments to explain by; tsfm_lens.explain.segments(run) cuts an item")
     duplicates = [name for name, times in Counter(part.name for part in parts).items() if times > 1]
@@ -219,28 +239,34 @@ def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -
                 f"segment {part.name!r} covers steps {part.start} to {part.stop - 1}, and {batch.ids[part.row]!r} is "
                 f"shown from {first} to {last - 1}"
             )
+        if part.values is not None and (np.shape(part.values) != (len(part),) or not np.isfinite(part.values).all()):
+            raise InputError(f"segment {part.name!r} has {np.shape(part.values)} values, expected {len(part)} numbers")
         for other in by_row.setdefault(part.row, []):
-            if part.start < other.stop and other.start < part.stop:
+            additive = part.values is not None and other.values is not None
+            if part.start < other.stop and other.start < part.stop and not additive:
                 raise InputError(f"segments {other.name!r} and {part.name!r} overlap; each step belongs to one")
         by_row[part.row].append(part)
 
 
 def segment_coords(parts: Sequence[Segment]) -> dict[str, Any]:
-    """Return coordinates of segments: name, row, start, stop and kind."""
+    """Return coordinates of segments: name, row, start, stop and kind; values of additive parts, NaN of stretches."""
     columns = {name: ("segment", [getattr(part, name) for part in parts]) for name in ("row", "start", "stop", "kind")}
-    return {"segment": [part.name for part in parts], **columns}
+    coords: dict[str, Any] = {"segment": [part.name for part in parts], **columns}
+    if any(part.values is not None for part in parts):
+        first, last = min(part.start for part in parts), max(part.stop for part in parts)
+        own = [np.full(len(part), np.nan) if part.values is None else part.values for part in parts]
+        ends = [(part.start - first, last - part.stop) for part in parts]
+        table = np.stack([np.pad(*each, constant_values=np.nan) for each in zip(own, ends, strict=True)])
+        coords |= {"part_step": np.arange(first, last), "part_values": (("segment", "part_step"), table)}
+    return coords
 
 
 def segments_in(data: xr.Dataset) -> tuple[Segment, ...]:
     """Return the segments of a result."""
     columns = (data[name].values.tolist() for name in ("segment", "row", "start", "stop", "kind"))
-    return tuple(Segment(*values) for values in zip(*columns, strict=True))
-
-
-def cut_parts(run: Run, item: int | str, target: int | str, parts: Any) -> tuple[Segment, ...]:
-    """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
-    if parts is None or isinstance(parts, int):
-        return segments(run, item, target=target, parts=parts)
-    if isinstance(parts, Mapping):
-        return segments(run, item, target=target, **parts)
-    return tuple(parts)
+    parts = [Segment(*values) for values in zip(*columns, strict=True)]
+    if "part_values" not in data.coords:
+        return tuple(parts)
+    first, table = int(data["part_step"].values[0]), data["part_values"].transpose("segment", "part_step").values
+    own = [row[part.start - first : part.stop - first] for part, row in zip(parts, table, strict=True)]
+    return tuple(replace(part, values=None if np.isnan(at).any() else at) for part, at in zip(parts, own, strict=True))

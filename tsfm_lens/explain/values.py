@@ -25,7 +25,8 @@ from tsfm_lens.explain.masking import (
     reference_rows,
     reference_values,
 )
-from tsfm_lens.explain.segments import Segment, cut_parts, item_of, refuse_overlap, target_row, token_edges
+from tsfm_lens.explain.parts import cut_parts
+from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
@@ -260,7 +261,7 @@ class Masks(MaskedItem):
         for row, name in enumerate(self.batch.ids):
             if not np.isnan(self.stands[row]).all() or self.mask == OWN_MASK:
                 continue
-            columns = [index for index, part in enumerate(self.segments) if part.row == row]
+            columns = [i for i, part in enumerate(self.segments) if part.row == row and part.values is None]
             rest_visible = sum(len(self.segments[index]) for index in columns) < self.batch.lengths[row]
             if columns and not rest_visible and not visible[:, columns].any(1).all():
                 raise InputError(

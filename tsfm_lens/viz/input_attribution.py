@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -65,7 +64,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     target, verdict = attrs.get("target", ""), attrs.get("verdict")
     out = [
         f"The forecast of {target} averages {num(whole)} {unit}".rstrip() + f" over {ds.sizes['step']} steps; "
-        f"with all inputs replaced by {attrs.get('reference')} values it averages {num(nothing)}. {most}."
+        f"with all inputs replaced by {reference_of(ds)} it averages {num(nothing)}. {most}."
         + (f" Verdict: the explanation {verdict} (criteria below)." if verdict else "")
     ]
     far = float(attrs.get("reference_distance", 0.0))
@@ -81,7 +80,7 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     if attrs.get("repeats"):
         out.append(f"Sample paths were drawn under {attrs['repeats']} seeds; {drawn}.")
     elif "half_width" in ds and not attrs.get("settled"):
-        out.append(f"Orders were sampled: {drawn}. Sample more orders to narrow them.")
+        out.append(f"Masks were sampled: {drawn}. A larger budget narrows them.")
     return out
 
 
@@ -167,8 +166,12 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: Quantil
     """
     view = _Part(ds, step, quantile)
     window = scene(ds, view.target, context_steps=ds.sizes["time"])
-    rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
-    canvas = sheet([210, _STRIP * len(rows)], row_gap=14, min_width=420, shared_xaxes=True)
+    strips: dict[str, list[int]] = {}
+    for place, row in enumerate(ds["row"].values):
+        # additive parts lie over one another
+        name = view.names[place] if is_additive(ds, place) else view.series_name(int(row))
+        strips.setdefault(name, []).append(place)
+    canvas = sheet([210, _STRIP * len(strips)], row_gap=14, min_width=420, shared_xaxes=True)
     above, below = canvas
     window.draw(above)
     forecast, reference = (array(ds, name, "step", quantile=view.line) for name in ("forecast", "reference_forecast"))
@@ -185,10 +188,10 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: Quantil
         x = window.time.scalar(float(view.step))
         above.shape("line", (x, x), (0, 1), yref="y domain", line={"color": BLUE, "width": 1})
     cut = fit(canvas, np.append(window.observations, forecast), reference, row=1)
-    for place, row in enumerate(rows):
-        _draw_strip(below, ds, view, window, row, place)
-    ticks: Look = {"tickvals": list(range(len(rows))), "ticktext": [plain(view.series_name(row)) for row in rows]}
-    below.y(range=[len(rows) - 0.5, -0.5], ticks="", showline=False, **ticks)
+    for line, places in enumerate(strips.values()):
+        _draw_strip(below, ds, view, window, places, line)
+    ticks: Look = {"tickvals": list(range(len(strips))), "ticktext": [plain(name) for name in strips]}
+    below.y(range=[len(strips) - 0.5, -0.5], ticks="", showline=False, **ticks)
     first, last = window.past[0] - 0.5, window.future[-1] + 0.5
     canvas.x(range=[window.time.scalar(first), window.time.scalar(last)])
     below.x(window.time.title)
@@ -200,10 +203,14 @@ def input_timeline(ds: xr.Dataset, *, step: int | None = None, quantile: Quantil
     return canvas.dress(title, view.when, view.how, arrows, cut)
 
 
-def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, row: int, at: int) -> None:
-    """Draw the segments of one series, with nothing where it has none."""
-    here = np.flatnonzero(ds["row"].values == row)
-    here = here[np.argsort(ds["start"].values[here])]
+def is_additive(ds: xr.Dataset, place: int) -> bool:
+    """Test if a segment is an additive part of a series, and no stretch."""
+    return "part_values" in ds.coords and bool(ds["part_values"].isel(segment=place).notnull().any())
+
+
+def _draw_strip(panel: Panel, ds: xr.Dataset, view: _Part, window: Scene, places: list[int], at: int) -> None:
+    """Draw stretches of one series, with nothing where it has none, or an additive part."""
+    here = np.array(places)[np.argsort(ds["start"].values[places])]
     edges, values, texts, arrows = [float(ds["start"].values[here[0]])], [], [], []
     for place in map(int, here):
         start, stop = float(ds["start"].values[place]), float(ds["stop"].values[place])
@@ -346,13 +353,13 @@ class _Part:
             self.word = f"width of the {marks[0]} to {marks[1]} interval"
         every = f"mean over {ds.sizes['step']} steps" if ds.sizes["step"] > 1 else "one step"
         self.when = f"{self.word}, {every if self.step is None else 'step ' + names(ds, 'step')[self.step]}"
-        self.how = method_words(ds.attrs)
+        self.how = method_words(ds)
         self.sampled, self.reach = "", np.zeros(len(self.effect))
         name, at = ("mean_half_width", {}) if self.step is None else ("half_width", {"step": self.step})
         if name in ds:
             # of a difference no wider than the sum of both
             self.reach = np.sum([array(ds, name, "segment", quantile=each, **at) for each in self._levels], axis=0)
-            samples = f"{ds.attrs['repeats']} seeds" if "repeats" in ds.attrs else f"{ds.attrs.get('orders')} orders"
+            samples = f"{ds.attrs['repeats']} seeds" if "repeats" in ds.attrs else f"{ds.attrs['forecasts']} forecasts"
             self.sampled = f"whiskers: 95 % intervals over {samples}"
 
     def of(self, name: str, *dims: str) -> np.ndarray:
@@ -370,10 +377,15 @@ class _Part:
         return variates[row] if variates and variates[row] else names(self._ds, "series")[row]
 
 
-def method_words(attrs: Mapping[str, Any]) -> str:
+def method_words(ds: xr.Dataset) -> str:
     """Name method and reference of a result as a subtitle does."""
-    method = str(attrs.get("method", ""))
-    return f"{'Shapley values' if method == 'shapley' else method} against {attrs.get('reference', '')} values"
+    method = str(ds.attrs.get("method", ""))
+    return f"{'Shapley values' if method == 'shapley' else method} against {reference_of(ds)}"
+
+
+def reference_of(ds: xr.Dataset) -> str:
+    """Name what stands for the inputs: values of the reference, or nothing in place of additive parts."""
+    return "the past without its parts" if "part_values" in ds.coords else f"{ds.attrs.get('reference', '')} values"
 
 
 _BAND = "95 % of random orders"

@@ -81,7 +81,7 @@ def input_beeswarm(ds: xr.Dataset, *, top: int = 12) -> go.Figure:
     fewer = f"the {len(order)} largest of {len(labels)} segments" if len(order) < len(labels) else ""
     return canvas.dress(
         f"Input effects on the forecasts of {model_of(ds)}",
-        f"{method_words(ds.attrs)}, mean over steps",
+        f"{method_words(ds)}, mean over steps",
         shown(ids),
         fewer,
     )

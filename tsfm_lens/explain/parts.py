@@ -1,0 +1,176 @@
+"""Additive parts of a series' past as units of an explanation: trend, seasons, calendar, named events, and the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.explain.segments import Segment, item_rows, segments, step_of
+from tsfm_lens.models.forecast import is_count
+from tsfm_lens.models.run import Run
+
+__all__ = ["components"]
+
+CALENDAR = {"hour of day": "hour", "day of week": "dayofweek", "day of month": "day", "month of year": "month"}
+"""Parts of the calendar, each with the attribute of dates that tells its steps apart."""
+Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
+"""Units of an explanation; see :func:`tsfm_lens.explain.attribute_inputs`."""
+_COMPONENTS = "components"
+# rounds in which events and the rest of the series find each other
+_ROUNDS = 8
+# of the past, which a trend without seasons is smoothed over
+_SPAN = 0.5
+
+
+def components(
+    run_or_batch: Run | SeriesBatch,
+    item: int | str = 0,
+    *,
+    target: int | str = 0,
+    horizon: int | None = None,
+    seasons: Iterable[int] | None = None,
+    calendar: Iterable[str] = (),
+    events: Mapping[str, Any] | None = None,
+    others: str = "past and future",
+) -> tuple[Segment, ...]:
+    """Split the target's past into parts that sum to it, and cut the other series of the item.
+
+    Hidden, the trend is its mean over the past, and every other part is 0, whatever the reference of other series. Gaps
+    are filled by linear interpolation before the split, and stay gaps. At the steps of an event, the other parts are
+    those of the series without it; the event is the rest.
+
+    Args:
+        run_or_batch, item, target, horizon, others: as in :func:`tsfm_lens.explain.segments`.
+        seasons: steps of each season; the series' own if None, none if empty.
+        calendar: parts of :data:`CALENDAR`, each the mean of its steps after the trend, before the seasons.
+        events: by name a stretch (start, stop) in steps from the forecast start or dates, one step, or a list of these.
+
+    Returns:
+        "trend", a "season of …" each, parts of the calendar, events, "rest"; then the other series in their order.
+
+    Source:
+        Cleveland et al. 1990 (STL); Bandara et al. 2021, arXiv:2107.13462 (MSTL); Cleveland 1979 (no seasons).
+
+    Raises:
+        InputError: the past has no two seasons, there are no dates for the calendar, or an event lies outside.
+        UnknownNameError: no such part of the calendar, item or target.
+
+    Example:
+        >>> [part.name for part in explain.components(driven, seasons=[12], events={"dip": (-9, -4)})][:4]
+        ['target, trend', 'target, season of 12', 'target, dip', 'target, rest']
+    """
+    whole = run_or_batch.batch if isinstance(run_or_batch, Run) else run_or_batch
+    batch = whole.select(item_rows(whole, item))
+    past, *beside = segments(run_or_batch, item, target=target, horizon=horizon, parts=1, others=others)
+    row, length = past.row, len(past)
+    periods = [each for each in [batch.seasonalities[row]] if each > 1] if seasons is None else sorted(set(seasons))
+    for period in periods:
+        if not is_count(period) or not 1 < period < length / 2:
+            raise InputError(
+                f"a season of {period!r} steps, and {batch.ids[row]!r} shows {length}: expected more than two seasons "
+                "of 2 steps or more; give other seasons (none: seasons=[]), a longer past, or stretches of it (parts=6)"
+            )
+    filled = _interpolated(batch.values[row][-length:])
+    occasions = _occasions(batch, row, length, events or {})
+    prefix = f"{past.name}, " if len(batch) > 1 else ""
+    result = []
+    for name, values in _split(filled, periods, _classes(batch, row, length, calendar), occasions):
+        at = np.flatnonzero(occasions.get(name, np.ones(length)))
+        first, stop = int(at[0]), int(at[-1]) + 1
+        result.append(Segment(prefix + name, row, first - length, stop - length, past.kind, values[first:stop]))
+    return (*result, *beside)
+
+
+def cut_parts(run: Run, item: int | str, target: int | str, parts: Parts) -> tuple[Segment, ...]:
+    """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
+    if not (parts is None or isinstance(parts, int | str | Mapping)):
+        return tuple(parts)
+    how = dict(parts) if isinstance(parts, Mapping) else {"parts": parts}
+    if not isinstance(how.get("parts"), str):
+        return segments(run, item, target=target, **how)
+    if (word := how.pop("parts")) != _COMPONENTS:
+        raise unknown_name("way to cut the past", word, [_COMPONENTS])
+    return components(run, item, target=target, **how)
+
+
+def _classes(batch: SeriesBatch, row: int, length: int, calendar: Iterable[str]) -> dict[str, np.ndarray]:
+    """Return the place of each step in each part of the calendar, (time,)."""
+    stamps, classes = batch.timestamps(row), {}
+    for name in [calendar] if isinstance(calendar, str) else calendar:
+        if name not in CALENDAR:
+            raise unknown_name("part of the calendar", name, CALENDAR)
+        if stamps is None:
+            raise InputError(f"{batch.ids[row]!r} has no dates, and so no {name}; give seasons in steps")
+        classes[name] = np.asarray(getattr(stamps[-length:], CALENDAR[name]))
+    return classes
+
+
+def _occasions(batch: SeriesBatch, row: int, length: int, events: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the steps of each event as bools (time,)."""
+    occasions, free = {}, np.ones(length, dtype=bool)
+    for name, when in events.items():
+        inside = np.zeros(length, dtype=bool)
+        for each in when if isinstance(when, list) else [when]:
+            ends = each if isinstance(each, tuple) else (each,)
+            first, *last = (step_of(batch, row, end) + length for end in ends)
+            place = slice(first, *last or [first + 1])
+            if not (0 <= first < place.stop <= length and free[place].all()):
+                raise InputError(f"event {name!r} at {each!r} overlaps another, or lies outside of the {length} steps")
+            inside[place], free[place] = True, False
+        if inside.any():
+            occasions[name] = inside
+    return occasions
+
+
+def _split(
+    filled: np.ndarray, periods: Sequence[int], classes: Mapping[str, np.ndarray], occasions: Mapping[str, np.ndarray]
+) -> list[tuple[str, np.ndarray]]:
+    """Split values (time,) into named parts, which sum to their distance from the mean of the trend."""
+    named = np.any([*occasions.values(), np.zeros(len(filled), dtype=bool)], axis=0)
+    series = _interpolated(np.where(named, np.nan, filled))
+    for _ in range(_ROUNDS if named.any() else 1):
+        trend, seasonal = _smoothed(series, periods)
+        profiles, left = [], series - trend
+        for each in classes.values():
+            mean = pd.Series(left).groupby(each).transform("mean").to_numpy()
+            profiles.append(mean - mean.mean())
+            left = left - profiles[-1]
+        if profiles:
+            trend, seasonal = _smoothed(series - np.sum(profiles, axis=0), periods)
+        cyclic = np.sum([*seasonal, *profiles, np.zeros(len(filled))], axis=0)
+        # without the seasons a line leads across an event
+        series = np.where(named, _interpolated(np.where(named, np.nan, filled - cyclic)) + cyclic, filled)
+    expected = trend + cyclic
+    return [
+        ("trend", trend - trend.mean()),
+        *((f"season of {period}", each) for period, each in zip(periods, seasonal, strict=True)),
+        *zip(classes, profiles, strict=True),
+        *((name, np.where(inside, filled - expected, 0.0)) for name, inside in occasions.items()),
+        ("rest", np.where(named, 0.0, filled - expected)),
+    ]
+
+
+def _smoothed(series: np.ndarray, periods: Sequence[int]) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Return the trend and each season of (time,)."""
+    # slow to import, and seldom needed
+    if not periods:
+        from statsmodels.nonparametric.smoothers_lowess import lowess
+
+        return np.asarray(lowess(series, np.arange(len(series)), _SPAN, it=0, return_sorted=False)), []
+    from statsmodels.tsa.seasonal import MSTL
+
+    split = MSTL(series, periods=tuple(periods)).fit()
+    return np.asarray(split.trend), list(np.asarray(split.seasonal).reshape(len(series), -1).T)
+
+
+def _interpolated(values: np.ndarray) -> np.ndarray:
+    """Fill gaps by linear interpolation, ends by the nearest value."""
+    at, finite = np.arange(len(values)), np.isfinite(values)
+    if not finite.any():
+        raise InputError("gaps or events take all of the past; nothing is left to tell parts from")
+    return np.interp(at, at[finite], values[finite])
