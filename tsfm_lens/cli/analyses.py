@@ -263,6 +263,9 @@ def explain(
     reference: Annotated[
         str, typer.Option(metavar="NAME", help="Values of masked steps: mean, missing, seasonal naive, …")
     ] = "mean",
+    parts: Annotated[
+        str, typer.Option(metavar="N|components", help="Stretches of the past, or its trend, seasons and rest.")
+    ] = "",
     changes: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=CHANGE", help="What if: temperature=+5, price=*1.1, promo==1, …"),
@@ -307,6 +310,7 @@ def explain(
         progress = steps_shown(bar, lens, kinds)
         run = replace(request, holdout=ends).run(lens, series)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
+        options["parts"] = int(parts) if parts.isdigit() else parts or None
         options |= {"changes": edits, "start": _step(start), "stop": _step(stop)}
         if earlier is not None:
             options["since"] = replace(request, holdout=ends).run(lens, earlier)

@@ -33,7 +33,7 @@ __all__ = ["SECTIONS", "Explanation", "explain"]
 _MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
 SECTIONS = (*_MASKING_KINDS, "input_effects", "covariate_use", "forecast")
 """Kinds of the measurements that an explanation has unless it is asked for others; effects over several items alone."""
-_PARTS = 3  # stretches of the target's past, over many items
+_PARTS, _EXACT = 3, 6  # stretches of the target's past over many items, and segments of which all masks are run
 
 
 @extensible
@@ -99,6 +99,7 @@ def explain(
     item: int | str = 0,
     method: str | None = None,
     reference: Reference = "mean",
+    parts: Any = None,
     changes: Mapping[str, Any] | None = None,
     start: int | str | None = None,
     stop: int | str | None = None,
@@ -121,6 +122,8 @@ def explain(
         item: whose forecast is explained, by position or name; the use of covariates is measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
+        parts: units of the explanation, such as 6 stretches or "components", see
+            :func:`tsfm_lens.explain.attribute_inputs`; each section's own if None.
         changes, start, stop: what if the input were another, see :func:`tsfm_lens.explain.what_if`.
         since: an earlier run, from which the change is explained, see :func:`tsfm_lens.explain.explain_change`.
         pdf: print the page to index.pdf as well, in the browser at hand.
@@ -150,15 +153,21 @@ def explain(
     if since is not None:
         answers["forecast_change"] = explain_change(since, run, item=run.batch.groups[0])
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")}
-    own["input_effects"]["parts"] = _PARTS
+    # over many items few stretches, and no more masks than the segments ask for
+    most = _PARTS + 1 + 2 * max(map(len, run.batch.rows_by_group().values()))
+    own["input_effects"] |= {"parts": _PARTS}
+    if method in (None, "shapley"):
+        own["input_effects"] |= {"exact": _EXACT, "budget": max(2**_EXACT, 4 * most)}
+    if parts is not None:
+        own = {kind: each | ({"parts": parts} if kind != "route_faithfulness" else {}) for kind, each in own.items()}
     if method is not None:
         own["input_attribution"]["method"] = own["input_effects"]["method"] = method
     # a test takes the options of its explanation, even if that has no section of its own
     arguments = {
         kind: {**own.get(kind, {}), **(options or {}).get(kind, {})} for kind in {**own, **dict.fromkeys(kinds)}
     }
-    parts = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
-    results = Explanation(answers | parts)
+    computed = pipeline.analyse(run, sections=kinds, options=arguments, progress=progress, left_out=missing)
+    results = Explanation(answers | computed)
     word, reasons = judged(results)
     for kind in results.keys() & set(_MASKING_KINDS) if word else ():
         # one verdict on all of the page

@@ -54,12 +54,13 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     parts = medians(array(ds, "share", "covariate", "part", "series"))
     columns |= {f"share of {part}": parts[:, at] for at, part in enumerate(names(ds, "part"))}
 
-    def plain_value(values: np.ndarray | None, place: int) -> float | bool | None:
+    def plain_value(name: str, values: np.ndarray | None, place: int) -> float | bool | None:
         value = None if values is None else values[place].item()
-        return None if value is None or value != value else value
+        missing = value is None or value != value
+        return None if missing else bool(value) if name.endswith("_significant") else value
 
     return [
-        {"covariate": label, **{name: plain_value(values, place) for name, values in columns.items()}}
+        {"covariate": label, **{name: plain_value(name, values, place) for name, values in columns.items()}}
         for place, label in enumerate(names(ds, "covariate"))
     ]
 
