@@ -29,6 +29,7 @@ PARTS = ("past", "known future")
 SHIFTS = (-2, -1, 0, 1, 2)
 """Standard deviations by which a covariate is shifted for its response."""
 _SOURCE = "permutation importance (Breiman 2001) of whole series; partial dependence (Friedman 2001)"
+_MANY = 32  # series
 Edit = Callable[[int, np.ndarray], np.ndarray]
 """Row, past with known future (time + ahead,) -> its other values."""
 
@@ -36,7 +37,7 @@ Edit = Callable[[int, np.ndarray], np.ndarray]
 @probe("covariate_use")
 @saying_once
 def covariate_use(
-    run: Run, *, shuffles: int = 8, seed: int | None = None, progress: Progress | None = None
+    run: Run, *, shuffles: int | None = None, seed: int | None = None, progress: Progress | None = None
 ) -> xr.Dataset:
     """Measure the worth, the response and the share of each covariate by forecasts with other values of it.
 
@@ -46,7 +47,7 @@ def covariate_use(
 
     Args:
         run: with covariates; a truth is needed to measure their worth.
-        shuffles: number of random orders.
+        shuffles: number of random orders; 8 if None, and 2 over more than 32 series, which vary themselves.
         seed: of the orders; the run's own if None.
         progress: called with per cent done, and 100.
 
@@ -75,6 +76,7 @@ def covariate_use(
     """
     batch = run.batch
     informative = _informative_rows(batch)
+    shuffles = (8 if sum(batch.is_target) <= _MANY else 2) if shuffles is None else shuffles
     if not is_count(shuffles):
         raise InputError(f"shuffles is {shuffles!r}, expected a number of shuffles, 1 or more")
     roles = {name: role for name, role in zip(batch.variates, batch.roles, strict=True) if role != "target"}
