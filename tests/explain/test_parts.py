@@ -48,13 +48,15 @@ def test_events_are_what_the_other_parts_do_not_say() -> None:
     parts = split(daily(LINE + DAYS + dip + days), events=events)
     assert list(parts) == ["trend", "season of 7", "strike", "holiday", "rest"]
     for name, values in {"strike": dip, "holiday": days, "season of 7": DAYS}.items():
-        np.testing.assert_allclose(parts[name], values, atol=0.01, err_msg=name)
+        # the split iterates until it changes little: to a part in four thousand of the largest event
+        assert np.abs(parts[name] - values).max() < 40 / 4000, name
 
 
 def test_the_calendar_takes_the_mean_of_its_steps() -> None:
     parts = split(daily(LINE + DAYS), seasons=[], calendar="day of week")
     assert list(parts) == ["trend", "day of week", "rest"]
-    np.testing.assert_allclose(parts["day of week"], DAYS, atol=1.0)
+    # a local regression follows the seasons a little, less than the smallest of them
+    assert np.abs(parts["day of week"] - DAYS).max() < 1
     np.testing.assert_array_equal(parts["day of week"][:-WEEK], parts["day of week"][WEEK:])
 
 
