@@ -33,7 +33,7 @@ __all__ = ["SECTIONS", "Explanation", "explain"]
 _MASKING_KINDS = ("input_attribution", "input_routes", "deletion_curves", "route_faithfulness")
 SECTIONS = (*_MASKING_KINDS, "input_effects", "covariate_use", "forecast")
 """Kinds of the measurements that an explanation has unless it is asked for others; effects over several items alone."""
-_PARTS, _EXACT = 3, 6  # stretches of the target's past over many items, and segments of which all masks are run
+_PARTS, _EXACT = 2, 6  # stretches of the target's past over many items, and segments of which all masks are run
 
 
 @extensible
