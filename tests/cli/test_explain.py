@@ -39,8 +39,11 @@ def sheet(path: Path, *, ahead: int = AHEAD) -> str:
 def test_a_page_is_written_whether_or_not_the_future_is_in_the_file(ahead: int, tmp_path: Path) -> None:
     data = sheet(tmp_path / "load.csv", ahead=ahead)
     words = [*OPTIONS, "--horizon", "12", *(() if ahead else ("--sections", "forecast,covariate_use"))]
-    done = run("chronos2-nano", "--data", data, *words, "--out", str(tmp_path / "page"))
+    done = run("chronos2-nano", "--data", data, *words, "--parts", "2", "--out", str(tmp_path / "page"))
     assert done.exit_code == 0, done.output
+    if ahead:
+        table = pd.read_csv(tmp_path / "page" / "numbers" / "input_attribution.csv")
+        assert table.query("kind == 'past'")["segment"].nunique() == 2
     page = (tmp_path / "page" / "index.html").read_text()
     masked = ("Input attribution", "Routes of the input", "Deletion and insertion")
     for heading in ("Use of covariates", *(masked if ahead else ())):
@@ -126,3 +129,10 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
         assert done.exit_code == 2
         assert message in done.output
         assert not (tmp_path / "no").exists()
+
+
+def test_unknown_parts_are_refused_before_anything_runs(tmp_path: Path) -> None:
+    done = run("bolt-nano", "--data", "bundled:nile", "--parts", "component", "--out", str(tmp_path / "page"))
+    assert done.exit_code == 1
+    assert "no way to cut the past 'component'. Closest: components" in " ".join(done.output.split())
+    assert not (tmp_path / "page").exists()

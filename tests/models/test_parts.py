@@ -51,6 +51,16 @@ def test_parts_of_unequal_series_or_items_give_the_forecast_of_the_whole(
     assert torch.equal(torch.get_rng_state(), state)
 
 
+def test_beyond_one_pass_a_call_has_no_more_rows_than_within_one() -> None:
+    lens, done = lens_of("chronos-2"), list[tuple[int, int]]()
+    series = as_series([np.sin(np.arange(24) / 3 + place) for place in range(150)])
+    steps, levels = lens.adapter.longest_pass, len(lens.adapter.levels)
+    sizes = [{stop - start for start, stop in plan(request_of(lens, series, steps + more))} for more in (0, 1)]
+    assert [max(each) for each in sizes] == [75, 128 // levels]
+    lens.forecast(series, steps, progress=lambda *place: done.append(place))
+    assert done == [(75, 150), (150, 150)]
+
+
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
 def test_a_part_that_runs_out_of_memory_runs_as_two(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens, series = lens_of(name), series_for(name)

@@ -247,7 +247,7 @@ class VariantRequest(ForecastRequest):
         """Count the variants that roll out side by side: as many as pay and fit."""
         rows, lens = len(self.batch), self.lens
         most = _ABREAST // (lens.d_model * rows * self.paths) if lens.device.type == "cpu" else _MOST
-        most = min(most, (lens.adapter.rows_at_once or _MOST) // rows)
+        most = min(most, (self.most or _MOST) // rows)
         return self.fitting(max(1, most))
 
 

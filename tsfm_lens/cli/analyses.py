@@ -292,7 +292,8 @@ def explain(
     """Explain a forecast by its past and covariates and the heads they act through, and test the explanation."""
     from tsfm_lens.report import explanation, pipeline
 
-    explanation.refuse_unknown(method or None, reference)
+    cut = int(parts) if parts.isdigit() else parts or None
+    explanation.refuse_unknown(method or None, reference, cut)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
     edits = dict(map(_change, changes or []))
@@ -310,8 +311,7 @@ def explain(
         progress = steps_shown(bar, lens, kinds)
         run = replace(request, holdout=ends).run(lens, series)
         options: dict[str, Any] = {"item": item or 0, "method": method or None, "reference": reference}
-        options["parts"] = int(parts) if parts.isdigit() else parts or None
-        options |= {"changes": edits, "start": _step(start), "stop": _step(stop)}
+        options |= {"parts": cut, "changes": edits, "start": _step(start), "stop": _step(stop)}
         if earlier is not None:
             options["since"] = replace(request, holdout=ends).run(lens, earlier)
         results = explanation.explain(

@@ -77,10 +77,10 @@ def as_series(
         >>> data.as_series([[1.0, 2.0, 3.0], [4.0, 5.0]], ids=["a", "b"]).lengths
         (3, 2)
     """
-    given: dict[str, Any] = dict(locals())
+    arguments: dict[str, Any] = dict(locals())
     names = () if ids is None else texts(ids, "ids")
     freq = None if freq is None else known_frequency(freq)
-    options = {name: given[name] for name in (*_LISTS, *_LEVELS, *_TEXT) if given[name] is not None}
+    options = {name: arguments[name] for name in (*_LISTS, *_LEVELS, *_TEXT) if arguments[name] is not None}
     options |= {name: texts(options[name], name) for name in _LISTS if name in options}
     data = to_pandas(data)
     if future is not None:

@@ -119,8 +119,15 @@ def covariate_use(
     return judge(data, "worth", floor=floor, signed=True, groups="way")
 
 
-_VARIABLES: dict[str, tuple[str, ...]] = {"moved": ("way",), "error_without": ("way",), "share": ("part",)}
-_VARIABLES |= {"response": ("shift",), "value": ("shift",), "slope": (), "step_size": ()}
+_VARIABLES: dict[str, tuple[str, ...]] = {
+    "moved": ("way",),
+    "error_without": ("way",),
+    "share": ("part",),
+    "response": ("shift",),
+    "value": ("shift",),
+    "slope": (),
+    "step_size": (),
+}
 _OF_COVARIATE = ("value", "step_size")
 
 
@@ -135,7 +142,7 @@ def _trials(
 ) -> dict[str | int, list[Edit | None]]:
     """List the edits of a covariate by way, part and shift; None removes it."""
 
-    def held(part: str, row: int, both: np.ndarray) -> np.ndarray:
+    def constant(part: str, row: int, both: np.ndarray) -> np.ndarray:
         past = batch.values[row]
         # of categories the most frequent one, since a mean of their numbers is none
         finite = past[np.isfinite(past)]
@@ -143,17 +150,17 @@ def _trials(
         inside = (np.arange(len(both)) < len(past)) == (part == "past")
         return np.where(inside | (part == "constant"), float(level), both)
 
-    def shuffled(row: int, both: np.ndarray) -> np.ndarray:
+    def shuffle(row: int, both: np.ndarray) -> np.ndarray:
         # gaps stay where they are
         finite = np.isfinite(both)
         both[finite] = rng.permutation(both[finite])
         return both
 
     rows = _rows_of(batch, name)
-    edits: dict[str | int, list[Edit | None]] = {"removed": [None], "constant": [partial(held, "constant")]}
-    edits["shuffled"] = [shuffled] * shuffles
+    edits: dict[str | int, list[Edit | None]] = {"removed": [None], "constant": [partial(constant, "constant")]}
+    edits["shuffled"] = [shuffle] * shuffles
     if any(batch.futures[row] is not None for row in rows):
-        edits |= {part: [partial(held, part)] for part in PARTS}
+        edits |= {part: [partial(constant, part)] for part in PARTS}
     for shift in SHIFTS:
         if shift and any(_shifted(batch, horizon, shift, row) is not None for row in rows):
             edits[shift] = [partial(_with_shift, batch, horizon, shift)]
@@ -164,7 +171,7 @@ def _shifted(batch: SeriesBatch, horizon: int, shift: int, row: int) -> np.ndarr
     """Return the stretch that acts, shifted or held at one of two values; None where neither is defined."""
     past, future = batch.values[row], batch.futures[row]
     stretch = past[-horizon:] if future is None else future[:horizon]
-    size, ends = step_of(batch, row)
+    size, ends = _unit_step(batch, row)
     if not size > 0 or not np.isfinite(stretch).any():
         return None
     if not shift:
@@ -182,10 +189,9 @@ def _with_shift(batch: SeriesBatch, horizon: int, shift: int, row: int, both: np
     return both
 
 
-def step_of(batch: SeriesBatch, row: int) -> tuple[float, tuple[float, float] | None]:
+def _unit_step(batch: SeriesBatch, row: int) -> tuple[float, tuple[float, float] | None]:
     """Return the step of a covariate's response, and its two values if it has no more; NaN of more categories."""
-    future = batch.futures[row]
-    values = batch.values[row] if future is None else np.concatenate([batch.values[row], future])
+    values = _whole(batch, row)
     levels = np.unique(values[np.isfinite(values)])
     if len(levels) == 2:
         return float(levels[1] - levels[0]), (float(levels[0]), float(levels[1]))
@@ -213,7 +219,7 @@ def _measure(run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[
         ahead = (plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]) / 2
     out["share"] = np.stack([np.abs(whole - ahead).mean(-1), np.abs(ahead).mean(-1)]) + blank
     out["response"], out["value"] = np.full((2, len(SHIFTS), len(owners)), np.nan)
-    out["step_size"] = np.array([np.nan if owner is None else step_of(batch, owner)[0] for owner in owners])
+    out["step_size"] = np.array([np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners])
     for place, shift in enumerate(SHIFTS):
         change = (medians[shift][0] - plain).mean(-1) if shift in medians else np.zeros(len(plain))
         for column, owner in enumerate(owners):
@@ -251,8 +257,7 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
 
 def _fault(batch: SeriesBatch, row: int) -> str:
     """Return the reason for which a covariate is not informative in its item; "" if it is."""
-    name, future = batch.ids[row], batch.futures[row]
-    values = batch.values[row] if future is None else np.concatenate([batch.values[row], future])
+    name, values = batch.ids[row], _whole(batch, row)
     finite = values[np.isfinite(values)]
     if not len(finite):
         return f"covariate {name!r} has no value"
@@ -270,6 +275,12 @@ def _fault(batch: SeriesBatch, row: int) -> str:
     return ""
 
 
+def _whole(batch: SeriesBatch, row: int) -> np.ndarray:
+    """Copy a series with its known future, if it has one."""
+    future = batch.futures[row]
+    return np.concatenate([batch.values[row], np.empty(0) if future is None else future]).astype(float)
+
+
 def _rows_of(batch: SeriesBatch, name: str) -> list[int]:
     return [row for row, variate in enumerate(batch.variates) if variate == name and batch.roles[row] != "target"]
 
@@ -281,8 +292,7 @@ def _with_covariate(batch: SeriesBatch, name: str, edit: Edit | None) -> SeriesB
         return batch.select([row for row in range(len(batch)) if row not in rows])
     values, futures = list(batch.values), list(batch.futures)
     for row in rows:
-        past, future = batch.values[row], batch.futures[row]
-        both = edit(row, np.concatenate([past, np.empty(0) if future is None else future]).astype(float))
-        values[row] = both[: len(past)]
-        futures[row] = None if future is None else both[len(past) :]
+        both = edit(row, _whole(batch, row))
+        values[row] = both[: batch.lengths[row]]
+        futures[row] = None if batch.futures[row] is None else both[batch.lengths[row] :]
     return replace(batch, values=tuple(values), futures=tuple(futures))

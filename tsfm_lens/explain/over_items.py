@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,7 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data.evaluation import seasonal_error
 from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, reference_words
+from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_effects, route_coords
 from tsfm_lens.explain.segments import segment_coords, segments_in
 from tsfm_lens.explain.values import single_pass
@@ -33,7 +34,7 @@ def input_effects(
     *,
     method: str = "shapley",
     reference: Reference = "mean",
-    parts: Mapping[str, Any] | int | None = None,
+    parts: Parts = None,
     seed: int = 0,
     progress: Progress | None = None,
     **how: Any,
@@ -125,7 +126,7 @@ def _heights(one: xr.Dataset) -> np.ndarray:
 def route_effects(
     run: Run,
     *,
-    parts: Mapping[str, Any] | int | None = None,
+    parts: Parts = None,
     reference: Reference = "mean",
     components: Sequence[str | Component] | None = None,
     seed: int = 0,

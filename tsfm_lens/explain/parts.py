@@ -20,7 +20,7 @@ CALENDAR = {"hour of day": "hour", "day of week": "dayofweek", "day of month": "
 """Parts of the calendar, each with the attribute of dates that tells its steps apart."""
 Parts = Sequence[Segment] | Mapping[str, Any] | int | str | None
 """Units of an explanation; see :func:`tsfm_lens.explain.attribute_inputs`."""
-_COMPONENTS = "components"
+COMPONENTS = "components"
 # rounds in which events and the rest of the series find each other
 _ROUNDS = 8
 # of the past, which a trend without seasons is smoothed over
@@ -93,8 +93,8 @@ def cut_parts(run: Run, item: int | str, target: int | str, parts: Parts) -> tup
     how = dict(parts) if isinstance(parts, Mapping) else {"parts": parts}
     if not isinstance(how.get("parts"), str):
         return segments(run, item, target=target, **how)
-    if (word := how.pop("parts")) != _COMPONENTS:
-        raise unknown_name("way to cut the past", word, [_COMPONENTS])
+    if (word := how.pop("parts")) != COMPONENTS:
+        raise unknown_name("way to cut the past", word, [COMPONENTS])
     return components(run, item, target=target, **how)
 
 

@@ -85,15 +85,15 @@ def sampled_shapley(
         exact = exact_shapley(value(all_masks(players)), players)
         return Sampled(exact, np.zeros_like(exact), 2**players, True)
     pairs, count, settled = _pairs(players, np.random.default_rng(seed)), 0, False
-    masks, parts = [], []
+    chunks, parts = [], []
     while count < budget // 2 and not settled:
         more = np.array(list(islice(pairs, min(max(count, 2 * players), budget // 2 - count))))
         values = value(np.concatenate([more, ~more]))
-        masks.append(more)
+        chunks.append(more)
         parts.append((values[: len(more)] - values[len(more) :]) / 2)
-        shown, halves = np.concatenate(masks), np.concatenate(parts)
-        count = len(shown)
-        attribution, error = _regressed(shown, halves.reshape(count, -1))
+        masks, halves = np.concatenate(chunks), np.concatenate(parts)
+        count = len(masks)
+        attribution, error = _regressed(masks, halves.reshape(count, -1))
         settled = bool(error.mean(1).max() <= tolerance * 2 * np.abs(halves[0]).mean())
     reach = stdtrit(count - players, 0.5 + CONFIDENCE / 2) * error
     shape = (players, *halves.shape[1:])
@@ -104,16 +104,16 @@ def _pairs(players: int, rng: np.random.Generator) -> Iterator[NDArray[np.bool_]
     """Yield one mask of each pair of complements, each once: that of all players, then sizes in turn."""
     yield np.ones(players, dtype=bool)
     left = {size: _number(players, size) for size in range(1, players // 2 + 1)}
-    seen: set[bytes] = set()
+    before: set[bytes] = set()
     turn = 0
     while left:
         # pairs within one size are half as many
         for size in [size for size in left if 2 * size < players or turn % 2 == 0 or len(left) == 1]:
             mask = np.zeros(players, dtype=bool)
-            while not mask.any() or mask.tobytes() in seen:
+            while not mask.any() or mask.tobytes() in before:
                 mask = rng.permutation(players) < size
                 mask ^= 2 * size == players and not mask[0]
-            seen.add(mask.tobytes())
+            before.add(mask.tobytes())
             left[size] -= 1
             yield mask
         left = {size: number for size, number in left.items() if number}
@@ -125,10 +125,10 @@ def _number(players: int, size: int) -> int:
     return comb(players, size) // (1 + (2 * size == players))
 
 
-def _regressed(shown: NDArray[np.bool_], halves: Array) -> tuple[Array, Array]:
+def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array]:
     """Regress half differences (pair, value) on masks; return Shapley values and standard errors (player, value)."""
-    count, players = shown.shape
-    signs = np.where(shown, 1.0, -1.0)
+    count, players = masks.shape
+    signs = np.where(masks, 1.0, -1.0)
     # the values are integrals of slopes along the diagonal (Owen 1972), here polynomials of the number of players
     nodes, weights = np.polynomial.legendre.leggauss(players // 2 + 1)
     size = np.full(players, 1 / players)
@@ -153,7 +153,7 @@ def _regressed(shown: NDArray[np.bool_], halves: Array) -> tuple[Array, Array]:
         size = (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum() if strength.any() else size
     attribution += (2 * halves[0] - attribution.sum(0)) / players
     without_one = (residual @ halves) / np.diag(residual)[:, None]
-    sizes = np.minimum(shown.sum(1), (~shown).sum(1))
-    taken = np.bincount(sizes)
-    unseen = np.array([1 - taken[size] / _number(players, int(size)) for size in sizes])
-    return attribution, np.sqrt((np.square(by_half) * unseen) @ np.square(without_one))
+    sizes = np.minimum(masks.sum(1), (~masks).sum(1))
+    counts = np.bincount(sizes)
+    rest = np.array([1 - counts[size] / _number(players, int(size)) for size in sizes])
+    return attribution, np.sqrt((np.square(by_half) * rest) @ np.square(without_one))

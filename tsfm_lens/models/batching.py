@@ -66,6 +66,12 @@ class ForecastRequest:
             return self.num_samples or adapter.samples
         return len(adapter.levels) or 1 if self.horizon > adapter.longest_pass else 1
 
+    @property
+    def most(self) -> int | None:
+        """Most series of a native call, where its cost grows faster than its rows; None for no bound."""
+        rows = self.lens.adapter.rows_at_once
+        return None if rows is None else max(1, rows // self.paths)
+
     @cached_property
     def per_item(self) -> int:
         """Series of an item; all variates of one are forecast together."""
@@ -167,11 +173,9 @@ def plan(request: ForecastRequest, whole: Sequence[str] = (), kept: int = 0) -> 
         need = request.need(items) + kept
         items = fitting(need, items, request.memory, request.lens.device, comfort=not request.draws)
     fit = items * request.per_item
-    most = request.lens.adapter.rows_at_once
-    if most is not None:
-        # an item stays in one piece, however many series it has; beyond one pass each has a row per quantile
-        most //= 1 if request.draws else request.paths
-        fit = min(fit, max(most, request.per_item))
+    if request.most is not None:
+        # an item stays in one piece, however many series it has
+        fit = min(fit, max(request.most, request.per_item))
     ranges = []
     for start, stop in request.blocks:
         number = -(-(stop - start) // fit)

@@ -16,6 +16,7 @@ from tsfm_lens.data.text import to_csv
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
+from tsfm_lens.explain.parts import COMPONENTS
 from tsfm_lens.explain.scenarios import explain_change, what_if
 from tsfm_lens.explain.segments import item_rows
 from tsfm_lens.extensions import extensible
@@ -25,7 +26,7 @@ from tsfm_lens.report import pipeline
 from tsfm_lens.verdict import verdict
 from tsfm_lens.viz.covariate_use import covariate_totals
 from tsfm_lens.viz.input_attribution import input_totals, read_inputs
-from tsfm_lens.viz.saving import printed, write_together
+from tsfm_lens.viz.saving import browser_at, printed, write_together
 from tsfm_lens.viz.scenarios import ANSWERS
 
 __all__ = ["SECTIONS", "Explanation", "explain"]
@@ -78,9 +79,11 @@ class Explanation(dict[str, xr.Dataset]):
         contents = {place / "explanation.json": json.dumps(self.summary(), indent=1, allow_nan=False).encode()}
         for name, data in self.items():
             contents[place / "numbers" / f"{name}.nc"] = bytes(data.to_netcdf(engine="scipy"))
-            tables = {each.table: each.name for each in find(data.attrs["kind"]).figures[::-1] if each.table}
-            labelled = {name if not at else figure: table for at, (table, figure) in enumerate([*tables.items()][::-1])}
-            for label, table in (labelled or {name: _largest}).items():
+            tables: dict[str, Any] = {}
+            for figure in find(data.attrs["kind"]).figures:
+                if figure.table and figure.table not in tables.values():
+                    tables[figure.name if tables else name] = figure.table
+            for label, table in (tables or {name: _largest}).items():
                 contents[place / "numbers" / f"{label}.csv"] = to_csv(table(data)).encode()
         return write_together(contents)
 
@@ -126,7 +129,7 @@ def explain(
             :func:`tsfm_lens.explain.attribute_inputs`; each section's own if None.
         changes, start, stop: what if the input were another, see :func:`tsfm_lens.explain.what_if`.
         since: an earlier run, from which the change is explained, see :func:`tsfm_lens.explain.explain_change`.
-        pdf: print the page to index.pdf as well, in the browser at hand.
+        pdf: print the page of ``out`` to index.pdf as well, in the browser at hand.
         sections, options, title, sources, progress, left_out: see :func:`tsfm_lens.report.pipeline.report`.
 
     Returns:
@@ -135,15 +138,18 @@ def explain(
     Raises:
         UnknownNameError: no such item, method, reference or section.
         InputError: no section can be computed, or the folder cannot be written.
-        RenderError: a PDF is asked for, and there is no browser; the other files are written.
+        RenderError: a PDF is asked for, and there is no browser.
 
     Example:
         >>> list(explanation.explain(driven, sections=("forecast", "covariate_use")))
         ['forecast', 'covariate_use']
     """
-    refuse_unknown(method, reference)
+    refuse_unknown(method, reference, parts)
     if out is not None:
         pipeline.page_at(out)
+    if pdf:
+        # before anything runs
+        browser_at()
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, sections_for(run.batch, sections), missing)
     run = _first(run, item)
@@ -193,8 +199,10 @@ def judged(results: Mapping[str, xr.Dataset]) -> tuple[str, list[str]]:
     return verdict(*tests) if tests else ("", [])
 
 
-def refuse_unknown(method: str | None, reference: Reference) -> None:
-    """Refuse unknown names of methods and references, before anything runs."""
+def refuse_unknown(method: str | None, reference: Reference, parts: Any = None) -> None:
+    """Refuse unknown names of methods, references and parts, before anything runs."""
+    if isinstance(parts, str) and parts != COMPONENTS:
+        raise unknown_name("way to cut the past", parts, [COMPONENTS])
     if method is not None and method not in METHODS:
         raise unknown_name("method", method, METHODS)
     if isinstance(reference, str) and reference not in REFERENCES:

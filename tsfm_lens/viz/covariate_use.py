@@ -42,14 +42,14 @@ def read_use(ds: xr.Dataset) -> list[str]:
 
 def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
     """List worth, response and share of each covariate, medians over series in MASE; None where not measured."""
-    shuffled, held = (names(ds, "way").index(way) for way in ("shuffled", "constant"))
+    order, level = (names(ds, "way").index(way) for way in ("shuffled", "constant"))
     columns = {
-        "worth": array(ds, "worth_size", "covariate", "way")[:, shuffled] if "worth" in ds else None,
-        "worth_significant": array(ds, "worth_significant", "covariate", "way")[:, shuffled] if "worth" in ds else None,
+        "worth": array(ds, "worth_size", "covariate", "way")[:, order] if "worth" in ds else None,
+        "worth_significant": array(ds, "worth_significant", "covariate", "way")[:, order] if "worth" in ds else None,
         "slope": array(ds, "slope_size", "covariate"),
         "slope_significant": array(ds, "slope_significant", "covariate"),
         "step": medians(array(ds, "step_size", "covariate", "series")),
-        "share": array(ds, "moved_size", "covariate", "way")[:, held],
+        "share": array(ds, "moved_size", "covariate", "way")[:, level],
     }
     parts = medians(array(ds, "share", "covariate", "part", "series"))
     columns |= {f"share of {part}": parts[:, at] for at, part in enumerate(names(ds, "part"))}
@@ -73,10 +73,8 @@ def _scale(ds: xr.Dataset) -> tuple[np.ndarray, str]:
 
 def _steps(ds: xr.Dataset, place: int) -> str:
     """Name the step of a response: of two values both, else a standard deviation, and its size if series agree."""
-    value, size = (
-        array(ds, "value", "shift", "series", covariate=place),
-        array(ds, "step_size", "series", covariate=place),
-    )
+    value = array(ds, "value", "shift", "series", covariate=place)
+    size = array(ds, "step_size", "series", covariate=place)
     two, finite = np.isnan(value[0]).all(), size[np.isfinite(size)]
     same = len(finite) and np.allclose(finite, finite[0])
     if two:
@@ -91,29 +89,26 @@ def _response(ds: xr.Dataset, place: int) -> str:
     if not slope.acts[place]:
         return ""
     scale, unit = _scale(ds)
-    told = slope.told(place, lambda value: f"{signed(value * float(scale[0]))} {after_number(unit)}", over=True)
+    size = slope.told(place, lambda value: f"{signed(value * float(scale[0]))} {after_number(unit)}", over=True)
     line = medians(array(ds, "response", "shift", "series", covariate=place))
     rises = np.diff(line[np.isfinite(line)])
     up, down = float(rises[rises > 0].sum()), float(-rises[rises < 0].sum())
     way = "bends" if min(up, down) > _BENT * max(up, down) else "rises" if slope.size[place] > 0 else "falls"
     sure = ", significantly" * bool(slope.significant[place])
-    return f"Response: the forecast {way} with it{sure}, {told} for {_steps(ds, place)}."
+    return f"Response: the forecast {way} with it{sure}, {size} for {_steps(ds, place)}."
 
 
 def _share(ds: xr.Dataset, place: int) -> str:
     """State the size of its effect, and of a known covariate which part its past and its known future have."""
-    size, scale_unit = (
-        array(ds, "moved", "way", "series", covariate=place)[names(ds, "way").index("constant")],
-        _scale(ds),
-    )
-    scale, unit = scale_unit
+    scale, unit = _scale(ds)
+    size = array(ds, "moved", "series", covariate=place, way=names(ds, "way").index("constant"))
     parts = medians(array(ds, "share", "part", "series", covariate=place) * scale)
     total = float(medians((size * scale)[None])[0])
     if not total > 0:
         return ""
     split = ", ".join(f"{part} {num(float(value))}" for part, value in zip(names(ds, "part"), parts, strict=True))
-    known = str(ds["role_of"].values[place]) == "known"
-    return f"Share: {num(total)} {after_number(unit)}, its mean absolute effect{f' ({split})' * known}."
+    split = f" ({split})" if str(ds["role_of"].values[place]) == "known" else ""
+    return f"Share: {num(total)} {after_number(unit)}, its mean absolute effect{split}."
 
 
 def _size(ds: xr.Dataset, place: int) -> str:
@@ -188,7 +183,7 @@ _MAX_PANELS, _MAX_LINES = 6, 200
 def response_curves(ds: xr.Dataset) -> go.Figure:
     """Draw the change of the forecast against the value of each covariate: a line per series, median, and 80 % of them.
 
-    Values that differ between series are drawn in standard deviations from what they were.
+    Values that differ between series are rows in standard deviations from what they were.
     """
     size = np.abs(np.nan_to_num(array(ds, "slope_size", "covariate")))
     places = [int(at) for at in np.argsort(-size, kind="stable")[:_MAX_PANELS]]
@@ -196,7 +191,7 @@ def response_curves(ds: xr.Dataset) -> go.Figure:
     titles = [(labels[place], stretch[str(ds["role_of"].values[place])]) for place in places]
     canvas = panel_grid(titles, row_height=190, most=3, least=200, own_x=True)
     scale, unit = _scale(ds)
-    for panel, place in zip(canvas, places, strict=False):
+    for panel, place in zip(canvas, places, strict=True):
         _draw_response(panel, ds, place, scale, unit)
     canvas.panel().y(f"change of the forecast,\nmean over steps ({unit})", nticks=6)
     fewer = f"the {len(places)} steepest of {len(labels)}" if len(places) < len(labels) else ""
@@ -209,24 +204,27 @@ def _draw_response(panel: Panel, ds: xr.Dataset, place: int, scale: np.ndarray, 
     change = array(ds, "response", "series", "shift", covariate=place) * scale[:, None]
     value = array(ds, "value", "series", "shift", covariate=place)
     ids, step = names(ds, "series"), array(ds, "step_size", "series", covariate=place)
-    drawn = np.flatnonzero(np.isfinite(change).any(1))
+    rows = np.flatnonzero(np.isfinite(change).any(1))
     middle = names(ds, "shift").index("0")
-    same = len(drawn) and np.allclose(value[drawn], value[drawn[0]], equal_nan=True)
+    # of two values the ends agree, whatever lies between
+    ends = np.delete(value[rows], middle, axis=1)
+    same = len(rows) and np.allclose(ends, ends[0], equal_nan=True)
     if not same:
         value = (value - value[:, [middle]]) / step[:, None]
     panel.x("value" if same else "change (standard deviations)", nticks=5)
-    several = len(drawn) > 1
-    for row in drawn[:_MAX_LINES] if several else ():
+    several = len(rows) > 1
+    for row in rows[:_MAX_LINES] if several else ():
         order = np.argsort(np.where(np.isfinite(change[row]), value[row], np.inf))[: np.isfinite(change[row]).sum()]
         hover = f"{plain(ids[row])}<br>value %{{x:.4g}}<br>%{{y:+.3g}} {plain(unit)}"
         panel.line(value[row, order], change[row, order], "one series", hover, colour=mixed(GREY, 0.45), width=0.7)
-    if not len(drawn):
+    if not len(rows):
         return
-    x, y = (np.nanmedian(each[drawn][:, np.isfinite(change[drawn]).any(0)], axis=0) for each in (value, change))
+    points = np.flatnonzero(np.isfinite(change).any(0))
+    x, y = (np.nanmedian(each[np.ix_(rows, points)], axis=0) for each in (value, change))
     order = np.argsort(x)
     if several:
-        low, high = np.nanquantile(change[drawn][:, np.isfinite(change[drawn]).any(0)], (0.1, 0.9), axis=0)
+        low, high = np.nanquantile(change[np.ix_(rows, points)], (0.1, 0.9), axis=0)
         panel.band(x[order], low[order], high[order], mixed(BLUE, 0.22), "80 % of series", legend=True)
-    name = "median over series" if several else ids[int(drawn[0])]
+    name = "median over series" if several else ids[int(rows[0])]
     panel.line(x[order], y[order], name, f"value %{{x:.4g}}<br>%{{y:+.3g}} {plain(unit)}", colour=BLUE, width=2, dots=5)
     panel.level(0.0)

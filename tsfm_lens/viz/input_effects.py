@@ -111,9 +111,9 @@ def input_dependence(ds: xr.Dataset, *, top: int = 6) -> go.Figure:
     # a whole context has the mean of a context, and so no height
     order = np.array([place for place in order if np.isfinite(value[place]).any()] or order[:1])[:top]
     canvas = panel_grid([(labels[place],) for place in order], row_height=170, most=3, least=200, own_x=True)
-    for panel, place in zip(canvas, order, strict=False):
-        words = [f"{plain(name)}<br>%{{x:+.3g}} standard deviations<br>%{{y:+.3g}} MASE" for name in ids]
-        panel.dots(value[place], effect[place], "", "", size=_DOT, colour=BLUE, hovertemplate=words)
+    for panel, place in zip(canvas, order, strict=True):
+        hover = "%{text}<br>values %{x:+.3g} standard deviations from their mean<br>%{y:+.3g} MASE"
+        panel.dots(value[place], effect[place], "", hover, size=_DOT, colour=BLUE, text=[plain(name) for name in ids])
         panel.level(0.0)
         panel.x("values (standard deviations)", nticks=5)
     canvas.panel().y("moves the forecast\nby (MASE)", nticks=6)

@@ -23,7 +23,7 @@ __all__ = ["save"]
 FORMATS = ("html", "json", "png", "svg", "pdf")
 # without plotly's own "Share chart" button, which would upload the figure
 BROWSER_CONFIG = {"displaylogo": False, "showSendToCloud": False, "plotlyServerURL": "", "responsive": True}
-_PATIENCE = 60_000  # milliseconds of a page's own clock for its scripts
+_PATIENCE, _LONGEST = 60_000, 600  # milliseconds of a page's own clock for its scripts, and seconds for all
 _WIDTH = 800  # pixels of a static image whose figure sets no width: two journal columns at 12 px type
 
 
@@ -140,29 +140,33 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
     return _with_dots(drawing, 96 * options["scale"]) if options["format"] == "png" else drawing
 
 
+def browser_at() -> str:
+    """Return the path of a browser that prints; errors as in :func:`printed`."""
+    with _browser("pdf"):
+        from choreographer.browsers.chromium import Chromium
+        from choreographer.errors import ChromeNotFoundError
+
+        path = Chromium.find_browser(skip_local=False)
+        if path is None:
+            raise ChromeNotFoundError
+        return str(path)
+
+
 def printed(page: bytes) -> bytes:
     """Print an HTML page to PDF in a headless browser, once the scripts of the page have drawn.
 
     Raises:
         RenderError: kaleido, which finds the browser, or a browser is missing, or it fails.
     """
+    browser = browser_at()
     with _browser("pdf"), tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-        from choreographer.browsers.chromium import Chromium
-        from choreographer.errors import ChromeNotFoundError
-
-        browser, source, target = (
-            Chromium.find_browser(skip_local=False),
-            Path(folder, "page.html"),
-            Path(folder, "page.pdf"),
-        )
-        if browser is None:
-            raise ChromeNotFoundError
+        source, target = Path(folder, "page.html"), Path(folder, "page.pdf")
         source.write_bytes(page)
         how = ["--headless", "--disable-gpu", "--no-pdf-header-footer", f"--virtual-time-budget={_PATIENCE}"]
         # as root Chromium starts in no other way
         how += ["--no-sandbox"] * (getattr(os, "geteuid", lambda: 1)() == 0)
         command = [browser, *how, f"--user-data-dir={folder}/profile", f"--print-to-pdf={target}", source.as_uri()]
-        subprocess.run(command, check=True, capture_output=True, timeout=_PATIENCE / 100)
+        subprocess.run(command, check=True, capture_output=True, timeout=_LONGEST)
         if not target.exists():
             raise TimeoutError("it wrote nothing")
         return target.read_bytes()
