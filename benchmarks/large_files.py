@@ -1,6 +1,6 @@
 """One large file from end to end: read, forecast and worth of a covariate, by the command line and by the library.
 
-python -m benchmarks.large_files [--series 2000] [--steps 1000] [--horizon 48] [--worth 2000] [--model chronos2-nano]
+python -m benchmarks.large_files [--series 2000] [--steps 1000] [--horizon 48] [--worth 2000] [--items 200]
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from benchmarks.apart import apart, status
+
+_STEPS, _AHEAD = 192, 24  # of the table of items
 
 
 def table(series: int, steps: int, horizon: int) -> pd.DataFrame:
@@ -32,12 +35,13 @@ def table(series: int, steps: int, horizon: int) -> pd.DataFrame:
     return pd.DataFrame({"site": ids, "time": np.tile(stamps, series), **columns})
 
 
-def command(*words: str) -> tuple[float, int]:
-    """Seconds of a command, start of Python included, and the most bytes that it held."""
+def command(threads: int, *words: str) -> tuple[float, int]:
+    """Seconds of a command on so many threads, imports included, and the most bytes that it held."""
     from typer.testing import CliRunner
 
     from tsfm_lens.cli.common import app
 
+    torch.set_num_threads(threads)
     started = time.perf_counter()
     done = CliRunner().invoke(app, list(words))
     assert done.exit_code == 0, done.output
@@ -66,7 +70,7 @@ def library(model: str, file: str, horizon: int) -> tuple[float, int]:
 def main(arguments: list[str] | None = None) -> int:
     """Print a line for each part."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    for name, default in (("series", 2000), ("steps", 1000), ("horizon", 48), ("worth", 2000)):
+    for name, default in (("series", 2000), ("steps", 1000), ("horizon", 48), ("worth", 2000), ("items", 200)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--model", default="chronos2-nano")
     given = parser.parse_args(arguments)
@@ -80,12 +84,19 @@ def main(arguments: list[str] | None = None) -> int:
         page = ["--sections", "covariate_use", "--out", str(Path(folder, "page"))]
         rows: dict[str, tuple[Callable[..., tuple[float, int]], list[Any]]] = {
             "the library alone": (library, [given.model, file, given.horizon]),
-            "tsfm-lens forecast --csv": (command, ["forecast", given.model, "--data", file, *reading, "--csv"]),
+            "tsfm-lens forecast --csv": (command, [1, "forecast", given.model, "--data", file, *reading, "--csv"]),
             f"tsfm-lens explain --sections covariate_use, {given.worth} series": (
                 command,
-                ["explain", given.model, "--data", fewer, *reading, *page],
+                [1, "explain", given.model, "--data", fewer, *reading, *page],
             ),
         }
+        items = str(Path(folder, "items.csv"))
+        table(given.items, _STEPS, _AHEAD).to_csv(items, index=False, float_format="%.4f")
+        page[1] = "input_effects,covariate_use,forecast"
+        rows[f"tsfm-lens explain --sections {page[1]}, {given.items} series × {_STEPS}, two threads"] = (
+            command,
+            [2, "explain", given.model, "--data", items, *reading[:-1], str(_AHEAD), *page],
+        )
         for name, (work, words) in rows.items():
             seconds, held = apart(work, *words)
             print(f"{name}: {seconds:.1f} s, {held / 2**20:,.0f} MiB", flush=True)
