@@ -43,6 +43,8 @@ class Stage(BaseModel):
     log_floor: float = Field(default=0.0, ge=0)
     far: float = Field(default=FAR_SHARE, ge=0, le=1)
     short: float = Field(default=SHORT_SHARE, ge=0, le=1)
+    members: float = Field(default=0.75, ge=0, le=1)
+    drivers: dict[str, float] = Field(default_factory=dict)
 
 
 def trapezoid_rate(step: int, peak: float, *, first: int, last: int, warmup: int, decay: int) -> float:
@@ -148,19 +150,31 @@ def token_loss(
     return (losses * (weights / weights.mean()).to(losses.device)).mean()
 
 
+def near_future(past: torch.Tensor, future: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return futures, NaN further from the context than :data:`FAR` of its standard deviations; and those (rows, 1)."""
+    centre = past.nanmean(1, keepdim=True)
+    spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
+    return torch.where((future - centre).abs() <= FAR * spread, future, torch.nan), spread
+
+
+def log_quantile_loss(
+    quantiles: torch.Tensor, levels: torch.Tensor, future: torch.Tensor, spread: torch.Tensor, floor: float
+) -> torch.Tensor:
+    """Compute the mean over rows of log(loss + floor), the loss of forecasts (rows, level, time) relative to spread."""
+    levels, there = levels.to(future)[None, :, None], ~future.isnan()
+    error = torch.where(there, future, 0.0)[:, None] - quantiles[..., : future.shape[1]]
+    pinball = 2 * torch.maximum(levels * error, (levels - 1) * error) / spread[:, None]
+    losses = (pinball.mean(1) * there).sum(1) / there.sum(1)
+    return (losses + floor).log().mean()
+
+
 def patch_loss(model: PreTrainedModel, past: torch.Tensor, future: torch.Tensor, stage: Stage) -> torch.Tensor:
     """Compute the native quantile loss per forecast step on instance-normalised values, or its mean logarithm."""
     past, future = past.to(model.device), future.to(model.device)
-    centre = past.nanmean(1, keepdim=True)
-    spread = (past - centre).square().nanmean(1, keepdim=True).sqrt()
-    future = torch.where((future - centre).abs() <= FAR * spread, future, torch.nan)
+    future, spread = near_future(past, future)
     if not stage.log_floor:
         return model(context=past, target=future).loss / stage.horizon
     # a row without a spread has no relative error, and one without a future no error
     usable = (spread[:, 0] > 0) & (~future.isnan()).any(1)
     past, future, spread = past[usable], future[usable], spread[usable]
-    levels, there = model.quantiles.to(past)[None, :, None], ~future.isnan()
-    error = torch.where(there, future, 0.0)[:, None] - model(context=past).quantile_preds[..., : future.shape[1]]
-    pinball = 2 * torch.maximum(levels * error, (levels - 1) * error) / spread[:, None]
-    losses = (pinball.mean(1) * there).sum(1) / there.sum(1)
-    return (losses + stage.log_floor).log().mean()
+    return log_quantile_loss(model(context=past).quantile_preds, model.quantiles, future, spread, stage.log_floor)

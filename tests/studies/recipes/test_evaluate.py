@@ -69,17 +69,20 @@ def test_tuning_sees_no_test(
         return {"ratio": 0.5, "interval": (0.44449, 0.6)}
 
     monkeypatch.setattr(evaluate, "covariate_gain", gain)
+    monkeypatch.setattr(evaluate, "covariate_signs", lambda model, *, seed: seeds.append(seed) or {"negative": 0.5})
     monkeypatch.setattr(evaluate, "measure", lambda pipeline, cases, **options: measure(LastSeason(), cases[:1]))
     values = np.random.default_rng(0).normal(size=200)
     real = tmp_path / "real.npz"
     np.savez(real, **{f"{split}/a": values for split in ("validation", "records")}, **{"season/a": np.array(4)})
     for given in (None, real):
         evaluate.main(checkpoint_path("chronos2-nano"), real=given)
-    assert seeds == [evaluate.TEST_SEED, evaluate.VALIDATION_SEED]
+    assert seeds == [evaluate.TEST_SEED] * 2 + [evaluate.VALIDATION_SEED] * 2
     first, second = capsys.readouterr().out.split("test: MASE with known covariates / without: 0.500 (0.444 to 0.600)")
     assert "validation" not in first
+    second = second.replace("test: effects of the right sign: negative 50.0%", "", 1)
     assert "test" not in second
     assert "validation: MASE with known covariates" in second
+    assert second.count("effects of the right sign: negative 50.0%") == 1
 
 
 def test_real_series_to_tune_on_are_of_a_known_split(tmp_path: Path) -> None:
@@ -149,6 +152,28 @@ def test_chronos2_nano_uses_the_known_future_of_a_covariate() -> None:
     pipeline = BaseChronosPipeline.from_pretrained(str(checkpoint_path("chronos2-nano")))
     gain = covariate_gain(pipeline.model, count=12)
     assert gain["ratio"] < 0.7
+
+
+def test_signs_of_effects_are_those_of_what_a_model_does_with_a_covariate(monkeypatch: pytest.MonkeyPatch) -> None:
+    def always_up(pipeline: object, tasks: list[Any], *, horizon: int, **options: object) -> list[np.ndarray]:
+        return [np.repeat(task.covariates[0, -horizon:, None], 9, axis=1) for task in tasks]
+
+    monkeypatch.setattr(evaluate, "as_pipeline", lambda model: model)
+    monkeypatch.setattr(evaluate, "forecasts", always_up)
+    assert evaluate.covariate_signs(None, count=12) == {"negative": 0.0, "positive": 1.0}
+
+
+def test_hours_repeat_by_day_and_half_of_them_is_a_temperature() -> None:
+    plain, heated = (evaluate.hourly_cases(count=24, heated=heated) for heated in (False, True))
+    shares = []
+    for cold, warm in zip(plain, heated, strict=True):
+        assert cold.season == 24
+        assert cold.covariates is None
+        assert warm.covariates is not None
+        shares.append(np.corrcoef(warm.values - cold.values, warm.covariates[0])[0, 1] * warm.sign)
+        assert_close((warm.values - cold.values).std() / cold.values.std(), 1.0, depth=100)
+    assert_close(shares, np.ones(24), depth=100)
+    assert {case.sign for case in heated} == {-1, 1}
 
 
 def test_chronos_nano_copies_with_induction_heads() -> None:

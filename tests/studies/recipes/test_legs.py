@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 import torch
 from chronos import BaseChronosPipeline
+from chronos.chronos2.layers import Chronos2LayerNorm
 from chronos.chronos_bolt import ChronosBoltModelForForecasting
 from pydantic import ValidationError
 from safetensors.torch import load_file
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, T5ForConditionalGeneration
 from transformers.models.t5.modeling_t5 import T5LayerNorm
 
 from recipe_runs import assert_same_weights, resumed, run
@@ -20,9 +21,10 @@ from refusals import expect_error
 from tsfm_lens.errors import InputError
 from tsfm_lens.studies.recipes.export import as_pipeline, export, native_model
 from tsfm_lens.studies.recipes.models import build_model, widened
-from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe, recipe
+from tsfm_lens.studies.recipes.muon import Muon, MuonAdamW, layer_matrices
+from tsfm_lens.studies.recipes.recipe import RECIPES, Phase, TrainingRecipe, recipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
-from tsfm_lens.studies.recipes.train import MuonAdamW, Trainer, layer_matrices, main
+from tsfm_lens.studies.recipes.train import Trainer, main
 from tsfm_lens.testing import assert_close
 from tsfm_lens.training.series_source import Corpus
 from tsfm_lens.training.state import HISTORY
@@ -61,6 +63,22 @@ def test_muon_takes_the_matrices_of_the_layers(token_recipe: TrainingRecipe, cor
     assert rest == {id(weight) for weight in trainer.model.parameters()} - matrices
 
 
+def test_muon_is_that_of_torch_in_the_precision_of_the_weights() -> None:
+    torch.manual_seed(0)
+    own = [torch.nn.Parameter(torch.randn(size)) for size in ((8, 20), (20, 8), (8, 20))]
+    theirs = [torch.nn.Parameter(weight.detach().clone()) for weight in own]
+    settings = {"lr": 0.01, "weight_decay": 0.1}
+    optimizers = [Muon(own, **settings), torch.optim.Muon(theirs, **settings, adjust_lr_fn="match_rms_adamw")]
+    for _ in range(4):
+        for one, other in zip(own, theirs, strict=True):
+            one.grad = other.grad = torch.randn_like(one)
+        for optimizer in optimizers:
+            optimizer.step()
+    for one, other in zip(own, theirs, strict=True):
+        # five rounds in bfloat16, of steps of about 0.01
+        assert_close(one, other, depth=4 * 5, dtype=torch.bfloat16, magnitude=0.01)
+
+
 def three_legs(recipe: TrainingRecipe, *, from_mean: bool, config: dict[str, int] | None = None) -> TrainingRecipe:
     """The recipe with restarts at its third and sixth step of nine."""
     second = Phase(at=3, learning_rate=1e-2, decay=3)
@@ -93,12 +111,15 @@ def test_stages_and_restarts_come_in_order() -> None:
     assert TrainingRecipe(**made) == BOLT_NANO
 
 
-def test_a_command_that_cannot_go_on_draws_no_series(token_recipe: TrainingRecipe, tmp_path: Path) -> None:
+def test_a_command_that_cannot_go_on_draws_no_series(
+    token_recipe: TrainingRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     export(build_model(token_recipe), tmp_path / "token")
     np.savez(tmp_path / "real.npz", **{"training/a": np.arange(700.0)})
     where = {"out": tmp_path / "runs" / "run", "real": tmp_path / "real.npz"}
     expect_error("has other weights than bolt-nano", main, "bolt-nano", **where, start=tmp_path / "token")
-    expect_error("trained in one phase", main, "chronos2-nano", **where, start=tmp_path / "token")
+    monkeypatch.setitem(RECIPES, "one", token_recipe)
+    expect_error("trained in one phase", main, "one", **where, start=tmp_path / "token")
     for going_on in ({"resume": True}, {"end_within": 5}):
         expect_error(r"no state\.pt in", main, "bolt-nano", **where, **going_on)
         expect_error("--start begins the last phase", main, "bolt-nano", **where, start=tmp_path / "token", **going_on)
@@ -117,10 +138,11 @@ WIDER = {
 def outputs(model: PreTrainedModel, length: int = 30) -> torch.Tensor:
     """Logits of random tokens, or quantiles of random series, with gradients."""
     generator = torch.Generator().manual_seed(0)
-    if isinstance(model, ChronosBoltModelForForecasting):
+    if not isinstance(model, T5ForConditionalGeneration):
         series = torch.randn((3, length), generator=generator, dtype=model.dtype)
         series[0, : length // 3] = torch.nan
-        return model(context=series).quantile_preds
+        together = {} if isinstance(model, ChronosBoltModelForForecasting) else {"group_ids": torch.tensor([0, 0, 1])}
+        return model(context=series, **together).quantile_preds
     past, future = (torch.randint(3, model.config.vocab_size, (3, steps), generator=generator) for steps in (length, 7))
     return model(input_ids=past, decoder_input_ids=future).logits
 
@@ -135,10 +157,11 @@ def trained(plan: TrainingRecipe) -> PreTrainedModel:
     return model
 
 
-@pytest.fixture(params=["token_recipe", "patch_recipe"])
-def t5_recipe(request: pytest.FixtureRequest) -> TrainingRecipe:
-    """The tiny recipe of each kind that can be widened."""
-    return request.getfixturevalue(request.param)
+def growth(plan: TrainingRecipe) -> dict[str, int]:
+    """What a recipe of a kind can grow to: models with groups have no table of positions, and heads that rotate."""
+    if plan.kind != "group":
+        return WIDER
+    return {"d_model": 24, "d_kv": 8, "d_ff": 20}
 
 
 @pytest.fixture
@@ -149,13 +172,15 @@ def double_norms(monkeypatch: pytest.MonkeyPatch) -> None:
         variance = states.square().mean(-1, keepdim=True)
         return norm.weight * states * torch.rsqrt(variance + norm.variance_epsilon)
 
-    monkeypatch.setattr(T5LayerNorm, "forward", forward)
+    for norm in (T5LayerNorm, Chronos2LayerNorm):
+        monkeypatch.setattr(norm, "forward", forward)
 
 
 @pytest.mark.usefixtures("double_norms")
-@pytest.mark.parametrize("changes", [*({name: WIDER[name]} for name in ("d_model", "d_kv", "d_ff")), WIDER])
-def test_a_wider_model_gives_the_same_outputs(t5_recipe: TrainingRecipe, changes: dict[str, int]) -> None:
-    model = trained(t5_recipe)
+@pytest.mark.parametrize("part", ["d_model", "d_kv", "d_ff", "all"])
+def test_a_wider_model_gives_the_same_outputs(tiny: TrainingRecipe, part: str) -> None:
+    changes = growth(tiny) if part == "all" else {part: growth(tiny)[part]}
+    model = trained(tiny)
     before = {name: weight.clone() for name, weight in model.state_dict().items()}
     wider = widened(model, changes, seed=0)
     assert all(getattr(wider.config, name) == value for name, value in changes.items())
@@ -172,10 +197,10 @@ def test_recipes_widen_their_models_at_all_distances_that_they_meet(name: str, l
     assert_close(outputs(widened(model, changes, seed=0), length), outputs(model, length), depth=10_000)
 
 
-def test_every_new_weight_learns(t5_recipe: TrainingRecipe) -> None:
-    model = trained(t5_recipe)
+def test_every_new_weight_learns(tiny: TrainingRecipe) -> None:
+    model = trained(tiny)
     old = dict(model.named_parameters())
-    wider = widened(model, WIDER, seed=0)
+    wider = widened(model, growth(tiny), seed=0)
     optimizer = torch.optim.SGD(wider.parameters(), lr=0.1)
     generator = torch.Generator().manual_seed(3)
     for _ in range(2):
@@ -185,7 +210,7 @@ def test_every_new_weight_learns(t5_recipe: TrainingRecipe) -> None:
         optimizer.step()
     # the decoder of a patch model has one position, so that its self-attention has nothing to choose
     idle = ["relative", "shared"]
-    if t5_recipe.kind == "patch":
+    if tiny.kind == "patch":
         idle += ["decoder.block.0.layer.0.SelfAttention.q", "decoder.block.0.layer.0.SelfAttention.k"]
     for name, weight in wider.named_parameters():
         assert weight.grad is not None
@@ -198,8 +223,9 @@ def test_every_new_weight_learns(t5_recipe: TrainingRecipe) -> None:
 
 def test_what_cannot_grow_is_refused(token_recipe: TrainingRecipe, group_recipe: TrainingRecipe) -> None:
     model = build_model(token_recipe)
-    with pytest.raises(InputError, match=r"only Chronos and Chronos-Bolt .* Chronos2Model"):
-        widened(build_model(group_recipe), {"d_ff": 32}, seed=0)
+    with_groups = build_model(group_recipe)
+    expect_error("relative_attention_num_buckets", widened, with_groups, WIDER, seed=0)
+    expect_error("d_kv=6; expected a multiple of the model's 4", widened, with_groups, {"d_kv": 6}, seed=0)
     expect_error(r"d_models.*d_model", widened, model, {"d_models": 32}, seed=0)
     expect_error("d_ff=8 is below the model's 16", widened, model, {"d_ff": 8}, seed=0)
     with pytest.raises(InputError, match="two of the model's buckets"):

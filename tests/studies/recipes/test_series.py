@@ -11,8 +11,11 @@ from scipy.linalg import expm
 
 from tsfm_lens.errors import CheckpointError
 from tsfm_lens.studies.recipes import corpus as corpora
-from tsfm_lens.studies.recipes import families
+from tsfm_lens.studies.recipes import covariates, families
+from tsfm_lens.studies.recipes.models import build_model
+from tsfm_lens.studies.recipes.recipe import TrainingRecipe
 from tsfm_lens.testing import assert_close
+from tsfm_lens.training.losses import Stage
 from tsfm_lens.training.series_source import SeriesSource
 
 # the error of a method of fourth order falls by 2^4 when the step is halved, and by a term of the next order more
@@ -133,9 +136,10 @@ def test_no_training_series_are_told_where_to_come_from(tmp_path: Path) -> None:
 
 def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (("SHARES", (1.0,)), ("LAGS", (0,))):
-        monkeypatch.setattr(f"tsfm_lens.studies.recipes.corpus.{name}", value)
-    batch = corpora.covariate_batch(source, 0, mix={"harmonics": 1.0}, groups=30, context=40, horizon=8)
-    rows = corpora.standardised(torch.cat([batch.context, batch.future], 1)).view(30, 3, -1)
+        monkeypatch.setattr(f"tsfm_lens.studies.recipes.covariates.{name}", value)
+    stage = Stage(start=0, context=40, horizon=8, rows=30, mix={"harmonics": 1.0})
+    batch = covariates.covariate_batch(source, 0, stage)
+    rows = covariates.standardised(torch.cat([batch.context, batch.future], 1)).view(30, 3, -1)
     ids = batch.group_ids.view(30, 3)
     straight = 0
     for target, one, two, row_ids in zip(rows[:, 0], rows[:, 1], rows[:, 2], ids, strict=True):
@@ -149,3 +153,52 @@ def test_covariates_carry_their_share_of_the_target(source: SeriesSource, monkey
     known = ~batch.future_covariates.view(30, 3, 8).isnan().any(-1)
     assert not known[:, 0].any()
     assert (known[:, 1:] <= (ids[:, 1:] == ids[:, :1])).all()
+
+
+def test_drivers_take_the_place_of_the_series_that_move_a_target(source: SeriesSource) -> None:
+    stage = Stage(start=0, context=40, horizon=8, rows=20, mix={"harmonics": 1.0}, members=0.5)
+    driven = stage.model_copy(update={"drivers": {"motif_rough": 1.0}, "short": 0.0})
+    chance = np.random.default_rng([source.seed, 3, 3]).random((20, 2)) < 0.5
+    batch = covariates.covariate_batch(source, 3, driven)
+    ids = batch.group_ids.view(20, 3)
+    np.testing.assert_array_equal((ids[:, 1:] == ids[:, :1]).numpy(), chance)
+    assert batch.context.shape == (60, 40)
+    shorter = driven.model_copy(update={"short": 1.0, "context": 400})
+    sizes = {covariates.covariate_batch(source, step, shorter).context.shape for step in range(8)}
+    # about as many steps in each batch, but no more than four times the groups
+    assert all(16 <= context < 400 and 60 <= rows <= 240 for rows, context in sizes)
+    assert len(sizes) > 4
+
+
+def test_effects_bend_where_they_say() -> None:
+    line = torch.linspace(-2, 2, 41).expand(1, 5, -1)
+    shapes = covariates.bent(line, torch.full((1, 5, 1), 0.5), torch.arange(5).view(1, 5, 1))[0]
+    # where they turn: nowhere, a V and a U at the bend, and a line above or below it alone
+    assert (shapes[0].diff() > 0).all()
+    assert shapes[1].argmin() == shapes[2].argmin() == 25
+    assert (shapes[3][:25].diff().abs() < 1e-6).all()
+    assert (shapes[4][26:].diff().abs() < 1e-6).all()
+    assert_close(shapes.mean(-1), 0.0, depth=100, magnitude=2.0)
+    assert_close(shapes.square().mean(-1), 1.0, depth=100)
+
+
+def test_rows_count_by_the_logarithm_of_what_is_not_given(source: SeriesSource, group_recipe: TrainingRecipe) -> None:
+    stage = Stage(start=0, context=24, horizon=8, rows=6, mix={"harmonics": 1.0}, log_floor=0.03)
+    batch, model = covariates.covariate_batch(source, 0, stage), build_model(group_recipe).eval()
+    quantiles = model(
+        context=batch.context,
+        group_ids=batch.group_ids,
+        future_covariates=batch.future_covariates,
+        num_output_patches=2,
+    ).quantile_preds
+    losses = []
+    for row, levels in enumerate(quantiles):
+        past = batch.context[row][~batch.context[row].isnan()]
+        spread = past.std(correction=0)
+        if batch.future_covariates[row].isnan().all() and spread > 0:
+            near = (batch.future[row] - past.mean()).abs() <= 25 * spread
+            error = (batch.future[row] - levels)[:, near]
+            pinball = 2 * torch.maximum(model.quantiles[:, None] * error, (model.quantiles[:, None] - 1) * error)
+            losses.append(torch.log(pinball.mean() / spread + 0.03))
+    assert 0 < len(losses) < 18
+    assert_close(covariates.group_loss(model, batch, stage), torch.stack(losses).mean(), depth=1000)

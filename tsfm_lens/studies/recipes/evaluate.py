@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from statistics import NormalDist
 from typing import Annotated, Any
@@ -13,6 +14,7 @@ import torch
 import typer
 from chronos import ChronosPipeline
 from rich.table import Table
+from scipy.signal import lfilter
 from transformers import PreTrainedModel
 
 from tsfm_lens.console import console
@@ -40,6 +42,8 @@ class SkillCase:
     values: Array
     season: int
     covariates: Array | None = None
+    sign: int = 0
+    """That of the covariate's effect."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +259,34 @@ def covariate_cases(*, count: int = 48, length: int = 320, seed: int = TEST_SEED
         sign = rng.choice([-1.0, 1.0])
         values = rng.normal(0, 3) + (base / base.std() + sign * cause) * np.exp(rng.normal())
         kind = ("events", "weather", "noise")[row % 3]
-        cases.append(SkillCase(f"{row}: season of {season} and {kind}", values, season, cause[None]))
+        cases.append(SkillCase(f"{row}: season of {season} and {kind}", values, season, cause[None], int(sign)))
+    return cases
+
+
+def _drift(rng: np.random.Generator, length: int, hours: float) -> Array:
+    """Draw a standardised series whose memory fades over so many hours."""
+    memory = np.exp(-1 / hours)
+    values = lfilter([1.0], [1.0, -memory], rng.standard_normal(length + int(5 * hours)))[-length:]
+    return (values - values.mean()) / values.std()
+
+
+def hourly_cases(*, count: int = 48, length: int = 748, seed: int = TEST_SEED, heated: bool = False) -> list[SkillCase]:
+    """Draw held-out hours like those of M4, a day's shape in a week on a drift; `heated`: half is by a temperature."""
+    rng = np.random.default_rng([seed, 24])
+    hour = np.arange(length)
+    cases = []
+    for row in range(count):
+        kind, noise_scale = ("smooth", "wave")[row % 2], rng.choice([0.01, 0.03, 0.1])
+        work, rest = (np.convolve(np.tile(_cycle(rng, kind, 24), 3), np.ones(3) / 3, "same")[24:48] for _ in range(2))
+        off = rng.choice([0.0, 0.5, 1.0]) * ((hour + rng.integers(168)) // 24 % 7 >= 5)
+        base = np.resize(work, length) * (1 - off) + off * (0.5 * np.resize(work + rest, length) - 0.8)
+        base = base + rng.choice([0.0, 0.1, 0.3]) * _drift(rng, length, 120) + noise_scale * _drift(rng, length, 3)
+        base, sign = base / base.std(), int(rng.choice([-1, 1]))
+        heat = np.sin(2 * np.pi * (hour + rng.uniform(0, 24)) / 24) + rng.uniform(0.1, 1.0) * _drift(rng, length, 48)
+        heat = heat / heat.std()
+        values = rng.uniform(3, 30) + base + sign * heat * heated
+        name, temperature = f"{row}: {kind} days, noise {noise_scale}", 15 + rng.uniform(3, 8) * heat
+        cases.append(SkillCase(name, values, 24, temperature[None] if heated else None, sign))
     return cases
 
 
@@ -292,16 +323,29 @@ def real_cases() -> list[SkillCase]:
 
 
 def validation(model: PreTrainedModel, *, real: Path) -> dict[str, object]:
-    """Summarise skill on the validation sets, by name; with covariates also the ratio of with to without."""
+    """Summarise skill on the validation sets, by name; with covariates also their gain and the signs of effects."""
     pipeline = as_pipeline(model)
+    hours = [case for split in REAL_SPLITS for case in validation_cases(real, split) if case.season in (24, 48)]
     summaries: dict[str, object] = {
         "synthetic": summary(measure(pipeline, synthetic_cases(seed=VALIDATION_SEED))),
         "real": summary(measure(pipeline, validation_cases(real))),
         "records": summary(measure(pipeline, validation_cases(real, "records"))),
+        "hours": summary(measure(pipeline, hourly_cases(seed=VALIDATION_SEED))),
+        "real hours": summary(measure(pipeline, hours)),
     }
     if type(model).__name__ == "Chronos2Model":
         summaries["covariates"] = covariate_gain(model, seed=VALIDATION_SEED)
+        summaries["signs"] = covariate_signs(model, seed=VALIDATION_SEED)
     return summaries
+
+
+def _changed(task: ForecastWindow, horizon: int, *, rise: float) -> ForecastWindow:
+    """Return a task whose known future is raised by so many standard deviations, or reversed if that is 0."""
+    assert task.covariates is not None
+    changed = task.covariates.copy()
+    future = changed[:, -horizon:]
+    changed[:, -horizon:] = future + rise * changed.std() if rise else future[:, ::-1]
+    return replace(task, covariates=changed)
 
 
 def covariate_gain(model: PreTrainedModel, *, count: int = 48, seed: int = TEST_SEED) -> dict[str, Any]:
@@ -310,6 +354,29 @@ def covariate_gain(model: PreTrainedModel, *, count: int = 48, seed: int = TEST_
     with_them, without = (measure(pipeline, cases, covariates=use) for use in (True, False))
     ratios = [one.model / other.model for one, other in zip(with_them, without, strict=True)]
     return {"ratio": geometric_mean(ratios), "interval": interval(ratios)}
+
+
+def covariate_signs(
+    model: PreTrainedModel, *, count: int = 96, horizon: int = 24, seed: int = TEST_SEED
+) -> dict[str, float]:
+    """Compute the share of cases in which the forecast moves with a known covariate by the right sign, by sign.
+
+    The covariate carries half of the variance; in half of the cases it is the temperature of hours. Its future is
+    reversed, and raised by a standard deviation; the forecast must move the right way both times.
+    """
+    cases = [*covariate_cases(count=count, seed=seed), *hourly_cases(count=count, seed=seed, heated=True)]
+    tasks = [next(windows(case, horizon)) for case in cases]
+    forecast = partial(forecasts, as_pipeline(model), horizon=horizon, seed=0, covariates=True)
+    before, signs, right = forecast(tasks), np.array([case.sign for case in cases]), np.ones(len(cases), dtype=bool)
+    for rise in (0.0, 1.0):
+        others = [_changed(task, horizon, rise=rise) for task in tasks]
+        for row, (old, new, task, other) in enumerate(zip(before, forecast(others), tasks, others, strict=True)):
+            assert task.covariates is not None
+            assert other.covariates is not None
+            change = (other.covariates - task.covariates)[0, -horizon:]
+            # a future of events may be its own reverse
+            right[row] &= not change.any() or signs[row] * float((new - old)[:, 4] @ change) > 0
+    return {name: float(right[signs == sign].mean()) for name, sign in (("negative", -1), ("positive", 1))}
 
 
 def skill_table(title: str, skills: list[Skill]) -> Table:
@@ -351,8 +418,10 @@ def main(
     if seed is not None and real is not None:
         raise InputError(f"--seed {seed} and --real {real} ask for different series; give one of them")
     sets = {"test: synthetic seasons": synthetic_cases(), "test: bundled real series": real_cases()}
+    sets["test: synthetic hours"] = hourly_cases()
     if real is not None:
         sets = {"validation: synthetic seasons": synthetic_cases(seed=VALIDATION_SEED)}
+        sets["validation: synthetic hours"] = hourly_cases(seed=VALIDATION_SEED)
         sets |= {f"validation: real series ({split})": validation_cases(real, split) for split in REAL_SPLITS}
     if seed is not None:
         sets = {f"synthetic seasons of seed {seed}": synthetic_cases(seed=seed)}
@@ -368,6 +437,10 @@ def main(
         low, high = gain["interval"]
         which = "test" if real is None else "validation"
         console().print(f"{which}: MASE with known covariates / without: {gain['ratio']:.3f} ({low:.3f} to {high:.3f})")
+        shares = covariate_signs(pipeline.model, seed=gain_seed)
+        console().print(
+            f"{which}: effects of the right sign: " + ", ".join(f"{of} {s:.1%}" for of, s in shares.items())
+        )
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import (
     AttentionInterface,
     AttentionMaskInterface,
+    PretrainedConfig,
     PreTrainedModel,
     T5Config,
     T5ForConditionalGeneration,
@@ -143,14 +144,16 @@ NEW_SHARE = 0.5
 
 def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) -> PreTrainedModel:
     """Widen a model to one with the same logits or quantiles, up to the epsilon of its norms and their rounding."""
-    if not isinstance(model, T5ForConditionalGeneration | ChronosBoltModelForForecasting):
-        raise InputError(f"only Chronos and Chronos-Bolt are widened, not {type(model).__name__}")
+    with_groups = isinstance(model, Chronos2Model)
+    entries = WIDTHS if with_groups else (*WIDTHS, *BUCKETS)
     for name, value in changes.items():
-        if name not in (*WIDTHS, *BUCKETS):
-            raise unknown_name("entry that can grow", name, [*WIDTHS, *BUCKETS])
+        if name not in entries:
+            raise unknown_name("entry that can grow", name, entries)
         if value < getattr(model.config, name):
             raise InputError(f"{name}={value} is below the model's {getattr(model.config, name)}; a model only grows")
-    config = T5Config(**copy.deepcopy(model.config.to_dict()) | dict(changes))
+    config = type(model.config)(**copy.deepcopy(model.config.to_dict()) | dict(changes))
+    if with_groups and config.d_kv % model.config.d_kv:
+        raise InputError(f"d_kv={config.d_kv}; expected a multiple of the model's {model.config.d_kv}, as it rotates")
     generator = torch.Generator().manual_seed(seed)
     with torch.random.fork_rng(devices=[]):
         wider = type(model)(config).to(model.dtype)
@@ -167,7 +170,7 @@ def widened(model: PreTrainedModel, changes: Mapping[str, Any], *, seed: int) ->
 
 
 def _wider(
-    name: str, old: Tensor, shape: torch.Size, config: T5Config, generator: torch.Generator, *, same_gain: bool
+    name: str, old: Tensor, shape: torch.Size, config: PretrainedConfig, generator: torch.Generator, *, same_gain: bool
 ) -> Tensor:
     """Return the weight `old` in the corner of one of `shape`."""
     kind, heads = name.split(".")[-2], config.num_heads
@@ -179,10 +182,12 @@ def _wider(
         return torch.cat([gain * old, old.new_full((shape[0] - len(old),), gain)])
     if kind in ("q", "k", "v"):
         new = random.view(heads, -1, shape[1])
-        new[:, : config.d_kv, : config.d_model] = old.view(heads, config.d_kv, -1)
+        places = _places(config, new.shape[1]) if kind != "v" else torch.arange(config.d_kv)
         if kind == "k":
             # a new feature of the scores is 0 until its key is learnt
-            new[:, config.d_kv :] = 0.0
+            free = torch.ones(new.shape[1], dtype=torch.bool).index_fill(0, places, False)
+            new[:, free] = 0.0
+        new[:, places, : config.d_model] = old.view(heads, config.d_kv, -1)
         return new.reshape(shape)
     new = random if kind in ("wi", "hidden_layer") else torch.zeros(shape, dtype=old.dtype)
     if kind == "o":
@@ -191,6 +196,14 @@ def _wider(
         return new.reshape(shape)
     new[: old.shape[0], : old.shape[1]] = old
     return new
+
+
+def _places(config: PretrainedConfig, size: int) -> Tensor:
+    """Return where the features of a head's queries and keys go in one of `size`: pairs that rotate keep their rate."""
+    if not isinstance(config, Chronos2CoreConfig):
+        return torch.arange(config.d_kv)
+    half, times = config.d_kv // 2, size // config.d_kv
+    return (times * torch.arange(half)[None] + torch.tensor([[0], [size // 2]])).flatten()
 
 
 def _finer_table(table: Tensor, before: T5Config, after: T5Config, *, bidirectional: bool) -> Tensor:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
 import typer
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.places import refuse_unwritable
-from tsfm_lens.studies.recipes.corpus import covariate_batch, group_loss, load_corpus
+from tsfm_lens.studies.recipes.corpus import load_corpus
+from tsfm_lens.studies.recipes.covariates import covariate_batch, group_loss
 from tsfm_lens.studies.recipes.export import export, native_model, open_pipeline
 from tsfm_lens.studies.recipes.models import build_model, widened
+from tsfm_lens.studies.recipes.muon import BETAS, MuonAdamW
 from tsfm_lens.studies.recipes.recipe import Phase, TrainingRecipe
 from tsfm_lens.studies.recipes.recipe import recipe as find_recipe
 from tsfm_lens.training import Plan, Training
@@ -26,55 +27,6 @@ from tsfm_lens.training.command import run_command
 from tsfm_lens.training.losses import Stage, patch_loss, token_loss
 from tsfm_lens.training.series_source import Corpus, SeriesSource
 from tsfm_lens.training.state import STATE, put_back, read_state, run_files, snapshot_files
-
-BETAS = (0.9, 0.98)
-MOMENTUM = 0.95
-
-
-def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
-    """Return weights of the linear layers that are trained, without those that an embedding shares."""
-    tables = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
-    linears = (module for module in model.modules() if isinstance(module, nn.Linear))
-    weights = {id(linear.weight): linear.weight for linear in linears}
-    return [weight for key, weight in weights.items() if key not in tables and weight.requires_grad]
-
-
-class MuonAdamW(torch.optim.Optimizer):
-    """Muon for the matrices of the layers, AdamW for all other weights."""
-
-    def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
-        # the two optimisers hold all state, so the base class, which is here for its type, is left uninitialised
-        matrices = layer_matrices(model)
-        matrix_ids = {id(weight) for weight in matrices}
-        rest = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in matrix_ids]
-        self.adamw = torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=BETAS)
-        self.muon = torch.optim.Muon(
-            matrices, lr=lr, weight_decay=weight_decay, momentum=MOMENTUM, adjust_lr_fn="match_rms_adamw"
-        )
-
-    @property
-    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """Parameter groups of AdamW, then those of Muon."""
-        return [*self.adamw.param_groups, *self.muon.param_groups]
-
-    def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
-        with torch.enable_grad():
-            loss = closure()
-        self.adamw.step()
-        self.muon.step()
-        return loss
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        self.adamw.zero_grad(set_to_none)
-        self.muon.zero_grad(set_to_none)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"adamw": self.adamw.state_dict(), "muon": self.muon.state_dict()}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.adamw.load_state_dict(state_dict["adamw"])
-        self.muon.load_state_dict(state_dict["muon"])
-
 
 SAVE_EVERY = 200
 CHECKPOINTS, LATER_CHECKPOINTS = 20, 9
@@ -103,13 +55,17 @@ class RecipeTask:
     def loss(self, step: int, stage: Stage | None = None) -> Tensor:
         """Compute the loss of the batch of a step; by another stage than the step's own if one is given."""
         stage = stage or self.recipe.stage(step)
-        sizes = {"context": stage.context, "horizon": stage.horizon}
         with torch.autocast("cuda", torch.bfloat16, enabled=self.device.startswith("cuda")):
             if self.recipe.kind == "group":
-                groups = covariate_batch(self.source, step, mix=stage.mix, groups=stage.rows, **sizes)
-                return group_loss(self.model, groups, stage)
+                return group_loss(self.model, covariate_batch(self.source, step, stage), stage)
             context, future = self.source.batch(
-                step, mix=stage.mix, rows=stage.rows, far=stage.far, short=stage.short, **sizes
+                step,
+                mix=stage.mix,
+                rows=stage.rows,
+                context=stage.context,
+                horizon=stage.horizon,
+                far=stage.far,
+                short=stage.short,
             )
             if self.recipe.kind == "token":
                 return token_loss(self.model, context, future, stage, seed=step)

@@ -1,0 +1,95 @@
+"""Muon for the matrices of a model's layers, AdamW for its other weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+BETAS = (0.9, 0.98)
+MOMENTUM = 0.95
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ROUNDS = 5
+
+
+def layer_matrices(model: nn.Module) -> list[torch.Tensor]:
+    """Return weights of the linear layers that are trained, without those that an embedding shares."""
+    tables = {id(table.weight) for table in model.modules() if isinstance(table, nn.Embedding)}
+    linears = (module for module in model.modules() if isinstance(module, nn.Linear))
+    weights = {id(linear.weight): linear.weight for linear in linears}
+    return [weight for key, weight in weights.items() if key not in tables and weight.requires_grad]
+
+
+def orthogonalised(matrices: Tensor) -> Tensor:
+    """Bring the singular values of matrices (matrix, row, column) near 1 by five rounds of Newton and Schulz."""
+    wide = matrices if matrices.shape[1] <= matrices.shape[2] else matrices.mT
+    wide = wide / wide.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    first, second, third = COEFFICIENTS
+    for _ in range(ROUNDS):
+        gram = wide @ wide.mT
+        wide = first * wide + (second * gram + third * gram @ gram) @ wide
+    return wide if matrices.shape[1] <= matrices.shape[2] else wide.mT
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon (Jordan et al. 2024) with Nesterov's momentum and steps as large as AdamW's, of all matrices of one shape.
+
+    Its products are in the precision of the weights. Those of torch's own are in bfloat16, which many CPUs emulate.
+    """
+
+    def __init__(self, matrices: Sequence[Tensor], *, lr: float, weight_decay: float) -> None:
+        super().__init__(matrices, {"lr": lr, "weight_decay": weight_decay})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            updates: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+            for weight in group["params"]:
+                if weight.grad is None:
+                    continue
+                mean = self.state[weight].setdefault("momentum_buffer", torch.zeros_like(weight))
+                mean.lerp_(weight.grad, 1 - MOMENTUM)
+                updates.setdefault(weight.shape, []).append((weight, weight.grad.lerp(mean, MOMENTUM)))
+            for shape, pairs in updates.items():
+                size = 0.2 * max(shape) ** 0.5 * group["lr"]
+                for (weight, _), step in zip(
+                    pairs, orthogonalised(torch.stack([new for _, new in pairs])), strict=True
+                ):
+                    weight.mul_(1 - group["lr"] * group["weight_decay"]).sub_(step, alpha=size)
+
+
+class MuonAdamW(torch.optim.Optimizer):
+    """Muon for the matrices of the layers, AdamW for all other weights."""
+
+    def __init__(self, model: nn.Module, *, lr: float, weight_decay: float) -> None:
+        # the two optimisers hold all state, so the base class, which is here for its type, is left uninitialised
+        matrices = layer_matrices(model)
+        matrix_ids = {id(weight) for weight in matrices}
+        rest = [weight for weight in model.parameters() if weight.requires_grad and id(weight) not in matrix_ids]
+        self.adamw = torch.optim.AdamW(rest, lr=lr, weight_decay=weight_decay, betas=BETAS)
+        self.muon = Muon(matrices, lr=lr, weight_decay=weight_decay)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Parameter groups of AdamW, then those of Muon."""
+        return [*self.adamw.param_groups, *self.muon.param_groups]
+
+    def step(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        with torch.enable_grad():
+            loss = closure()
+        self.adamw.step()
+        self.muon.step()
+        return loss
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        self.adamw.zero_grad(set_to_none)
+        self.muon.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"adamw": self.adamw.state_dict(), "muon": self.muon.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.adamw.load_state_dict(state_dict["adamw"])
+        self.muon.load_state_dict(state_dict["muon"])
