@@ -190,7 +190,7 @@ def test_a_wider_model_gives_the_same_outputs(tiny: TrainingRecipe, part: str) -
 
 
 @pytest.mark.usefixtures("double_norms")
-@pytest.mark.parametrize(("name", "length"), [("chronos-nano", 300), ("bolt-nano", 512)])
+@pytest.mark.parametrize(("name", "length"), [("chronos-nano", 300), ("bolt-nano", 512), ("chronos2-nano", 512)])
 def test_recipes_widen_their_models_at_all_distances_that_they_meet(name: str, length: int) -> None:
     plan = recipe(name)
     model, (changes,) = trained(plan), [phase.config for phase in plan.restarts if phase.config]
