@@ -229,7 +229,7 @@ def measures() -> dict[str, float]:
 
 BOUNDS = {
     "core lines": 55_000,
-    "studies lines": 16_200,
+    "studies lines": 16_500,
     "tests lines": 38_500,
     "upward imports": 0,
     "largest circle": 0,
