@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -162,3 +163,21 @@ def test_a_covariate_of_two_values_is_held_at_each() -> None:
     assert one["value"].sel(shift=[-1, 0, 1]).values.tolist() == [0, 1.5, 3]
     assert np.isnan(one["response"].sel(shift=[-2, 2])).all()
     assert_close(one["slope"], high - low, **close)
+
+
+def test_words_that_a_change_leaves_out_of_the_context_keep_their_numbers() -> None:
+    """Chronos-2 numbers words by the context, in which a constant past has one alone."""
+    days, rng = pd.date_range("2025-01-01", periods=120, freq="D"), np.random.default_rng(0)
+    words = np.where(rng.random(120) < 0.3, "yes", "no")
+    sales = 20 + 8 * (words == "yes") + rng.normal(size=120)
+    frame = pd.DataFrame({"day": days, "sales": sales, "promo": words})
+    lens = tsfm_lens.load("chronos2-nano")
+    run = lens.run(frame[:106], 14, future=frame[106:].drop(columns="sales"))
+    found = covariate_use(run)
+    same = lens.run(lens.adapter.numbered(run.batch), 14)
+    others = covariate_use(same)
+    # of numbers the mean is constant, of words the most frequent one
+    for way in ("removed", "shuffled"):
+        assert_close(found["moved"].sel(way=way), others["moved"].sel(way=way), depth=100, dtype=np.float32)
+    assert np.isfinite(found["share"]).all()
+    assert found["slope"].item() > 0

@@ -49,6 +49,8 @@ class SeriesBatch:
         categories: names of the categories of a covariate, whose values are their numbers from 0; None of others.
         static: properties of each series by name, which no model reads.
         items: series that each window was cut from; by default its own id.
+        clock: zone of the clock that dates without an offset are of, where the series stand on that of UTC; "UTC" if
+            their timestamps came with offsets, "" if they stand on the clock of their timestamps.
 
     Raises:
         InputError: a series is empty, infinite, all NaN or beyond single precision, or the lists contradict each other.
@@ -70,6 +72,7 @@ class SeriesBatch:
     categories: tuple[tuple[str, ...] | None, ...] = ()
     static: tuple[Mapping[str, Any], ...] = ()
     items: tuple[str, ...] = ()
+    clock: str = ""
 
     def __post_init__(self) -> None:
         if not len(self.values):
@@ -349,7 +352,8 @@ class SeriesBatch:
             name: tuple(item for batch in batches for item in getattr(batch, name))
             for name in ("values", "notes", *COLUMNS)
         }
-        return cls(**fields)
+        clocks = {batch.clock for batch in batches}
+        return cls(**fields, clock=clocks.pop() if len(clocks) == 1 else "")
 
 
 def batch_of(rows: Sequence[Mapping[str, Any]], **common: Any) -> SeriesBatch:

@@ -87,8 +87,9 @@ def from_frame(
     fixed = {time, *roles, *(columns if named or len(columns) == 1 else ())}
     _check_rows(frame, unread, pd.Series(0 if ids is None else ids, frame.index, name=key), times, fixed)
     grids: list[Grid] | None = None
+    in_utc = False
     if times is not None:
-        grids, more = grids_of(times, owners, frame.index, freq)
+        grids, more, in_utc = grids_of(times, owners, frame.index, freq)
         notes += more
     kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
     if all(isinstance(kinds[column], np.dtype) and kinds[column].kind == "f" for column in columns):
@@ -107,7 +108,8 @@ def from_frame(
                 row |= {} if grouped else {"variates": ""}
                 row |= {"ids": name} if not grouped or (len(items) > 1 and row["roles"] == "target") else {}
                 series.append(row | {"groups": name, "starts": None if grid is None else grid.start})
-    return batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes))
+    clock = (timezone or "UTC") if in_utc else ""
+    return batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes), clock=clock)
 
 
 def _choices(frame: pd.DataFrame, columns: Sequence[Hashable], unread: Sequence[Hashable], named: bool) -> list[str]:

@@ -300,8 +300,8 @@ def _jitter(index: pd.DatetimeIndex) -> str:
 
 def grids_of(
     times: Times, groups: Sequence[tuple[str, np.ndarray]], rows: pd.Index, freq: str | None
-) -> tuple[list[Grid], list[str]]:
-    """Return the grid of each series, all of one frequency, and notes on how time was read."""
+) -> tuple[list[Grid], list[str], bool]:
+    """Return the grid of each series, all of one frequency, notes on how time was read, and whether it is in UTC."""
     notes = [times.note] if times.note else []
     clocks = {"the local clock": times.clock}
     if times.utc is not None:
@@ -323,7 +323,7 @@ def grids_of(
         for (group, _), grid in zip(groups, grids, strict=True):
             missing = grid.length - len(grid.places)
             notes += [f"{group}: {missing} missing timestamps were filled with NaN"] if missing else []
-        return grids, notes
+        return grids, notes, clock == "UTC"
     raise errors[0]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -85,6 +85,7 @@ def covariate_use(
     if np.isnan(unit).all():
         raise InputError(f"the context of {batch.ids[rows[0]]!r} is constant, MASE is undefined; use series that vary")
     rng = np.random.default_rng(run.seed if seed is None else seed)
+    numbers = _numbers(run)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
     count, total = 0, sum(len(edits) for each in trials.values() for edits in each.values())
     measured = []
@@ -93,7 +94,7 @@ def covariate_use(
         for trial, each in edits.items():
             medians[trial] = []
             for edit in each:
-                changed = _with_covariate(batch, name, edit)
+                changed = _as_numbers(_with_covariate(batch, name, edit), numbers)
                 notify = partial(_notify, progress, count, total)
                 how: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed, "progress": notify}
                 medians[trial].append(run.lens.forecast(changed, run.horizon, **how).median[changed.is_target])
@@ -135,6 +136,33 @@ def _notify(progress: Progress | None, before: int, total: int, done: int, of: i
     """Report the series of one of several forecasts, in per cent of all."""
     if progress is not None:
         progress((100 * before + 100 * done // of) // total, 100)
+
+
+def _numbers(run: Run) -> dict[str, np.ndarray]:
+    """Return the number that the model is shown for each category, by covariate; none where it is shown codes.
+
+    Libraries number a category by the context, in which a change may leave it out.
+    """
+    batch, numbered = run.batch, getattr(run.lens.adapter, "numbered", None)
+    if numbered is None or not any(batch.categories):
+        return {}
+    tables, shown = {}, numbered(batch)
+    for row, categories in enumerate(batch.categories):
+        if categories is not None:
+            codes, values = _whole(batch, row), _whole(shown, row)
+            there = np.isfinite(codes)
+            tables[batch.ids[row]] = np.full(len(categories), np.nan)
+            tables[batch.ids[row]][codes[there].astype(int)] = values[there]
+    return tables
+
+
+def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatch:
+    rows = [row for row, name in enumerate(batch.ids) if name in tables]
+
+    def number(row: int, codes: np.ndarray) -> np.ndarray:
+        return np.where(np.isfinite(codes), tables[batch.ids[row]][np.nan_to_num(codes).astype(int)], np.nan)
+
+    return replace(_edited(batch, rows, number), categories=(None,) * len(batch)) if tables else batch
 
 
 def _trials(
@@ -290,6 +318,10 @@ def _with_covariate(batch: SeriesBatch, name: str, edit: Edit | None) -> SeriesB
     rows = _rows_of(batch, name)
     if edit is None:
         return batch.select([row for row in range(len(batch)) if row not in rows])
+    return _edited(batch, rows, edit)
+
+
+def _edited(batch: SeriesBatch, rows: Sequence[int], edit: Edit) -> SeriesBatch:
     values, futures = list(batch.values), list(batch.futures)
     for row in rows:
         both = edit(row, _whole(batch, row))

@@ -216,10 +216,28 @@ def step_of(batch: SeriesBatch, row: int, where: Any) -> int:
         raise InputError(f"{where!r} is no step and no date") from error
     if stamps is None:
         raise InputError(f"{batch.ids[row]!r} has no dates; give steps from the forecast start instead of {where!r}")
-    date = date.tz_localize(None)
+    date = _on_grid(date, batch, stamps)
     if not stamps[0] <= date <= stamps[-1]:
-        raise InputError(f"{where!r} lies outside of {batch.ids[row]!r}, which begins at {stamps[0]}")
+        of = " (UTC)" if batch.clock else ""
+        raise InputError(
+            f"{where!r} lies outside of what the model is shown of {batch.ids[row]!r}, {stamps[0]} to {stamps[-1]}{of}"
+        )
     return int(stamps.searchsorted(date)) - batch.lengths[row]
+
+
+def _on_grid(date: pd.Timestamp, batch: SeriesBatch, stamps: pd.DatetimeIndex) -> pd.Timestamp:
+    """Return a date on the clock that the series stand on; InputError where an offset would decide, or has no sense."""
+    if batch.clock:
+        if date.tzinfo is None and batch.clock == "UTC":
+            raise InputError(f"the timestamps came with offsets; write one in {str(date)!r} too, as in '{date}+00:00'")
+        try:
+            return (date.tz_localize(batch.clock) if date.tzinfo is None else date).tz_convert(None)
+        except Exception as error:
+            # of pytz, where pandas uses it
+            raise InputError(f"{str(date)!r} is no one instant in {batch.clock}; write its offset ({error})") from error
+    if date.tzinfo is not None and len(stamps) > 1 and stamps[1] - stamps[0] < pd.Timedelta("1D"):
+        raise InputError(f"{str(date)!r} has an offset, and the timestamps have none; write it as they are written")
+    return date.tz_localize(None)
 
 
 def refuse_overlap(parts: Sequence[Segment], batch: SeriesBatch, horizon: int) -> None:
