@@ -107,11 +107,17 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
     best = max((name for name in tried if name != EXCHANGED), key=lambda name: tried[name])
     end = f"the inputs fail, since {_few(reasons, 4)}" if reasons else "the inputs hold"
     sentence = (
-        f"Effects by {first['explanation'].item()} predict masking of one and two segments with R² {explained:.2f} "
-        f"({tried[best]:.2f} with {best}), slope {slope:.2f} and the right sign for {100 * signed:.0f} % of the "
+        f"Effects by {first['explanation'].item()} predict masking of one and two segments with R² "
+        f"{_floored(explained):.2f} ({tried[best]:.2f} with {best}), slope {slope:.2f} and the right sign for "
+        f"{100 * _floored(signed):.0f} % of the "
         f"change: {end}."
     )
     return ["fails" if reasons else "holds"], [sentence]
+
+
+def _floored(value: float) -> float:
+    """Round down, so that what is below a bound of two digits reads so."""
+    return float(np.floor(100 * value + 1e-9) / 100)
 
 
 def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:

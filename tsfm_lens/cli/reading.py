@@ -57,6 +57,7 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
         "Column of a covariate that is known only in the past; repeatable, commas as in --known.",
     ),
     "freq": (str, ("--freq",), "ALIAS", "Frequency: h, D, W, Mon-Sat, …; else from the timestamps."),
+    "seasonality": (int, ("--season",), "STEPS", "Steps of a season: 7 for the week of days; else by the frequency."),
     "units": (str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),
     "delimiter": (str, ("--delimiter",), "SIGN", "Column delimiter; also 'tab' or 'space'."),
     "decimal": (str, ("--decimal",), "SIGN", "Decimal sign: . or ,"),

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
-from tsfm_lens.data.files import in_units, read_series
+from tsfm_lens.data.files import in_units, read_series, with_season
 from tsfm_lens.data.frames import continued, from_frame
 from tsfm_lens.data.frequencies import stamp_frequency
 from tsfm_lens.data.times import times_of
@@ -95,11 +95,7 @@ def as_series(
         changes |= {"freq": freq, "freqs": (), "seasonality": 0, "seasonalities": ()}
     if start is not None:
         changes["starts"] = (start_time(start),) * len(batch)
-    if seasonality is not None:
-        if isinstance(seasonality, bool) or not isinstance(seasonality, int | np.integer) or seasonality < 1:
-            raise InputError(f"seasonality is {seasonality!r}, expected a whole number of steps, 1 or more")
-        changes |= {"seasonality": int(seasonality), "seasonalities": ()}
-    return in_units(replace(batch, **changes) if changes else batch, units)
+    return in_units(with_season(replace(batch, **changes) if changes else batch, seasonality), units)
 
 
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:

@@ -29,6 +29,7 @@ def read_series(
     path: str | Path,
     *,
     units: str | Sequence[str] = "",
+    seasonality: int | None = None,
     delimiter: str | None = None,
     decimal: str | None = None,
     thousands: str | None = None,
@@ -41,6 +42,7 @@ def read_series(
     Args:
         path: .csv, .tsv or .txt, each also with .gz, .parquet or .pq.
         units: unit of all series but covariates, or one per series.
+        seasonality: season length in steps; from the frequency if None.
         delimiter: sign between cells, "tab" or "space"; the only one in the first line if None.
         decimal: "." or ","; a point if None.
         thousands: sign between thousands, ".", ",", "'" or "space"; none are read if None.
@@ -70,7 +72,16 @@ def read_series(
         raise type(error)(f"{path}: {error}") from error
     except (OSError, MemoryError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-    return in_units(noted_ends(batch), units)
+    return in_units(with_season(noted_ends(batch), seasonality), units)
+
+
+def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:
+    """Give all series a season length in steps; return the batch unchanged without one."""
+    if seasonality is None:
+        return batch
+    if isinstance(seasonality, bool) or not isinstance(seasonality, int | np.integer) or seasonality < 1:
+        raise InputError(f"seasonality is {seasonality!r}, expected a whole number of steps, 1 or more")
+    return replace(batch, seasonality=int(seasonality), seasonalities=())
 
 
 def in_units(batch: SeriesBatch, units: str | Sequence[str]) -> SeriesBatch:

@@ -99,6 +99,7 @@ def what_if(
     data["changed_context"] = (("series", "time"), np.stack(padded))
     data["changed_future"] = (("series", "step"), np.stack([value[-one.horizon :] for value in values]))
     words = ", ".join(f"{name} {edit}" if isinstance(edit, str | float | int) else name for name, edit in edits.items())
+    words += "".join(f" {word} {end}" for word, end in (("from", start), ("until", stop)) if end is not None)
     data.attrs = {**attribution.attrs, "kind": "what_if", "title": "What if", "changes": words}
     return data
 

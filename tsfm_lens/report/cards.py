@@ -167,12 +167,15 @@ def _worth(ds: xr.Dataset, _: int) -> Card:
     values = array(ds, name, "covariate", "way")[:, names(ds, "way").index("shuffled")]
     order = [int(place) for place in np.argsort(-np.nan_to_num(values, nan=-np.inf))][:_MAX_BARS]
     labels, series = names(ds, "covariate"), len(forecast_series(ds))
-    slope, acts = (array(ds, f"slope_{part}", "covariate") for part in ("size", "acts"))
-    ways = [f" {'↑' if rise > 0 else '↓'}" * bool(moves) for rise, moves in zip(slope, acts, strict=True)]
+    acts, low, high = (array(ds, f"slope_{part}", "covariate") for part in ("acts", "low", "high"))
+    ways = [
+        f" {'↑' if least > 0 else '↓' if most < 0 else '↕'}" * bool(moves)
+        for moves, least, most in zip(acts, low, high, strict=True)
+    ]
     bars = _bars([(labels[place] + ways[place], float(values[place])) for place in order], signed)
     worth = name == "worth_size"
     what = "rise of the error with it in random order; above 0: it helps" if worth else "change of the forecast"
-    note = f"{what} (MASE, median over {series} series); ↑ the forecast rises with it, ↓ falls"
+    note = f"{what} (MASE, median over {series} series); ↑ the forecast rises with it, ↓ falls, ↕ not alike"
     return {"big": labels[order[0]], "note": note, "bars": bars}
 
 

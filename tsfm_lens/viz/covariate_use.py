@@ -93,9 +93,14 @@ def _response(ds: xr.Dataset, place: int) -> str:
     line = medians(array(ds, "response", "shift", "series", covariate=place))
     rises = np.diff(line[np.isfinite(line)])
     up, down = float(rises[rises > 0].sum()), float(-rises[rises < 0].sum())
-    way = "bends" if min(up, down) > _BENT * max(up, down) else "rises" if slope.size[place] > 0 else "falls"
+    low, high = (float(array(ds, f"slope_{end}", "covariate")[place]) for end in ("low", "high"))
+    many = array(ds, "slope", "covariate", "series")[place]
+    rising, count = int((many > 0).sum()), int(np.isfinite(many).sum())
+    alike = f"rises with it in {rising} of {count} series, falls in the others"
+    way = "rises with it" if slope.size[place] > 0 else "falls with it"
+    way = "bends with it" if min(up, down) > _BENT * max(up, down) else alike if low < 0 < high else way
     sure = ", significantly" * bool(slope.significant[place])
-    return f"Response: the forecast {way} with it{sure}, {size} for {_steps(ds, place)}."
+    return f"Response: the forecast {way}{sure}, {size} for {_steps(ds, place)}."
 
 
 def _share(ds: xr.Dataset, place: int) -> str:

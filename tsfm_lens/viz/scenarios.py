@@ -26,6 +26,12 @@ def _middle(ds: xr.Dataset, name: str, *dims: str) -> np.ndarray:
     return array(ds, name, *dims, "step", quantile=median_position(ds["quantile"].values))
 
 
+def _ends(ds: xr.Dataset, name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return the lowest and the highest quantile."""
+    order, values = np.argsort(ds["quantile"].values), array(ds, name, "quantile", "step")
+    return values[order[0]], values[order[-1]]
+
+
 def read_what_if(ds: xr.Dataset) -> list[str]:
     """State by how much the forecast moves with the changes, by which of several, and through which components."""
     before, after = _middle(ds, "forecast"), _middle(ds, "changed_forecast")
@@ -36,6 +42,20 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         f"instead of {amount(before.mean())}: it moves by {signed(move)}, and by "
         f"{num(float(np.abs(after - before).mean()))} at a step on average."
     ]
+    steps = np.arange(ds.sizes["step"])
+    edges = list(zip(ds["start"].values, ds["stop"].values, strict=True))
+    inside = np.any([(steps >= first) & (steps < stop) for first, stop in edges], axis=0)
+    if inside.any() and not inside.all():
+        there, elsewhere = (signed(float((after - before)[at].mean())) for at in (inside, ~inside))
+        count = int(inside.sum())
+        out.append(
+            f"At the {count} steps that were changed it moves by {there} on average, at the others by {elsewhere}."
+        )
+    widths = [float((high - low).mean()) for low, high in (_ends(ds, "forecast"), _ends(ds, "changed_forecast"))]
+    if min(widths) > 0:
+        out.append(
+            f"The interval between the outer quantiles is {amount(widths[1])} wide instead of {amount(widths[0])}."
+        )
     if len(labels) > 1:
         effects = _middle(ds, "effect", "change").mean(1)
         out.append(
@@ -64,10 +84,12 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     rows = list(dict.fromkeys(int(row) for row in ds["row"].values))
     canvas = sheet([210, *[90] * len(rows)], row_gap=18, min_width=420, shared_xaxes=True)
     above, *below = canvas
-    for name, words, colour in (("forecast", "forecast", BLUE), ("changed_forecast", "with the change", VERMILION)):
-        order, values = np.argsort(ds["quantile"].values), array(ds, name, "quantile", "step")
-        low, high = values[order[0]], values[order[-1]]
+    lines = (("forecast", "forecast", BLUE), ("changed_forecast", "with the change", VERMILION))
+    for name, words, colour in lines:
+        low, high = _ends(ds, name)
         above.band(view.time.at(view.future), low, high, mixed(colour, 0.22), f"{words} (interval)")
+    # over both bands, so that none hides a line
+    for name, words, colour in lines:
         view.forecast(above, _middle(ds, name), words, colour, 2)
     view.draw(above)
     above.y(view.title, nticks=5)

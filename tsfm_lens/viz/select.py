@@ -72,6 +72,9 @@ def unit_of(ds: xr.Dataset, series: int | None = None) -> str:
     own = ""
     if "units" in ds.coords and series is not None and ds["units"].dims == ("series",):
         own = str(ds["units"].values[series])
+        if not own and any(map(str, ds["units"].values)):
+            # a covariate is not in the unit of its target
+            return ""
     unit = own or str(ds.attrs.get("units", "") or "")
     return "" if unit == "data units" else unit
 
