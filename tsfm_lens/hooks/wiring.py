@@ -156,7 +156,26 @@ class Mlp:
     act: str = ""
 
 
-Writer = Attention | Mlp
+@dataclass(frozen=True)
+class Branch:
+    """One writer of another kind: mixing over time or channels, a convolution, a recurrence.
+
+    Attributes:
+        kind: its name in the vocabulary: "time_mix", "conv", "slstm", …
+        write: the output of the module that the residual stream receives.
+        reads, norm, post_norm, mix, aside: as in :class:`Attention`.
+    """
+
+    kind: str
+    write: Site
+    reads: Site
+    norm: str = ""
+    post_norm: str = ""
+    mix: Mix | None = None
+    aside: bool = False
+
+
+Writer = Attention | Mlp | Branch
 W = TypeVar("W", bound=Writer)
 
 
@@ -177,6 +196,8 @@ class Stack:
         cached: inputs of ``entry`` -> positions that the key-value cache holds before the call; None
             without a cache.
         exceptions: writers of the layers that differ from the others.
+        sums: whether the stream is the sum of its writes; False where a norm follows each sum, so that a stack has
+            branches only: they can be ablated, patched and recorded, and nothing is attributed to them linearly.
     """
 
     name: str
@@ -193,6 +214,7 @@ class Stack:
     entry: str = ""
     cached: Callable[[tuple[Any, ...], dict[str, Any]], int] | None = None
     exceptions: Mapping[int, tuple[Writer, ...]] = field(default_factory=dict)
+    sums: bool = True
 
     @property
     def prefix(self) -> str:
