@@ -286,6 +286,7 @@ class Wiring:
         sample_major: whether sample paths are the outermost part of the batch axis, not the innermost.
         unread: modules whose output the readout does not use, so that variants need not compute it.
         true_gradients: False if the library rescales its backward pass.
+        bypass: whether the head also reads the input itself, past the stream.
     """
 
     architecture: str
@@ -298,6 +299,7 @@ class Wiring:
     sample_major: bool = False
     unread: tuple[str, ...] = ()
     true_gradients: bool = True
+    bypass: bool = False
 
     def stack(self, name: str | None) -> Stack:
         """Return one stack by name, the output stack if None; UnknownNameError if there is none."""

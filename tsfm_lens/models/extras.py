@@ -99,6 +99,14 @@ EXTRAS: Mapping[str, Extra] = {
             needs=("lightning", "hydra-core"),
             before=_stand_in_for_pytree,
         ),
+        Extra(
+            name="fracast",
+            title="Fracast",
+            imports=("fracast",),
+            distributions={"fracast": "0.1.0"},
+            proofs=("fracast:FracastModel",),
+            alone=False,
+        ),
     )
 }
 

@@ -335,13 +335,13 @@ def with_tensor(layer: Any, name: str, values: Tensor) -> Iterator[None]:
         with shadowed([(layer.parametrizations[name], lambda _forward: lambda: values)]):
             yield
         return
-    tensor = getattr(layer, name)
-    backup = tensor.detach().clone()
+    # another object, not other values: a model may use one matrix in several layers
+    tensor = layer._parameters[name]
     try:
-        tensor.copy_(values)
+        layer._parameters[name] = torch.nn.Parameter(values, requires_grad=False)
         yield
     finally:
-        tensor.copy_(backup)
+        layer._parameters[name] = tensor
 
 
 @oracle(6, "patching", ONE_BLOCK, "`reads`, `aside`; something reaches the head past the stream")
@@ -363,7 +363,8 @@ def patching(case: Case) -> Deviations:
         apart = [(first_stream(stack), lambda value, hook: value.roll(1, dims=-1))]
         for _, layer, _, _, stream in (each for each in branches(stack) if each.layer in layers_to_check(stack)):
             # what follows from the stream: the next layer's, and in the end the model's output
-            after = RAW if stack is output_stack else f"{stack.prefix}.{layer}.hook_resid_post"
+            reads_out = stack is output_stack and not lens.wiring.bypass
+            after = RAW if reads_out else f"{stack.prefix}.{layer}.hook_resid_post"
             with lens.hooks(apart), lens.patch(acts, *before, stream):
                 _, later_acts = lens.run_with_cache(other, names_filter=after)
             yield f"A into B at {stream}", relative(later_acts[after], acts[after])

@@ -149,7 +149,7 @@ def leaves_no_trace(case: Case) -> Deviations:
     plain = lens.forward(case.encoded)
     component = writers(lens.wiring)[0]
     attends = any(stack.attention_kinds() for stack in lens.wiring.stacks)
-    inner, write_point = ("**.hook_pattern", "**.hook_z") if attends else ("**.hook_pre", "**.hook_out")
+    inner, write_point = ("**.hook_pattern", "**.hook_z") if attends else ("**.hook_resid_post", "**.hook_out")
 
     def boom(value: Tensor, hook: object) -> Tensor:
         raise KeyboardInterrupt
