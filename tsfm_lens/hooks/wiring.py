@@ -198,6 +198,7 @@ class Stack:
         exceptions: writers of the layers that differ from the others.
         sums: whether the stream is the sum of its writes; False where a norm follows each sum, so that a stack has
             branches only: they can be ablated, patched and recorded, and nothing is attributed to them linearly.
+        follows: whether its first stream is the last one of the stack before it, reshaped or projected.
     """
 
     name: str
@@ -215,6 +216,7 @@ class Stack:
     cached: Callable[[tuple[Any, ...], dict[str, Any]], int] | None = None
     exceptions: Mapping[int, tuple[Writer, ...]] = field(default_factory=dict)
     sums: bool = True
+    follows: bool = False
 
     @property
     def prefix(self) -> str:

@@ -107,6 +107,22 @@ EXTRAS: Mapping[str, Extra] = {
             proofs=("fracast:FracastModel",),
             alone=False,
         ),
+        Extra(
+            name="tirex",
+            title="TiRex",
+            imports=("tirex",),
+            distributions={"tirex-ts": "1.4.2"},
+            proofs=("tirex.models.tirex:TiRexZero",),
+            alone=False,
+        ),
+        Extra(
+            name="ttm",
+            title="TinyTimeMixer",
+            imports=("tsfm_public",),
+            distributions={"granite-tsfm": "0.3.11"},
+            proofs=("tsfm_public.models.tinytimemixer:TinyTimeMixerForPrediction",),
+            needs=("datasets", "deprecated"),
+        ),
     )
 }
 

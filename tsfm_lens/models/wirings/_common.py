@@ -145,6 +145,12 @@ def write_checkpoint(model: Any, config: Mapping[str, Any], folder: Path) -> Non
     (folder / "config.json").write_text(json.dumps(config, indent=2))
 
 
+def settings(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a folder."""
+    read: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return read
+
+
 def copied(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a copy of a configuration that a library may change."""
     return copy.deepcopy(dict(config))
