@@ -53,8 +53,7 @@ def relative_rounding(model: nn.Module, wiring: Wiring) -> float:
     """Estimate the relative rounding error of a forward's numbers: the square root of 100 roundings per block."""
     blocks = sum(stack.n_layers for stack in wiring.stacks)
     kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-    float32 = torch.finfo(torch.float32).eps
-    return math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=float32)
+    return math.sqrt(100 * blocks) * max(torch.finfo(kind).eps for kind in kinds | {wiring.precision})
 
 
 def excess(total: Tensor, size: Tensor, stream: Tensor, rounding: float) -> tuple[float, float] | None:

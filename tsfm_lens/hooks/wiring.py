@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import torch
+
 from tsfm_lens.errors import InputError, unknown_name
 
 
@@ -287,7 +289,9 @@ class Wiring:
             them apart.
         sample_major: whether sample paths are the outermost part of the batch axis, not the innermost.
         unread: modules whose output the readout does not use, so that variants need not compute it.
-        true_gradients: False if the library rescales its backward pass.
+        true_gradients: False if autograd's derivative is not that of small steps, as the library rescales its backward
+            pass or computes in bfloat16 inside.
+        precision: the coarsest number format that the library computes in inside, whatever that of the weights.
         bypass: whether the head also reads the input itself, past the stream.
     """
 
@@ -301,6 +305,7 @@ class Wiring:
     sample_major: bool = False
     unread: tuple[str, ...] = ()
     true_gradients: bool = True
+    precision: torch.dtype = torch.float32
     bypass: bool = False
 
     def stack(self, name: str | None) -> Stack:

@@ -274,8 +274,8 @@ def refuse_gradients(wiring: Wiring) -> None:
     """Refuse gradients that are not derivatives."""
     if not wiring.true_gradients:
         raise InputError(
-            f"{wiring.architecture} rescales its backward pass (unit scaling), so its gradients are not the "
-            "derivatives; use finite differences, or attribution by lens difference"
+            f"the gradients of {wiring.architecture} are not its derivatives (a rescaled backward pass, or steps of "
+            "bfloat16 inside); use finite differences, or attribution by lens difference"
         )
 
 

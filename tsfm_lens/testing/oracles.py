@@ -129,7 +129,11 @@ class Oracle:
     def __call__(self, case: Case, **options: Any) -> OracleResult:
         with torch.no_grad():
             deviations = dict(self.measure(case, **options))
-        bound = case.lens.wiring.rollout_tolerance if self.bound is None else self.bound
+        wiring = case.lens.wiring
+        bound = wiring.rollout_tolerance if self.bound is None else self.bound
+        if wiring.precision != torch.float32 and bound:
+            # a last digit more or less in front of it is one of its own
+            bound = max(bound, torch.finfo(wiring.precision).eps)
         if not deviations:
             return OracleResult(self.title, 0.0, bound, self.absent, skipped=True)
         where = max(deviations, key=lambda key: deviations[key] if deviations[key] == deviations[key] else float("inf"))

@@ -32,9 +32,9 @@ CROSS_ATTENTION = Needs(
 )
 GRADIENTS = Needs(
     "derivatives of the forecast",
-    "all but Toto 2, whose backward pass is rescaled",
+    "all but Toto 2 and TiRex",
     lambda lens: lens.wiring.true_gradients,
-    lambda arch: arch.name != "toto-2",
+    lambda arch: arch.name not in ("toto-2", "tirex"),
 )
 VOCABULARY = Needs(
     "tokens from an embedding table",

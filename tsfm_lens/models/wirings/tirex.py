@@ -29,7 +29,9 @@ SIZES = {"35m": (32, 512, 4, 12, 2048, 2048)}
 def _wiring(model: Any) -> Wiring:
     slstm = Branch("slstm", Site("slstm_layer"), Site("", "in"), norm="norm_slstm")
     gate = Projection("ffn.proj_up", "d_mlp")
-    mlp = mlp_row("ffn", "norm_ffn", ("ffn.proj_up_gate", "ffn.proj_down"), "silu", gate=gate, norm="norm_ffn", aside=True)
+    mlp = mlp_row(
+        "ffn", "norm_ffn", ("ffn.proj_up_gate", "ffn.proj_down"), "silu", gate=gate, norm="norm_ffn", aside=True
+    )
     width, hidden = model.out_norm.weight.shape[0], model.blocks[0].ffn.proj_down.in_features
     stack = Stack(
         "",
@@ -44,7 +46,10 @@ def _wiring(model: Any) -> Wiring:
         upstream=("input_patch_embedding",),
     )
     unembed = Site("output_patch_embedding", layout="batch pos d_out")
-    return Wiring(NAME, (stack,), unembed, "input_patch_embedding", model.config.output_patch_size)
+    steps = model.config.output_patch_size
+    # small steps vanish in bfloat16, in which the recurrence runs
+    inside: dict[str, Any] = {"precision": torch.bfloat16, "true_gradients": False}
+    return Wiring(NAME, (stack,), unembed, "input_patch_embedding", steps, **inside)
 
 
 class TirexAdapter(Adapter):
@@ -121,7 +126,7 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
 
 ARCHITECTURE = Architecture(
     title="TiRex",
-    published={size: "NX-AI/TiRex" for size in SIZES},
+    published=dict.fromkeys(SIZES, "NX-AI/TiRex"),
     claims=lambda config: "train_ctx_len" in config and "block_kwargs" in config.get("model_config", {}),
     classes=("TiRexZero",),
     keys=KEYS,
