@@ -115,7 +115,7 @@ def test_what_an_architecture_cannot_have_none_of_its_models_has(name: str) -> N
     architecture = architectures()[name]
     if architecture.extra:
         pytest.importorskip(
-            {"timesfm": "timesfm", "toto": "toto", "toto2": "toto2", "moirai": "uni2ts"}[architecture.extra]
+            {"moirai": "uni2ts", "ttm": "tsfm_public"}.get(architecture.extra, architecture.extra)
         )
     lens = load(architecture.tiny(), check=False)
     for each in _needs():
