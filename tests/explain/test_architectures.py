@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tiny_lenses import lens_of
+from tiny_lenses import ATTENDING, lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -72,7 +72,7 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     assert np.abs(got - slope).max() <= 0.03 * np.abs(slope).max()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 @pytest.mark.parametrize("method", ["attention rollout", "attention flow"])
 def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:
     run = run_of(name)

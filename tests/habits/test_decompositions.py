@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from refusals import expect_error
-from tiny_lenses import lens_of
+from tiny_lenses import ATTENDING, lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError, UnknownNameError, WiringError
 from tsfm_lens.hooks import Activations
@@ -139,7 +139,7 @@ def with_a_mix(stack: Stack) -> Stack:
 
 
 @pytest.mark.parametrize("change", [without_the_last_row, with_a_mix])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_a_table_that_is_not_the_models_is_not_decomposed(name: str, change: Callable[[Stack], Stack]) -> None:
     lens, encoded, _ = recorded(name)
     # the model itself is read only
@@ -159,7 +159,7 @@ def test_half_precision_is_read_out_as_the_library_reads_it(name: str) -> None:
     assert torch.equal(lens.readout(last, example_case(lens).encoded), output)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_head_results_are_those_of_the_hook_points(name: str) -> None:
     """Computed from z and the weights, or recorded: one is the model's own sum taken apart, the other is not."""
     lens, encoded, acts = recorded(name)

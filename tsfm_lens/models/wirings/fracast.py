@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from tsfm_lens.models.adapter import DECILES, Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
 from tsfm_lens.models.wirings import _common
-from tsfm_lens.models.wirings._common import keys, mlp_row, spread_weights, write_checkpoint
+from tsfm_lens.models.wirings._common import keys, mlp_row, spread_weights, write_tensors
 
 NAME = "fracast"
 LEAST = 8
@@ -164,14 +163,14 @@ def _native(*sizes: int) -> Any:
 
 def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     native = require(NAME).FracastModel.from_pretrained(folder, weights="fp32", device=device)
-    native.model = _modules(native)
+    native.config, native.model = _common.settings(folder), _modules(native)
     return native
 
 
 def _save(native: Any, folder: Path) -> None:
-    own = {name: each for name, each in native.model.state_dict().items() if ".blocks." not in name}
-    config = getattr(native, "config", None) or json.loads(Path(native.folder, "config.json").read_text())
-    write_checkpoint(own, config, folder)
+    # copies of the shared block, and the head's place in its wrapper, are ours
+    own = {name.replace("head.native.", "head."): each for name, each in _modules(native).state_dict().items()}
+    write_tensors({name: each for name, each in own.items() if ".blocks." not in name}, native.config, folder)
 
 
 ARCHITECTURE = Architecture(
