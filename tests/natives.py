@@ -249,7 +249,9 @@ def tirex(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
 
 
 def ttm(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
-    past = stacked(batch, native.config.context_length).transpose(1, 2)
+    length = native.config.context_length
+    rows = [np.pad(each[-length:], (max(length - len(each), 0), 0), constant_values=np.nan) for each in batch.values]
+    past = torch.tensor(np.stack(rows), dtype=torch.float32)[..., None]
     output = native(past.nan_to_num(0.0), past_observed_mask=~past.isnan()).prediction_outputs
     return Answer(output.transpose(1, 2).flatten(0, 1)[:, None, :horizon].numpy())
 

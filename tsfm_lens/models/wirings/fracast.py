@@ -74,8 +74,16 @@ def _unrolled(native: Any) -> nn.Module:
     return _modules(native)
 
 
+class FracastParts(nn.ModuleDict):
+    """Core and head of a ``FracastModel``, which is no module itself."""
+
+    native: Any = None
+
+
 def _modules(native: Any) -> nn.Module:
-    return nn.ModuleDict({"core": native.core, "head": native.head})
+    parts = FracastParts({"core": native.core, "head": native.head})
+    parts.native = native
+    return parts
 
 
 class FracastAdapter(Adapter):
@@ -110,7 +118,10 @@ class FracastAdapter(Adapter):
         values = _common.padded(batch, self.context_length).numpy()
         for name, count in zip(batch.ids, np.isfinite(values).sum(axis=1), strict=True):
             if count < LEAST:
-                raise InputError(f"series {name!r} has {count} values in the context; Fracast takes {LEAST} or more")
+                raise InputError(
+                    f"series {name!r} has {count} values in the context; Fracast takes {LEAST} or more (explanations, "
+                    "with reference='mean')"
+                )
         return values
 
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
@@ -177,7 +188,8 @@ ARCHITECTURE = Architecture(
     title="Fracast",
     published={size: f"ztxtech/fracast-{size}" for size in SIZES},
     claims=lambda config: isinstance(config.get("model"), Mapping) and config["model"].get("family") == NAME,
-    classes=("FracastModel",),
+    classes=("FracastModel", "FracastParts"),
+    wrap=lambda native: getattr(native, "native", native),
     keys=KEYS,
     values=VALUES,
     open=_open,
