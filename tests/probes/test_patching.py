@@ -69,7 +69,8 @@ def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
     assert_close(found["forecast"].isel(component=0, position=0), goal, depth=100, dtype=np.float32)
 
 
-@pytest.mark.parametrize("name", PATCHES)
+# Fracast detects periods, which jump
+@pytest.mark.parametrize("name", sorted(set(PATCHES) - {"fracast"}))
 def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     """First order is exact in the limit; token models have no small corruption of a token."""
     lens = lens_of(name)

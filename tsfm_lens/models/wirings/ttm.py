@@ -96,6 +96,10 @@ def _stacks(model: Any) -> tuple[Stack, ...]:
     return tuple(stacks)
 
 
+def _alone(batch: SeriesBatch, length: int) -> Tensor:
+    return _common.padded(batch, length)[:, None]
+
+
 class TtmAdapter(Adapter):
     """Adapter of a ``TinyTimeMixerForPrediction``; a point forecast in one pass."""
 
@@ -124,7 +128,8 @@ class TtmAdapter(Adapter):
 
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Lay each item out as (time, variate), gaps and padding as 0 and marked as unobserved."""
-        values = _common.by_item(batch, self.context_length).transpose(1, 2).to(self.device)
+        rows = _common.by_item if self.multivariate else _alone
+        values = rows(batch, self.context_length).transpose(1, 2).to(self.device)
         mask = ~torch.isnan(values)
         inputs = {"past_values": values.nan_to_num(0.0), "past_observed_mask": mask}
         _, loc, scale = self.model.backbone.scaler(*inputs.values())
