@@ -129,11 +129,11 @@ def no_sum(
 def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
     """Refuse a stack whose stream its own wiring declares to be no sum of writes."""
     if not stack.sums:
-        name = f" {stack.name!r}" if stack.name else ""
+        name = f" of stack {stack.name!r}" if stack.name else ""
         raise InputError(
-            f"the stream of stack{name} of {wiring.architecture!r} is no sum of writes: a norm follows each sum, so "
+            f"the stream{name} of {wiring.architecture!r} is no sum of writes: a norm follows each sum, so "
             "nothing reads a write by itself and no lens or attribution is defined. Ablation, patching, recording and "
-            "explanations of inputs are: run.without, probes.zero_ablation, probes.activation_patching, run.explain"
+            "explanations of inputs are: run.without, probes.causal_effects, probes.activation_patching, run.explain"
         )
 
 
