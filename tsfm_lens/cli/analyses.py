@@ -47,8 +47,9 @@ def report(
     with progress_display() as bar:
         series = series_shown(bar, request, model)
         lens = open_shown(bar, model)
-        progress = steps_shown(bar, lens, kinds)
         missing: dict[str, str] = {}
+        kinds = kinds if sections else tuple(pipeline.defined_for(lens, kinds, missing))
+        progress = steps_shown(bar, lens, kinds)
         run = request.run(lens, series).compared()
         results = pipeline.analyse(run, sections=kinds, progress=progress, left_out=missing)
         title = pipeline.heading_of(model, series)
