@@ -228,7 +228,9 @@ def _owners(lens: Lens) -> dict[Owner, Places]:
             return
         mine = free[name] if mask is None else free[name] & mask
         if bool(mine.any()):
-            owners.setdefault(owner, {})[name] = mine.clone()
+            # queries, keys and values may be one matrix
+            places = owners.setdefault(owner, {})
+            places[name] = mine | places[name] if name in places else mine.clone()
             free[name] &= ~mine
 
     def claim_module(owner: Owner, path: str) -> None:
