@@ -66,6 +66,9 @@ PLANS = {
     "moirai-1.1": Plan("base"),
     "moirai-2": Plan("small"),
     "t5": Plan("small"),
+    "ttm": Plan("512-96", series=8),
+    "tirex": Plan("35m"),
+    "fracast": Plan("0", series=8),
 }
 
 

@@ -47,6 +47,12 @@ def native_call(lens: Lens, series: list[np.ndarray], horizon: int) -> Callable[
         ids = torch.zeros(len(stacked), 1, dtype=torch.long, device=lens.device)
         inputs = {"target": stacked[:, None], "target_mask": seen[:, None], "series_ids": ids}
         return lambda: model.forecast(inputs, horizon=horizon)
+    if name == "fracast":
+        return lambda: native.forecast_batch(stacked.numpy(), horizon=horizon)
+    if name == "tirex":
+        return lambda: model.forecast(stacked, prediction_length=horizon)
+    if name == "ttm":
+        return lambda: model(stacked[:, -model.config.context_length :, None], return_loss=False)
     if name == "toto-1":
         from toto.data.util.dataset import MaskedTimeseries
         from toto.inference.forecaster import TotoForecaster

@@ -237,6 +237,25 @@ def toto_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     return Answer(native.forecast(inputs, horizon=horizon).flatten(1, 2).transpose(0, 1).numpy())
 
 
+def fracast(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
+    length = max(batch.lengths)
+    rows = np.stack([np.pad(each, (length - len(each), 0), constant_values=np.nan) for each in batch.values])
+    return Answer(native.forecast_batch(rows.astype(np.float32), horizon=horizon).transpose(0, 2, 1))
+
+
+def tirex(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
+    quantiles, _ = native.forecast([torch.tensor(each) for each in batch.values], prediction_length=horizon)
+    return Answer(quantiles.transpose(1, 2).numpy())
+
+
+def ttm(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
+    length = native.config.context_length
+    rows = [np.pad(each[-length:], (max(length - len(each), 0), 0), constant_values=np.nan) for each in batch.values]
+    past = torch.tensor(np.stack(rows), dtype=torch.float32)[..., None]
+    output = native(past.nan_to_num(0.0), past_observed_mask=~past.isnan()).prediction_outputs
+    return Answer(output.transpose(1, 2).flatten(0, 1)[:, None, :horizon].numpy())
+
+
 NATIVE: dict[str, Callable[[Any, SeriesBatch, int], Answer]] = {
     "chronos": chronos,
     "chronos-2": chronos_2,
@@ -249,4 +268,7 @@ NATIVE: dict[str, Callable[[Any, SeriesBatch, int], Answer]] = {
     "timesfm-3": timesfm_3,
     "toto-1": toto,
     "toto-2": toto_2,
+    "fracast": fracast,
+    "tirex": tirex,
+    "ttm": ttm,
 }

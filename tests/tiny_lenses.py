@@ -10,6 +10,12 @@ import pytest
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.models.extras import status
 
+NAMES = sorted(architectures())
+ATTENDING = [name for name in NAMES if name not in ("fracast", "tirex", "ttm")]
+"""Architectures with heads."""
+SUMMING = [name for name in NAMES if name != "fracast"]
+"""Architectures whose stream is the sum of its writes."""
+
 
 def tiny(name: str) -> Any:
     """A native model of its own."""

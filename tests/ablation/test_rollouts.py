@@ -49,7 +49,9 @@ def of_every_kind(lens: Lens, batch: SeriesBatch, horizon: int) -> list[Variant]
         parts = writers(lens.wiring, stack.name)
         heads = [part for part in parts if part.head is not None]
         last = stack.n_layers - 1
-        out = f"{stack.prefix}.{last}.mlp.hook_out"
+        heads = heads or parts
+        kind = stack.rows(last)[-1].kind
+        out = f"{stack.prefix}.{last}.{kind}.hook_out"
         run = {"rollout": True, "horizon": horizon, "seed": 5, **draws(lens)}
         _, acts = lens.run_with_cache(batch, names_filter=out, **run)
         found += [
@@ -62,7 +64,10 @@ def of_every_kind(lens: Lens, batch: SeriesBatch, horizon: int) -> list[Variant]
             Variant("noise", (Noise(f"{stack.prefix}.0.hook_resid_post", scale=0.5, seed=2),)),
             Variant("some rows", (Zero(out, rows=[0]), Noise(f"{stack.prefix}.0.hook_resid_post", seed=1))),
             Variant("steered", (Zero(out), Steer(out, 0.1 * torch.ones(stack.d_model)))),
-            Variant("layer without", (Zero(Component(stack.name, 0)), Zero(Component(stack.name, last, "mlp")))),
+            Variant(
+                "layer without",
+                (Zero(Component(stack.name, 0)), Zero(Component(stack.name, last, kind))),
+            ),
         ]
     return found
 
@@ -128,7 +133,7 @@ def test_the_plain_loop_is_one_forecast_a_variant(name: str) -> None:
     lens = lens_of(name)
     batch = shown(lens)
     variant = Variant.zero(writers(lens.wiring)[0])
-    levels = (0.3, 0.5)
+    levels = (0.3, 0.5) if len(lens.adapter.levels) != 1 else (0.5,)
     how = {"quantiles": levels, "seed": 4, **draws(lens)}
     # where nothing is refused, the loop does not go through lens.forecast
     kept = forecast_variants(lens, batch, 3, [variant], economy=False, non_finite="keep", **how)

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from transformers import AutoModelForSeq2SeqLM
 
-from tiny_lenses import lens_of
+from tiny_lenses import ATTENDING, lens_of
 from tsfm_lens import compress
 from tsfm_lens.compress import LowRankLinear
 from tsfm_lens.compress.checkpoint import folded
@@ -70,7 +70,7 @@ def is_held(lens: Lens, matrix: compress.WeightMatrix) -> bool:
     return isinstance(lens.adapter.model.get_submodule(matrix.path), LowRankLinear)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_a_compressed_model_is_written_and_opens_with_every_hook_point(name: str, tmp_path: Path, umask: int) -> None:
     lens = lens_of(name)
     before = forward(lens)
@@ -228,7 +228,7 @@ def native_loaders(name: str) -> Iterator[Callable[[Path], object]]:
         yield lambda folder: import_module("toto2").Toto2Model.from_pretrained(folder, strict=False)
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_no_other_library_opens_factors(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lens = lens_of(name)
     if name in ONE_SIZE:
@@ -346,7 +346,7 @@ def some_of(lens: Lens) -> list[str]:
     return [*out, f"{dot}{stack.n_layers - 1}"]
 
 
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_what_is_taken_out_is_as_if_ablated(name: str, tmp_path: Path) -> None:
     lens = lens_of(name)
     gone = some_of(lens)

@@ -136,7 +136,7 @@ def test_what_a_model_knows_of_gaps_and_makes_of_nothing(name: str) -> None:
     assert explain.masking.mask_seen(lens, run.batch) == FILLS.get(name, "the model's own mask")
     parts = explain.segments(run, parts=2)
     nothing = np.zeros((1, len(parts)), bool)
-    if name in FILLS:
+    if name in FILLS or name == "fracast":
         with pytest.raises(InputError, match="reference='mean'"):
             explain.forecasts(run, parts, nothing, "missing")
     else:

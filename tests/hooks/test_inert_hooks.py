@@ -14,15 +14,14 @@ from torch import Tensor, nn
 from torch.distributions import Distribution
 from torch.utils.checkpoint import checkpoint
 
-from tiny_lenses import fresh
+from tiny_lenses import ATTENDING, fresh
 from tsfm_lens.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.recorder import record
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.testing import assert_close, example_case, native_traces
 
-ARCHITECTURES = sorted(architectures())
-EACH = pytest.mark.parametrize("name", ARCHITECTURES)
+EACH = pytest.mark.parametrize("name", ATTENDING)
 
 
 def last_attention(lens: Lens) -> tuple[nn.Module, str, str, str]:

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tiny_lenses import lens_of
+from tiny_lenses import ATTENDING, lens_of
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.models import Lens, architectures, load
 
@@ -33,7 +33,11 @@ def test_tokens_of_a_forward_cover_the_context_without_gaps(name: str) -> None:
         assert len(spans) == acts[f"{dot}hook_embed"].shape[1]
         steps = [(a, b) for a, b, what in zip(spans.start, spans.stop, spans.special, strict=True) if not what]
         assert all(left[1] == right[0] for left, right in pairwise(steps))
-        assert steps[0][0] == (0 if stack.name == "decoder" else -48)
+        if name not in ATTENDING:
+            # always as long as the model's own
+            assert (steps[0][0], steps[-1][1]) == (-lens.adapter.context_length, 0)
+        else:
+            assert steps[0][0] == (0 if stack.name == "decoder" else -48)
 
 
 @pytest.mark.parametrize("name", NAMES)

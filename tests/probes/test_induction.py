@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 from contrasted import few_draws, forecast_instead
-from tiny_lenses import fresh, lens_of
+from tiny_lenses import ATTENDING, fresh, lens_of
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import EditPattern
 from tsfm_lens.models import Lens, architectures, load
@@ -187,16 +187,13 @@ def test_copy_scores_are_the_z_scores_of_the_logits(model: str, positions: str, 
             assert_close(found["copy_score"].values[layer], z.numpy(), depth=100, dtype=np.float32)
 
 
-NAMES = sorted(architectures())
-
-
 def even(pattern: torch.Tensor) -> torch.Tensor:
     """The same weight on every key that has any."""
     seen = (pattern > 0).to(pattern)
     return seen / seen.sum(-1, keepdim=True).clamp(min=1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_an_even_head_has_chance_everywhere(name: str) -> None:
     lens = lens_of(name)
     row, kind, layers = pick_attention(lens, None, None)
@@ -214,7 +211,7 @@ def test_an_even_head_has_chance_everywhere(name: str) -> None:
 
 
 @pytest.mark.parametrize("queries", ["forecast", "context"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_targets_show_what_comes_next(name: str, queries: str) -> None:
     """Value by value: the key after the last match holds what follows the query, and no later key does."""
     lens = lens_of(name)

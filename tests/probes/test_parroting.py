@@ -11,16 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from contrasted import few_draws, forecast_instead, reads_at, series_for
-from tiny_lenses import fresh, lens_of
+from tiny_lenses import ATTENDING, fresh, lens_of
 from tsfm_lens.data import as_series, bundled
 from tsfm_lens.hooks import EditPattern
-from tsfm_lens.models import architectures, load
+from tsfm_lens.models import load
 from tsfm_lens.probes import context_parroting, head_parroting, lag_attention, seasonality_bias
 from tsfm_lens.probes.parroting import amplitude_at, best_lag, dominant_period, naive_parrot
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import lag_attention_map
 
-NAMES = sorted(architectures())
 SEASON = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0])
 WAVES = {
     "sine": lambda turn: np.sin(2 * np.pi * turn),
@@ -79,7 +78,7 @@ def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
     assert naive_parrot(context[:15], 5, 8) is None
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_a_model_that_repeats_its_context_is_found_out(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens = fresh(name)
     values = np.tile(np.arange(2.0, 9.0), 6) if getattr(lens.adapter, "integers", False) else np.tile(SEASON, 6)
@@ -129,7 +128,7 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
     assert 0 < float(at["chance"]) < 0.2
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     lens, horizon = lens_of(name), 4
     batch, draws = as_series(series_for(lens)), few_draws(lens)
@@ -212,7 +211,7 @@ def test_the_period_of_a_season_is_found(period: float) -> None:
     assert dominant_period(values) == pytest.approx(period, rel=FOUND)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_a_flat_forecast_has_lost_its_season(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens = fresh(name)
     steps = np.arange(48)

@@ -11,7 +11,7 @@ import torch
 
 from contrasted import centred, pair_for, runs_of
 from refusals import expect_error
-from tiny_lenses import lens_of
+from tiny_lenses import ATTENDING, lens_of
 from tsfm_lens import viz
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
@@ -29,7 +29,7 @@ from tsfm_lens.testing import assert_close
 CURVATURE, ROUNDED_SLOPE = 0.05, 2e-3
 
 NAMES = sorted(architectures())
-TRUE_GRADIENTS = [name for name in NAMES if name != "toto-2"]
+TRUE_GRADIENTS = [name for name in NAMES if lens_of(name).wiring.true_gradients]
 PATCHES = [name for name in TRUE_GRADIENTS if architectures()[name].readout != "token"]
 
 
@@ -69,7 +69,8 @@ def test_the_whole_stream_carries_everything(name: str, direction: str) -> None:
     assert_close(found["forecast"].isel(component=0, position=0), goal, depth=100, dtype=np.float32)
 
 
-@pytest.mark.parametrize("name", PATCHES)
+# Fracast detects periods, which jump
+@pytest.mark.parametrize("name", sorted(set(PATCHES) - {"fracast"}))
 def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     """First order is exact in the limit; token models have no small corruption of a token."""
     lens = lens_of(name)
@@ -77,7 +78,7 @@ def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
     wiggle = 2e-3 * clean.values[0].std() * np.sin(np.arange(40) * 1.7)
     corrupted = replace(clean, values=(clean.values[0] + wiggle,))
     stack = lens.wiring.output_stack.name
-    for at in ("branches", "heads"):
+    for at in ("branches", "heads") if name in ATTENDING else ("branches",):
         found = attribution_patching(lens.run(clean, 4), lens.run(corrupted, 4), at=at, stack=stack, positions=4)
         size = float(np.abs(found["recovered"]).max())
         assert size > 1e-3
@@ -86,7 +87,7 @@ def test_a_small_corruption_is_estimated_exactly(name: str) -> None:
 
 def test_gradients_that_are_no_derivatives_are_refused() -> None:
     for probe in (attribution_patching, edge_attribution):
-        expect_error("rescales its backward", probe, *runs_of("toto-2"))
+        expect_error("are not its derivatives", probe, *runs_of("toto-2"))
 
 
 def test_in_every_pass_of_a_rollout_the_same_steps_are_patched() -> None:

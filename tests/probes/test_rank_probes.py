@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from contrasted import few_draws, series_for
-from tiny_lenses import fresh, lens_of
+from tiny_lenses import ATTENDING, fresh, lens_of
 from tsfm_lens.errors import InputError
-from tsfm_lens.models import Lens, architectures
+from tsfm_lens.models import Lens
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.timing import measured
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles, weight_ranks
@@ -22,7 +22,6 @@ from tsfm_lens.probes.weights import random_angle
 from tsfm_lens.ranks import epsilon_rank, flow_bound, measured_bound
 from tsfm_lens.testing import assert_close
 
-NAMES = sorted(architectures())
 QUERIES = "encoder.0.self_attn.W_Q"
 
 
@@ -52,7 +51,7 @@ def dense(lens: Lens, stack: str, layer: int, kind: str, part: str) -> np.ndarra
     return np.concatenate(list(heads), axis=0 if part == "W_O" else 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_every_matrix_of_every_architecture_has_the_spectrum_of_its_dense_copy(name: str) -> None:
     lens = lens_of(name)
     found = weight_ranks(lens, epsilon=[0.3, 0.01], per_head=True)
@@ -137,7 +136,7 @@ def test_streamed_singular_values_are_those_of_the_whole(parts: list[int]) -> No
     assert abs(gram[-1] / dense[-1] - 1) > 10 > abs(spectrum.singular_values()[-1] / dense[-1] - 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_families_of_every_architecture(name: str) -> None:
     run = run_of(lens_of(name))
     found = embedding_ranks(run, epsilon=[0.01, 0.001], batch_size=64)
@@ -181,7 +180,7 @@ def test_signals_of_ones_own_are_embedded_as_the_model_does() -> None:
 
 
 @pytest.mark.parametrize("part", ["W_Q", "W_K", "W_V", "W_O"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_block_angles_of_every_architecture_are_means_over_pairs(name: str, part: str) -> None:
     lens = lens_of(name)
     found = row_angles(lens, part=part, rows=12, permutations=19)
@@ -234,7 +233,7 @@ def rows_at(run: Run, point: str) -> torch.Tensor:
     return run.record([point])[point][run.encoded.shown(run.lens.wiring.stacks[0].name)].double()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_the_spectra_of_every_architecture_are_those_of_dense_streams(name: str) -> None:
     run = run_of(lens_of(name))
     found = flow_of_ranks(run, epsilon=[0.1, 0.01])

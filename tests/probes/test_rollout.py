@@ -10,10 +10,10 @@ import torch
 import xarray as xr
 
 from contrasted import reads_at, series_for
-from tiny_lenses import lens_of
+from tiny_lenses import ATTENDING, lens_of
 from tsfm_lens.data import bundled
 from tsfm_lens.hooks import EditPattern
-from tsfm_lens.models import architectures, load
+from tsfm_lens.models import load
 from tsfm_lens.probes import attention_rollout, autoregressive_attention, norm_weighted_attention
 from tsfm_lens.probes.rollout import rolled
 from tsfm_lens.testing import assert_close
@@ -105,7 +105,7 @@ def test_flow_of_known_patterns() -> None:
     assert_close(rolled([silent])[0], torch.eye(3, dtype=torch.float64), depth=100, magnitude=1.0)
 
 
-@pytest.mark.parametrize("name", sorted(architectures()))
+@pytest.mark.parametrize("name", ATTENDING)
 def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(series_for(lens), 4)

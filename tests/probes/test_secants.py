@@ -9,8 +9,7 @@ import pandas as pd
 import pytest
 import torch
 
-from tiny_lenses import lens_of
-from tsfm_lens.models import architectures
+from tiny_lenses import SUMMING, lens_of
 from tsfm_lens.probes import attribute
 from tsfm_lens.probes.attribution import DECOMPOSITIONS, writes_and_stream
 from tsfm_lens.probes.secants import push_forward
@@ -57,7 +56,7 @@ def test_path_integrals_are_those_of_many_points_within_the_tolerance(name: str)
     assert float(found["path_error"].max()) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", [name for name in architectures() if name not in ("chronos", "t5")])
+@pytest.mark.parametrize("name", [name for name in SUMMING if name not in ("chronos", "t5", "tirex")])
 def test_positions_that_are_not_read_are_not_needed(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(example_case(lens).encoded.batch, 3)

@@ -8,15 +8,13 @@ import torch
 import xarray as xr
 
 from refusals import expect_error
-from tiny_lenses import lens_of
+from tiny_lenses import ATTENDING, lens_of
 from tsfm_lens.data import SeriesBatch, as_series, bundled
-from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models import Lens, load
 from tsfm_lens.probes import heads_by_stable_rank
 from tsfm_lens.probes.attention import attention_over_time, pick_attention
 from tsfm_lens.sweep.plan.orders import ORDERS, head_scores, parse_orders, ranking, rankings
 from tsfm_lens.testing import assert_close
-
-NAMES = sorted(architectures())
 
 
 def series_for(lens: Lens) -> SeriesBatch:
@@ -53,7 +51,7 @@ def numpy_rank(writes: np.ndarray, shown: np.ndarray) -> float:
     return float(np.exp(np.mean(entropies)))
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ATTENDING)
 def test_every_score_of_every_architecture(name: str) -> None:
     lens = lens_of(name)
     stack = lens.wiring.output_stack

@@ -12,6 +12,7 @@ from refusals import expect_error
 from tiny_lenses import lens_of
 from tsfm_lens.ablation import run_variants
 from tsfm_lens.data import bundled
+from tsfm_lens.hooks import writers
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantPlanner, VariantSpec, plan_frame, variant_spec
@@ -122,12 +123,12 @@ def test_every_family_of_every_architecture_runs(name: str) -> None:
         *planner.layers(sizes=(1, "all")),
         *planner.ranges(),
         *planner.heads(paired=True),
-        *planner.head_counts(stack.n_layers - 1, "stable_rank:high", ranking),
-        *planner.heads_per_layer("random:1", dict.fromkeys(range(stack.n_layers), ranking), [1]),
-        *planner.components({"MLPs": ["**.mlp"]}),
-        planner.recipe("r", {0: [0]}, [0]),
-        *planner.random("r", {0: 1}, [0, 1]),
+        *planner.components({"last": [str(writers(lens.wiring)[-1])]}),
     ]
+    if stack.n_heads:
+        entries += planner.head_counts(stack.n_layers - 1, "stable_rank:high", ranking)
+        entries += planner.heads_per_layer("random:1", dict.fromkeys(range(stack.n_layers), ranking), [1])
+        entries += [planner.recipe("r", {0: [0]}, [0]), *planner.random("r", {0: 1}, [0, 1])]
     variants = {entry.spec.id: entry.spec for entry in entries}
     case = example_case(lens)
     with torch.no_grad():

@@ -16,7 +16,7 @@ from tsfm_lens.hooks.edit import acts_by_place, as_index, resolve
 from tsfm_lens.hooks.interventions import Intervention, Zero
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.replay import OtherCalls, called_once, only, recorded_inputs, recorded_outputs, replayed
-from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
+from tsfm_lens.hooks.wiring import Attention, Wiring, Writer
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.batching import fitting, halved, lengths_of, need_of, out_of_memory
 from tsfm_lens.models.lens import Lens
@@ -276,7 +276,7 @@ def _heads_of(wiring: Wiring, start: Start) -> tuple[str, str] | None:
     return f"{block}.{row.module}", f"{block}.{row.o.module}"
 
 
-def _rows_lead(row: Attention | Mlp) -> bool:
+def _rows_lead(row: Writer) -> bool:
     """Return whether the first axis of a branch's tensors counts rows, so that variants can be stacked along it."""
     return not (row.z_layout if isinstance(row, Attention) else row.write.layout).startswith("pos ")
 

@@ -23,7 +23,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import acts_by_row
 from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.replay import OtherCalls, map_tensors, shadowed
-from tsfm_lens.models.adapter import DECILES, refuse_request
+from tsfm_lens.models.adapter import default_levels, refuse_request
 from tsfm_lens.models.architecture import Prediction, stands_apart
 from tsfm_lens.models.batching import DRAWN, ForecastRequest, fitting, forecast_part, out_of_memory
 from tsfm_lens.models.draws import Piece, Unsplittable, block_seed, seeded
@@ -67,7 +67,7 @@ def forecast_variants(
     horizon: int,
     variants: Sequence[Variant],
     *,
-    quantiles: Sequence[float] = DECILES,
+    quantiles: Sequence[float] | None = None,
     num_samples: int | None = None,
     seed: int = 0,
     memory: int | None = None,
@@ -84,7 +84,7 @@ def forecast_variants(
         series: anything that ``as_series`` takes.
         horizon: forecast steps.
         variants: the models.
-        quantiles: levels between 0 and 1.
+        quantiles: levels between 0 and 1; the deciles, or the model's own where those do not reach so far, if None.
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every variant's draws; all variants draw the same random numbers.
         memory: bytes for which the number of variants side by side is planned; half of what is free if None.
@@ -107,7 +107,8 @@ def forecast_variants(
         raise InputError("there is no variant to forecast: expected at least one")
     if non_finite not in get_args(NonFinite):
         raise InputError(f"non_finite is {non_finite!r}, expected 'refuse' or 'keep'")
-    steps, levels = checked_request(horizon, quantiles, num_samples, seed)
+    requested = default_levels(lens.adapter) if quantiles is None else quantiles
+    steps, levels = checked_request(horizon, requested, num_samples, seed)
     refuse_request(lens.adapter, steps, num_samples)
     batch = as_series(series)
     request = VariantRequest(lens, batch, steps, levels, num_samples, int(seed), memory=memory, non_finite=non_finite)

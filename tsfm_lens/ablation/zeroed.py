@@ -17,7 +17,7 @@ from tsfm_lens.hooks.edit import resolve
 from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.replay import shadowed
-from tsfm_lens.hooks.wiring import Attention, Writer
+from tsfm_lens.hooks.wiring import Attention, Branch, Writer
 
 
 def skipped(registry: HookRegistry, variants: Sequence[Variant]) -> Block[None]:
@@ -67,12 +67,14 @@ def _layers(row: Writer, *, writes: bool) -> set[str]:
         # keys and values of another stack have rows of their own
         projections = (row.q,) if row.keys_from else (row.q, row.k, row.v)
         return {part.module for part in projections} | ({row.o.module} if writes else set())
+    if isinstance(row, Branch):
+        return set()
     return {row.i.module, row.o} | ({row.gate.module} if row.gate is not None else set())
 
 
 def _rows_lead(registry: HookRegistry, row: Writer) -> bool:
     """Return whether the variants are contiguous blocks along the first axis of everything in a branch."""
-    layouts = (row.stream_layout, row.z_layout, row.qkv_layout) if isinstance(row, Attention) else (row.pre.layout,)
+    layouts = (row.stream_layout, row.z_layout, row.qkv_layout) if isinstance(row, Attention) else (row.write.layout,)
     return not registry.wiring.sample_major and all(layout.startswith("batch ") for layout in layouts)
 
 

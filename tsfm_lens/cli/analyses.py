@@ -47,8 +47,9 @@ def report(
     with progress_display() as bar:
         series = series_shown(bar, request, model)
         lens = open_shown(bar, model)
-        progress = steps_shown(bar, lens, kinds)
         missing: dict[str, str] = {}
+        kinds = kinds if sections else tuple(pipeline.defined_for(lens, kinds, missing))
+        progress = steps_shown(bar, lens, kinds)
         run = request.run(lens, series).compared()
         results = pipeline.analyse(run, sections=kinds, progress=progress, left_out=missing)
         title = pipeline.heading_of(model, series)
@@ -174,6 +175,48 @@ def ablate(
     echo(f"Medians over {effect.over}; acts, significant: of {first}.", err=True)
     for sentence in effect.standing(names, "components"):
         echo(sentence, err=True)
+
+
+@app.command()
+@forecasts("windows", "twins")
+def compare(
+    base: Annotated[str, typer.Argument(metavar="BASE", help=MODEL_HELP, autocompletion=completing.models)],
+    tuned: Annotated[
+        str, typer.Argument(metavar="TUNED", help="The fine-tuned model.", autocompletion=completing.models)
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder for a page with the figure (index.html).")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20,
+    *,
+    request: Request,
+) -> None:
+    """Compare a fine-tuned model with its base: whose weights differ, and what setting each back does."""
+    from tsfm_lens.probes import weight_effects
+    from tsfm_lens.report import pipeline
+    from tsfm_lens.viz.weight_effects import read_weight_effects
+
+    if out is not None:
+        pipeline.page_at(out)
+    with progress_display() as bar:
+        series = series_shown(bar, request, base, tuned)
+        first, second = open_shown(bar, base), open_shown(bar, tuned)
+        run = request.run(second, series)
+        with stage(bar, "setting weights back", None) as progress:
+            result = weight_effects(first, second, run, progress=progress)
+    if out is not None:
+        title = f"{tuned} against {base}"
+        page = pipeline.write_page(run, {"weight_effects": result}, out, title, request.data, None, {})
+        echo(str(page), err=True)
+    if request.as_json:
+        emit(result)
+        return
+    for sentence in read_weight_effects(result):
+        echo(sentence, err=True)
+    columns = [name for name in ("relative_norm", "rank", "share_size", "error_change_size") if name in result]
+    names = [str(name) for name in result["component"].values[:top]]
+    if names:
+        show_rows(
+            ["component", *columns], [[name, *(float(result[c][i]) for c in columns)] for i, name in enumerate(names)]
+        )
 
 
 @app.command()

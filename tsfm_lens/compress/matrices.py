@@ -16,7 +16,7 @@ from tsfm_lens.compress.layers import Compressed, Factors, LowRankLinear, produc
 from tsfm_lens.compress.schedule import BlockShape
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.hooks.weights import parameters
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack
+from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack, Writer
 from tsfm_lens.models.lens import Lens
 
 __all__ = ["WeightMatrix", "factorised", "matrices"]
@@ -112,8 +112,8 @@ def matrices_by_name(lens: Lens, names: Iterable[str] | None = None) -> dict[str
     return {key: by_name[key] for key in keys}
 
 
-def _matrices_of(lens: Lens, stack: Stack, layer: int, row: Attention | Mlp) -> Iterator[WeightMatrix]:
-    """List the matrices of one attention, parts that share a layer together, or of one MLP."""
+def _matrices_of(lens: Lens, stack: Stack, layer: int, row: Writer) -> Iterator[WeightMatrix]:
+    """List the matrices of one attention, parts that share a layer together, or of one MLP; none of another kind."""
     # by layer: name, projection, and number and side of the heads
     places: dict[str, tuple[str, Projection, int, str]] = {}
     if isinstance(row, Mlp):
@@ -121,7 +121,7 @@ def _matrices_of(lens: Lens, stack: Stack, layer: int, row: Attention | Mlp) -> 
         for word, part in (("in", row.i), ("gate", row.gate), ("out", out)):
             if part is not None:
                 places.setdefault(part.module, (word, part, 1, "rows"))
-    else:
+    elif isinstance(row, Attention):
         for letter in "qkvo":
             part = getattr(row, letter)
             letters, first, *_ = places.get(part.module, ("", part))

@@ -15,7 +15,7 @@ from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.weights import parameters
-from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Stack
+from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Projection, Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.opening import load
 
@@ -82,6 +82,13 @@ def _cuts(lens: Lens, targets: Sequence[Component]) -> tuple[dict[str, tuple[Sid
             block = stack.block(layer)
             for row in stack.rows(layer):
                 heads, is_whole = _gone(targets, stack, layer, row.kind)
+                if isinstance(row, Branch):
+                    if is_whole:
+                        raise InputError(
+                            f"{stack.prefix}.{layer}.{row.kind} is no attention and no MLP, and the wiring does not "
+                            "say which of its weights can go; cut heads or MLPs"
+                        )
+                    continue
                 output = row.o if isinstance(row, Attention) else Projection(row.o)
                 if is_whole:
                     norm = lens.adapter.model.get_submodule(f"{block}.{row.post_norm}") if row.post_norm else None

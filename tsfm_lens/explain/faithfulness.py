@@ -228,8 +228,9 @@ def _explanations(results: Any) -> tuple[Run, dict[str, Any]]:
     """Take the attribution of the inputs, with attention for a rival."""
     attribution = results["input_attribution"]
     explanations, rival = {str(attribution.attrs["method"]): attribution}, "attention rollout"
+    attends = results.first.lens.wiring.output_stack.attention_kinds()
     # attention is on stretches alone
-    if rival not in explanations and "part_values" not in attribution.coords:
+    if attends and rival not in explanations and "part_values" not in attribution.coords:
         how = {**_reference(results), "parts": segments_in(attribution)}
         explanations[rival] = attribute_inputs(results.first, method=rival, **how)
     return results.first, explanations

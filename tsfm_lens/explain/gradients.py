@@ -30,8 +30,8 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
     run, lens = masks.run, masks.run.lens
     name, steps, instead = lens.wiring.architecture, lens.longest_pass, "choose method='shapley' or 'occlusion'"
     refusals = {
-        f"the library of {name} rescales its backward pass and has no forward derivatives, so that there are no "
-        f"gradients; {instead}": not lens.wiring.true_gradients,
+        f"the gradients of {name} are not its derivatives (a rescaled backward pass, or steps of bfloat16 inside); "
+        f"{instead}": not lens.wiring.true_gradients,
         f"{name} reads values as tokens, so that its forecast has no slope towards them; {instead}": run.tokens_read
         or lens.takes_ids,
         f"{lens.model_id} rolls out sample paths, which have no gradient; use "

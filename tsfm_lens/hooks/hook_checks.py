@@ -135,6 +135,7 @@ def _matrices(wiring: Wiring, stack: Stack, row: Writer) -> Iterator[tuple[str, 
         if row.gate is not None:
             yield "gate", row.gate, d_mlp, d_model
         yield "o", None, d_model, d_mlp
+    if not isinstance(row, Attention):
         return
     source = {"d_model": (wiring.stack(row.keys_from) if row.keys_from else stack).d_model}
     for letter, part in (("q", row.q), ("k", row.k), ("v", row.v)):

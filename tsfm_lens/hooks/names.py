@@ -11,7 +11,7 @@ from typing import Literal
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.tl_names import Key, full_name, point_of
-from tsfm_lens.hooks.wiring import Attention, Mix, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Site, Stack, Wiring
 
 RESIDUAL = ("batch", "pos", "d_model")
 HEADS = ("batch", "pos", "head", "d_head")
@@ -77,7 +77,7 @@ def _stack_points(stack: Stack) -> Iterator[Point]:
             yield Point(f"{prefix}.{name}", RESIDUAL, "site", writer.reads.within(block), *here[:2], aside=aside)
             if isinstance(writer, Attention):
                 yield from _attention_points(writer, block, at, here)
-            else:
+            elif isinstance(writer, Mlp):
                 yield Point(f"{at}.hook_pre", HIDDEN, "site", writer.pre.within(block), *here)
                 yield Point(f"{at}.hook_post", HIDDEN, "site", writer.post.within(block), *here)
             yield Point(f"{at}.hook_out", RESIDUAL, "site", writer.write.within(block), *here, mix=writer.mix)

@@ -15,7 +15,7 @@ from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.native import rms_scale, without_gain
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
-from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Wiring, Writer
+from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Stack, Wiring, Writer
 
 # half precision may not make a deviation of any size pass for rounding
 _MOST = 0.1
@@ -52,9 +52,11 @@ def _stream_gain(model: nn.Module, stack: Stack, layer: int, row: Writer) -> flo
 def relative_rounding(model: nn.Module, wiring: Wiring) -> float:
     """Estimate the relative rounding error of a forward's numbers: the square root of 100 roundings per block."""
     blocks = sum(stack.n_layers for stack in wiring.stacks)
-    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     float32 = torch.finfo(torch.float32).eps
-    return math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=float32)
+    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    weights = math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=float32)
+    # inside, a coarser format moves what comes out by about one of its own last digits
+    return weights if wiring.precision == torch.float32 else max(weights, torch.finfo(wiring.precision).eps)
 
 
 def excess(total: Tensor, size: Tensor, stream: Tensor, rounding: float) -> tuple[float, float] | None:
@@ -77,7 +79,7 @@ def _by_row(tensor: Tensor) -> Tensor:
 def branch_sums(model: nn.Module, wiring: Wiring, stack: Stack, acts: Recorded) -> Iterator[tuple[str, Tensor, Tensor]]:
     """Yield place, value and the sum that it should equal: of every branch's write, and of the stream after it."""
     weights = Weights(model, wiring)
-    for layer in range(stack.n_layers):
+    for layer in range(stack.n_layers) if stack.sums else ():
         at, rows = f"{stack.prefix}.{layer}", stack.rows(layer)
         if layer > 0:
             before = acts[f"{stack.prefix}.{layer - 1}.hook_resid_post"]
@@ -124,6 +126,17 @@ def no_sum(
     )
 
 
+def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
+    """Refuse a stack whose stream its own wiring declares to be no sum of writes."""
+    if not stack.sums:
+        name = f" of stack {stack.name!r}" if stack.name else ""
+        raise InputError(
+            f"the stream{name} of {wiring.architecture!r} is no sum of writes: a norm follows each sum, so "
+            "nothing reads a write by itself and no lens or attribution is defined. Ablation, patching, recording and "
+            "explanations of inputs are: run.without, probes.causal_effects, probes.activation_patching, run.explain"
+        )
+
+
 class Before:
     """Writes to a stack's stream before one place."""
 
@@ -139,6 +152,7 @@ class Before:
         self._acts, self._model, self._wiring, self._positions = acts, source.model, source.wiring, pos_slice
         self._weights = Weights(source.model, source.wiring)
         self.stack = source.wiring.stack(stack)
+        refuse_no_sums(source.wiring, self.stack)
         self.layer = self.stack.n_layers if layer is None or layer == -1 else layer
         if not isinstance(self.layer, int) or not 0 <= self.layer <= self.stack.n_layers:
             raise InputError(f"layer {layer!r}; expected 0 to {self.stack.n_layers}, or -1 or None for the stack's end")
@@ -204,7 +218,7 @@ class Before:
         """Sum the output biases as they arrive, (…, pos, d_model)."""
         total = torch.zeros_like(self.embed())
         for layer, row in self.writers:
-            if isinstance(row, Mlp) and not of_mlps:
+            if isinstance(row, Branch) or (isinstance(row, Mlp) and not of_mlps):
                 continue
             bias = self._out(layer, row)[1]
             if bool(bias.any()):
@@ -248,7 +262,7 @@ class Before:
         results = torch.einsum("...hd,hdm->...hm", z, matrix.to(z))
         return results * (gain if isinstance(gain, float) else gain.unsqueeze(-2))
 
-    def _out(self, layer: int, row: Writer) -> tuple[Tensor, Tensor]:
+    def _out(self, layer: int, row: Attention | Mlp) -> tuple[Tensor, Tensor]:
         """Return a branch's output matrix, of all heads or of the neurons, and its bias."""
         if isinstance(row, Mlp):
             mlp = self._weights.mlp(layer, row.kind, self.stack.name)
@@ -257,7 +271,7 @@ class Before:
         return heads.W_O, heads.b_O
 
     @torch.no_grad()
-    def _gain(self, layer: int, row: Writer) -> float | Tensor:
+    def _gain(self, layer: int, row: Attention | Mlp) -> float | Tensor:
         """Return the factor between an output matrix and the stream, with the frozen scale of a norm."""
         factor = float(self._weights.scale(layer, row.kind, self.stack.name))
         if not row.post_norm:
@@ -363,7 +377,7 @@ class Decomposed(Mapping[Any, Tensor]):
         place = self._before(stack, layer, mlp_input, pos_slice, whole=mode == "all")
         labels, writes = ["embed"], [place.embed()]
         for index, row in place.writers:
-            if mode == "all" or (mode == "mlp") == isinstance(row, Mlp):
+            if mode == "all" or isinstance(row, Mlp if mode == "mlp" else Attention):
                 labels.append(f"{index}_{row.kind}_out")
                 writes.append(place.branch(index, row))
         labels, parts = labels[not incl_embeds :], torch.stack(writes)[not incl_embeds :]
@@ -424,11 +438,13 @@ class Decomposed(Mapping[Any, Tensor]):
         labels, heads = place.heads()
         parts = [project(heads)]
         for index, row in place.writers:
-            if isinstance(row, Mlp):
-                of = place.neurons(index, row) if expand_neurons else place.branch(index, row)[None]
-                many = [f"L{index}N{neuron}" for neuron in range(len(of))]
-                labels += many if expand_neurons else [f"{index}_{row.kind}_out"]
-                parts.append(project(of))
+            if isinstance(row, Attention):
+                continue
+            neurons = place.neurons(index, row) if isinstance(row, Mlp) and expand_neurons else None
+            of = place.branch(index, row)[None] if neurons is None else neurons
+            whole = [f"{index}_{row.kind}_out"]
+            labels += whole if neurons is None else [f"L{index}N{neuron}" for neuron in range(len(of))]
+            parts.append(project(of))
         parts += [project(place.embed()[None]), project(place.bias(of_mlps=expand_neurons)[None])]
         writes, labels = torch.cat(parts), [*labels, "embed", "bias"]
         return (writes, labels) if return_labels else writes

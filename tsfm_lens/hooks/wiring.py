@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
+import torch
+
 from tsfm_lens.errors import InputError, unknown_name
 
 
@@ -156,7 +158,26 @@ class Mlp:
     act: str = ""
 
 
-Writer = Attention | Mlp
+@dataclass(frozen=True)
+class Branch:
+    """One writer of another kind: mixing over time or channels, a convolution, a recurrence.
+
+    Attributes:
+        kind: its name in the vocabulary: "time_mix", "conv", "slstm", …
+        write: the output of the module that the residual stream receives.
+        reads, norm, post_norm, mix, aside: as in :class:`Attention`.
+    """
+
+    kind: str
+    write: Site
+    reads: Site
+    norm: str = ""
+    post_norm: str = ""
+    mix: Mix | None = None
+    aside: bool = False
+
+
+Writer = Attention | Mlp | Branch
 W = TypeVar("W", bound=Writer)
 
 
@@ -177,6 +198,9 @@ class Stack:
         cached: inputs of ``entry`` -> positions that the key-value cache holds before the call; None
             without a cache.
         exceptions: writers of the layers that differ from the others.
+        sums: whether the stream is the sum of its writes; False where a norm follows each sum, so that a stack has
+            branches only: they can be ablated, patched and recorded, and nothing is attributed to them linearly.
+        follows: whether its first stream is the last one of the stack before it, reshaped or projected.
     """
 
     name: str
@@ -193,6 +217,8 @@ class Stack:
     entry: str = ""
     cached: Callable[[tuple[Any, ...], dict[str, Any]], int] | None = None
     exceptions: Mapping[int, tuple[Writer, ...]] = field(default_factory=dict)
+    sums: bool = True
+    follows: bool = False
 
     @property
     def prefix(self) -> str:
@@ -263,7 +289,10 @@ class Wiring:
             them apart.
         sample_major: whether sample paths are the outermost part of the batch axis, not the innermost.
         unread: modules whose output the readout does not use, so that variants need not compute it.
-        true_gradients: False if the library rescales its backward pass.
+        true_gradients: False if autograd's derivative is not that of small steps, as the library rescales its backward
+            pass or computes in bfloat16 inside.
+        precision: the coarsest number format that the library computes in inside, whatever that of the weights.
+        bypass: whether the head also reads the input itself, past the stream.
     """
 
     architecture: str
@@ -276,6 +305,8 @@ class Wiring:
     sample_major: bool = False
     unread: tuple[str, ...] = ()
     true_gradients: bool = True
+    precision: torch.dtype = torch.float32
+    bypass: bool = False
 
     def stack(self, name: str | None) -> Stack:
         """Return one stack by name, the output stack if None; UnknownNameError if there is none."""

@@ -53,6 +53,8 @@ class Adapter(ABC):
         levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
         package: distribution whose version a result should name.
         dtypes: precisions that the library runs in.
+        unrolled: levels of the paths that a rollout beyond one pass feeds back; () for all that the head emits.
+        feeds_gaps: whether it feeds back gaps in place of its forecast.
         least_steps: context steps that every batch is padded to at least, while one runs in parts.
     """
 
@@ -77,6 +79,8 @@ class Adapter(ABC):
     levels: Levels = ()
     package: str = "torch"
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
+    unrolled: Levels = ()
+    feeds_gaps: bool = False
     least_steps: int = 0
 
     @abstractmethod
@@ -270,8 +274,8 @@ def refuse_gradients(wiring: Wiring) -> None:
     """Refuse gradients that are not derivatives."""
     if not wiring.true_gradients:
         raise InputError(
-            f"{wiring.architecture} rescales its backward pass (unit scaling), so its gradients are not the "
-            "derivatives; use finite differences, or attribution by lens difference"
+            f"the gradients of {wiring.architecture} are not its derivatives (a rescaled backward pass, or steps of "
+            "bfloat16 inside); use finite differences, or attribution by lens difference"
         )
 
 

@@ -28,7 +28,7 @@ from tsfm_lens.hooks.registry import HookRegistry, attach_point
 from tsfm_lens.hooks.scopes import HookScope, resolve_hooks
 from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS
 from tsfm_lens.hooks.weights import Weights
-from tsfm_lens.hooks.wiring import Mlp, Wiring
+from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.adapter import Adapter, covered, refuse_dtype, refuse_gradients, versions
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.forecast import is_count, refuse_overflow
@@ -309,7 +309,7 @@ class LensBase(HookedRootModule):
         stack = wiring.output_stack
         rows = [row for layer in range(stack.n_layers) for row in stack.rows(layer)]
         mlp = next((row for row in rows if isinstance(row, Mlp)), None)
-        attention = next((row for row in rows if not isinstance(row, Mlp)), None)
+        attention = next((row for row in rows if isinstance(row, Attention)), None)
         weights = list(model.parameters())
         norm = next((f"{stack.block(0)}.{row.norm}" for row in stack.rows(0) if row.norm), stack.ln_final)
         kind = ("LN" if isinstance(model.get_submodule(norm), nn.LayerNorm) else "RMS") if norm else None

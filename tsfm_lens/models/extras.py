@@ -99,6 +99,30 @@ EXTRAS: Mapping[str, Extra] = {
             needs=("lightning", "hydra-core"),
             before=_stand_in_for_pytree,
         ),
+        Extra(
+            name="fracast",
+            title="Fracast",
+            imports=("fracast",),
+            distributions={"fracast": "0.1.0"},
+            proofs=("fracast:FracastModel",),
+            alone=False,
+        ),
+        Extra(
+            name="tirex",
+            title="TiRex",
+            imports=("tirex",),
+            distributions={"tirex-ts": "1.4.2"},
+            proofs=("tirex.models.tirex:TiRexZero",),
+            alone=False,
+        ),
+        Extra(
+            name="ttm",
+            title="TinyTimeMixer",
+            imports=("tsfm_public",),
+            distributions={"granite-tsfm": "0.3.11"},
+            proofs=("tsfm_public.models.tinytimemixer:TinyTimeMixerForPrediction",),
+            needs=("datasets", "deprecated"),
+        ),
     )
 }
 

@@ -19,6 +19,7 @@ from tsfm_lens.models import checkpoint
 from tsfm_lens.models.adapter import refuse_dtype
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.merging import beside
 from tsfm_lens.models.wirings._common import GENERATION, HUB, refuse_unknown, refuse_values
 
 _REDIRECTION = threading.RLock()
@@ -83,15 +84,12 @@ def _from_object(native: object) -> Lens:
 
 def _refuse_beside(lens: Lens) -> None:
     """Refuse layers with a low-rank adapter beside their matrix, which peft shows under the layer's own name."""
-    names = [
-        name
-        for name, part in lens.model.named_modules()
-        if isinstance(getattr(part, "base_layer", None), torch.nn.Module) and getattr(part, "merged", None) is False
-    ]
+    names = [name for name, _ in beside(lens.model)]
     if names:
         raise WiringError(
             f"{len(names)} layers of {lens.model_id}, the first of them {names[0]}, hold an adapter beside their "
-            "matrix, which views of weights would leave out. Merge it first: `model.merge_and_unload()` of peft."
+            "matrix, which views of weights would leave out. Merge it first: `model.merge_and_unload()` of peft. "
+            "`probes.weight_effects(base, model, run)` reads it as it is."
         )
 
 

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from tsfm_lens.probes.rollout import *
     from tsfm_lens.probes.similarity import *
     from tsfm_lens.probes.stream_ranks import *
+    from tsfm_lens.probes.weight_effects import *
     from tsfm_lens.probes.weights import *
     from tsfm_lens.probes.zero_ablation import *
 

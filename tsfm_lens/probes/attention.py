@@ -113,6 +113,8 @@ def pick_attention(lens: Lens, stack: str | None, kind: str | None) -> tuple[Sta
     row = stack_named(lens.wiring, stack, lens.wiring.output_stack)
     kinds = row.attention_kinds()
     attention = attention_over_time(row) if kind is None and kinds else str(kind)
+    if not kinds:
+        raise InputError(f"{lens.model_id} has no attention there, so it has no heads to look at")
     if attention not in kinds:
         raise unknown_name(f"attention in the {row.name or 'model'}", attention, kinds)
     layers = layers_in_time(row, attention)

@@ -17,7 +17,7 @@ from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
-from tsfm_lens.hooks.residual import Place, carry_factors, excess, first_deviation, no_sum
+from tsfm_lens.hooks.residual import Place, carry_factors, excess, first_deviation, no_sum, refuse_no_sums
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
@@ -372,6 +372,7 @@ def writes_and_stream(run: Run, count: int | None = None) -> tuple[list[Componen
     Of all positions, or of so many last ones.
     """
     lens, stack, components = run.lens, run.lens.wiring.output_stack, writers(run.lens.wiring)
+    refuse_no_sums(lens.wiring, stack)
     embed, end = f"{stack.name}.hook_embed".lstrip("."), f"{stack.prefix}.{stack.n_layers - 1}.hook_resid_post"
     points = [
         f"{stack.prefix}.{each.layer}.{each.kind}.{'hook_out' if each.head is None else 'hook_result'}"

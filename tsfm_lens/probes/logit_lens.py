@@ -14,6 +14,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
+from tsfm_lens.hooks.residual import refuse_no_sums
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
@@ -61,6 +62,7 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES, logits: bool = Fa
     readout = run.lens.emits
     if logits and readout != "token":
         raise InputError(f"{run.lens.model_id} emits {readout}s, not tokens of a vocabulary, so there are no logits")
+    refuse_no_sums(run.lens.wiring, run.lens.wiring.output_stack)
     names, streams = layer_streams(run)
     data = run.dataset().assign_coords(layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)

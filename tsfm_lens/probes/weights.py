@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.hooks.weights import HeadWeights, head_output_weights
-from tsfm_lens.hooks.wiring import Attention, Stack, Writer
+from tsfm_lens.hooks.wiring import Attention, Mlp, Stack, Writer
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.probes.given import describe
 from tsfm_lens.probes.places import stack_named
@@ -244,6 +244,7 @@ def _weights_of(lens: Lens, column: Stack, layer: int, row: Writer) -> Iterator[
         for letter in "qkv":
             yield f"W_{letter.upper()}", lens.weights.projection(layer, row.kind, letter, column.name)[0]
         yield "W_O", head_output_weights(lens.model, column, layer, row.kind)
+    if not isinstance(row, Mlp):
         return
     mlp = lens.weights.mlp(layer, row.kind, column.name)
     yield "W_in", mlp.W_in

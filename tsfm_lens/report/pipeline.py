@@ -164,6 +164,9 @@ def report(
     """
     page_at(out)
     missing = {} if left_out is None else left_out
+    if tuple(sections) == SECTIONS:
+        # nobody asked for what this model cannot have
+        sections = defined_for(run.lens, sections, missing)
     run = run.compared()
     results = analyse(run, sections=sections, options=options, progress=progress, left_out=missing)
     return write_page(run, results, out, title or heading_of(run.lens.model_id, run.batch), sources, progress, missing)
@@ -195,7 +198,8 @@ def write_page(
 
 def steps_of(lens: Lens, sections: Sequence[str] = SECTIONS) -> list[str]:
     """Return names of the steps of :func:`report`, in order."""
-    return [*(name for name, _, _ in _results(lens, sections)), "report"]
+    kinds = defined_for(lens, sections, {}) if tuple(sections) == SECTIONS else sections
+    return [*(name for name, _, _ in _results(lens, kinds)), "report"]
 
 
 def provenance(run: Run, sources: Sequence[str]) -> dict[str, str]:

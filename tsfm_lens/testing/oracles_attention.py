@@ -18,9 +18,9 @@ from tsfm_lens.hooks.wiring import Attention, Projection
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.testing.oracles import (
     ONE_BLOCK,
-    Branch,
     Case,
     Deviations,
+    Row,
     branches,
     first_stream,
     layers_to_check,
@@ -87,7 +87,7 @@ def head_order(case: Case) -> Deviations:
                 yield from _owners(case, branch, row)
 
 
-def _owners(case: Case, branch: Branch, row: Attention) -> Deviations:
+def _owners(case: Case, branch: Row, row: Attention) -> Deviations:
     """Check that zeroing a head's rows of one input projection zeroes that head's q, k or v and nothing else."""
     points = {letter: f"{branch.at}.hook_{letter}" for letter in "qkv"}
     for letter, projection in (("q", row.q), ("k", row.k), ("v", row.v)):
@@ -104,7 +104,7 @@ def _owners(case: Case, branch: Branch, row: Attention) -> Deviations:
 
 
 @contextmanager
-def _zeroed_rows(lens: Lens, branch: Branch, projection: Projection, head: int, n_heads: int) -> Iterator[None]:
+def _zeroed_rows(lens: Lens, branch: Row, projection: Projection, head: int, n_heads: int) -> Iterator[None]:
     """Zero a head's rows of an input projection, and of its bias, in the native model while the block runs."""
     module = lens.adapter.model.get_submodule(f"{branch.stack.block(branch.layer)}.{projection.module}")
     sizes = {"head": n_heads, **({"part": projection.parts} if projection.parts > 1 else {})}

@@ -35,7 +35,8 @@ def _embedding(case: Case) -> Deviations:
     """Check that ``hook_embed`` differs between two series as the output of ``embed`` does, token by token."""
     lens, path = case.lens, case.lens.wiring.embed
     twins = _tied_modules(lens.adapter.model, path)
-    names = [first_stream(stack) for stack in lens.wiring.stacks]
+    stacks = [stack for stack in lens.wiring.stacks if not stack.follows]
+    names = [first_stream(stack) for stack in stacks]
     recordings = []
     for encoded in (case.encoded, case.other_encoded):
         with recorded_calls(lens.adapter.model, twins) as calls:
@@ -46,18 +47,14 @@ def _embedding(case: Case) -> Deviations:
         yield f"embed {path!r} is called once per stream", math.inf
         return
     # differences cancel positions, start tokens and registers, which are added or inserted
-    source = torch.cat(
-        [
-            _rows(call.gave() - second.gave(), stack.d_model)
-            for call, second in zip(first_calls, second_calls, strict=True)
-            for stack in lens.wiring.stacks
-        ]
-    )
+    changed = [call.gave() - second.gave() for call, second in zip(first_calls, second_calls, strict=True)]
     changes = [_large_rows((acts[name] - others[name]).flatten(0, -2)) for name in names]
     if not any(len(rows) for rows in changes):
         yield "two series have two embeddings", math.inf
-    for stack, rows in zip(lens.wiring.stacks, changes, strict=True):
-        yield f"embed {path!r} of stack {stack.name!r}", _distance(rows, source)
+    for stack, rows in zip(stacks, changes, strict=True):
+        # a module may be called again for later layers, as a shared one is
+        apart = min(_distance(rows, _rows(change, stack.d_model)) for change in changed)
+        yield f"embed {path!r} of stack {stack.name!r}", apart
 
 
 def _tied_modules(model: nn.Module, path: str) -> list[str]:
@@ -96,6 +93,11 @@ def _distance(rows: Tensor, source: Tensor) -> float:
     unit = source / source.norm(dim=-1, keepdim=True)
     nearest = ((rows / rows.norm(dim=-1, keepdim=True)) @ unit.T).argmax(dim=-1)
     factor = ((rows * source[nearest]).sum(-1) / source[nearest].pow(2).sum(-1)).median()
+    # where an embedding has one direction (one step a token), the nearest direction does not tell the factor
+    return min(_at_factor(rows, source, each) for each in (factor, torch.ones_like(factor)))
+
+
+def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
     # rows of one direction and several lengths are told apart by the factor
     # torch has no distances in half precision
     near = source[torch.cdist(rows.float(), (factor * source).float()).argmin(dim=-1)]

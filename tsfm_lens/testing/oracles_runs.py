@@ -72,7 +72,7 @@ def _refeed_rollout(case: Case) -> Deviations:
     """Check that later passes are plain forwards on contexts extended by each quantile path."""
     lens = case.lens
     first = lens.adapter.prediction_length
-    levels = tuple(getattr(lens.adapter, "unrolled", None) or lens.adapter.levels)
+    levels = lens.adapter.unrolled or lens.adapter.levels
     if not lens.adapter.joint_rollout:
         case = replace(case, batch=as_series(list(case.batch.values)))
     names = [name for name in lens.registry.points if name.endswith(_STREAM)]
@@ -84,6 +84,7 @@ def _refeed_rollout(case: Case) -> Deviations:
         for series, quantiles, future in zip(case.batch.values, paths, case.batch.futures, strict=True):
             # a known future takes the place of the forecast
             ahead = quantiles[path] if future is None else future[:first]
+            ahead = np.full(first, np.nan) if lens.adapter.feeds_gaps else ahead
             contexts.append(np.concatenate([series, ahead])[-lens.adapter.context_length :])
     copies = repeated(case.batch, len(levels))
     later = tuple(None if future is None else future[first:] for future in copies.futures)
@@ -149,7 +150,7 @@ def leaves_no_trace(case: Case) -> Deviations:
     plain = lens.forward(case.encoded)
     component = writers(lens.wiring)[0]
     attends = any(stack.attention_kinds() for stack in lens.wiring.stacks)
-    inner, write_point = ("**.hook_pattern", "**.hook_z") if attends else ("**.hook_pre", "**.hook_out")
+    inner, write_point = ("**.hook_pattern", "**.hook_z") if attends else ("**.hook_resid_post", "**.hook_out")
 
     def boom(value: Tensor, hook: object) -> Tensor:
         raise KeyboardInterrupt

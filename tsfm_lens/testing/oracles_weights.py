@@ -16,7 +16,7 @@ from tsfm_lens.hooks.native import fold_leading, to_vocabulary
 from tsfm_lens.hooks.replay import NativeCall, recorded_calls
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.testing.oracles import TWO_BLOCKS, Branch, Case, Deviations, branches, last_stream, oracle, relative
+from tsfm_lens.testing.oracles import TWO_BLOCKS, Case, Deviations, Row, branches, last_stream, oracle, relative
 
 
 @oracle(
@@ -24,6 +24,7 @@ from tsfm_lens.testing.oracles import TWO_BLOCKS, Branch, Case, Deviations, bran
     "weights",
     TWO_BLOCKS,
     "the row and field named; module and gain of a projection, `norm`, `reads`, `pre`, `post`, `ln_final`",
+    "no attention, no MLP, no last norm",
 )
 def weights(case: Case) -> Deviations:
     """Check that norms, matrices, gains and biases turn each stream into the recorded inputs, outputs and writes."""
@@ -40,16 +41,18 @@ def weights(case: Case) -> Deviations:
             yield f"ln_final of stack {stack.name!r}", relative(rebuilt, normalized)
 
 
-def _inputs(branch: Branch) -> list[Projection]:
+def _inputs(branch: Row) -> list[Projection]:
     """List the input layers of a branch."""
     row = branch.row
-    return [row.q, row.k, row.v] if isinstance(row, Attention) else [row.i, *([row.gate] if row.gate else [])]
+    if isinstance(row, Attention):
+        return [row.q, row.k, row.v]
+    return [part for part in (row.i, row.gate) if part] if isinstance(row, Mlp) else []
 
 
 class _Rebuilt:
     """One branch of one layer, rebuilt from the table."""
 
-    def __init__(self, lens: Lens, acts: Activations, branch: Branch, calls: dict[str, list[NativeCall]]) -> None:
+    def __init__(self, lens: Lens, acts: Activations, branch: Row, calls: dict[str, list[NativeCall]]) -> None:
         self.lens, self.acts, self.branch, self.calls = lens, acts, branch, calls
         self.place = (branch.layer, branch.row.kind, branch.stack.name)
         self.branch_input = _norm(self.lens, branch, branch.row.norm)(self.acts[branch.stream])
@@ -57,7 +60,10 @@ class _Rebuilt:
     def deviations(self) -> Deviations:
         """Yield deviations of the inputs of the input layers, of their outputs, and of the write."""
         row = self.branch.row
-        yield from self._attention(row) if isinstance(row, Attention) else self._mlp(row)
+        if isinstance(row, Attention):
+            yield from self._attention(row)
+        elif isinstance(row, Mlp):
+            yield from self._mlp(row)
 
     def _attention(self, row: Attention) -> Deviations:
         at, keys = self.branch.at, self.branch_input
@@ -117,17 +123,17 @@ class _Rebuilt:
         return rearrange(wide, f"batch pos {part.layout} -> part batch pos {axes}", part=part.parts, **sizes)[part.part]
 
 
-def _norm(lens: Lens, branch: Branch, path: str) -> Callable[[Tensor], Tensor]:
+def _norm(lens: Lens, branch: Row, path: str) -> Callable[[Tensor], Tensor]:
     block = branch.stack.block(branch.layer)
     return lens.adapter.model.get_submodule(f"{block}.{path}").forward if path else lambda stream: stream
 
 
-def _is_fused(pre: Tensor, branch: Branch) -> bool:
+def _is_fused(pre: Tensor, branch: Row) -> bool:
     assert isinstance(branch.row, Mlp)
     return branch.row.i.parts > 1 and pre.shape[-1] != branch.stack.d_mlp
 
 
-def _halves(pre: Tensor, branch: Branch) -> Tensor:
+def _halves(pre: Tensor, branch: Row) -> Tensor:
     """Return ``hook_pre`` as (part, batch, pos, d_mlp), of one part but for a fused gated layer."""
     row: Any = branch.row
     if not _is_fused(pre, branch):
@@ -166,7 +172,7 @@ def _replace_with(value: Tensor) -> Callable[..., Tensor]:
     return lambda _now, hook: value
 
 
-def _shift_units(pre: Tensor, branch: Branch) -> Tensor:
+def _shift_units(pre: Tensor, branch: Row) -> Tensor:
     """Move every unit's value of ``hook_pre`` to the next unit; of a fused layer the half that is activated."""
     row: Any = branch.row
     if not _is_fused(pre, branch):
@@ -176,7 +182,7 @@ def _shift_units(pre: Tensor, branch: Branch) -> Tensor:
     return rearrange(halves, f"part batch pos d_mlp -> batch pos {row.i.layout}")
 
 
-def _gate(lens: Lens, branch: Branch, x: Tensor) -> Tensor:
+def _gate(lens: Lens, branch: Row, x: Tensor) -> Tensor:
     """Compute the gate of the input of an MLP; 1 without one."""
     mlp: Any = lens.weights.mlp(branch.layer, branch.row.kind, branch.stack.name)
     return torch.ones(branch.stack.d_mlp, device=x.device) if mlp.W_gate is None else x @ mlp.W_gate + mlp.b_gate

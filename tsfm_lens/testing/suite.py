@@ -107,5 +107,6 @@ def oracle_table(results: Iterable[OracleResult], title: str) -> Table:
     table = Table("oracle", "result", "largest deviation", "allowed", "where", title=title)
     for result in results:
         verdict = Text("passed", style="green") if result.passed else Text("FAILED", style="red")
+        verdict = Text("skipped", style="dim") if result.skipped else verdict
         table.add_row(result.oracle, verdict, f"{result.error:.1e}", f"{result.bound:.0e}", result.detail)
     return table

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tsfm_lens.viz.sweep_layers import *
     from tsfm_lens.viz.sweep_recipes import *
     from tsfm_lens.viz.training import *
+    from tsfm_lens.viz.weight_effects import *
     from tsfm_lens.viz.weights import *
     from tsfm_lens.viz.zero_ablation import *
 

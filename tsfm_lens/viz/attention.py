@@ -12,6 +12,7 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
+from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import Timeline, mark_start, timeline, value_hover
 from tsfm_lens.viz.select import array, kind_word, model_of, names, position, positions, unit_of, value_title
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, sheet
@@ -31,7 +32,7 @@ _ALIKE = 1e-6  # relative difference of weights that is rounding
 _LEAST = 1e-4  # weight of a pair of tokens in a table
 _RESTING = 0.5  # share of attention on tokens that stand for no step, above which a head rests on them
 
-ATTENTION = measurement("attention")
+ATTENTION = measurement("attention", needs=HEADS)
 
 
 def read_attention(ds: xr.Dataset) -> list[str]:
@@ -291,7 +292,7 @@ def _attention(ds: xr.Dataset) -> Iterator[ReportPanel]:
         yield ReportPanel(fig, tokens_table(pattern, "weight", _LEAST), [words, *read_attention_map(ds, layer, head)])
 
 
-HEAD_ENTROPY = measurement("head_entropy")
+HEAD_ENTROPY = measurement("head_entropy", needs=HEADS)
 
 
 def read_head_entropy(ds: xr.Dataset) -> list[str]:

@@ -14,6 +14,7 @@ from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.findings import Finding, finding, judged
 from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.needs import SUMS
 from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
     array,
@@ -49,7 +50,7 @@ _METHOD_WORDS = {
 }
 _MAX_SERIES = 3  # series with figures of their own
 
-ATTRIBUTION = measurement("attribution")
+ATTRIBUTION = measurement("attribution", needs=SUMS)
 
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
@@ -298,7 +299,7 @@ _STREAM, _BOX, _ENDS = 0.0, (0.8, 3.25), (-0.95, 3.35)  # where the stream and t
 _WIDTHS, _TYPE = (0.6, 0.4), 11  # of scheme and bars; pixels: type in the boxes
 _SHARE = 0.59 * (_BOX[1] - _BOX[0]) / (_ENDS[1] - _ENDS[0])  # of a box in the width of all panels
 
-STREAM_SHARES = measurement("stream_shares")
+STREAM_SHARES = measurement("stream_shares", needs=SUMS)
 
 
 def read_shares(ds: xr.Dataset) -> list[str]:

@@ -12,6 +12,7 @@ import xarray as xr
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.maps import HeadMap, under
+from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.recipes import draw_overlaid
 from tsfm_lens.viz.select import array, layer_name, model_of, names, position, unit_of
@@ -27,7 +28,7 @@ _SCORES = (
 )
 _MAX_NUMBERED = 60  # cells with room for their number
 
-EXPLORE = measurement("explore")
+EXPLORE = measurement("explore", needs=HEADS)
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:

@@ -33,6 +33,7 @@ def read_routes(ds: xr.Dataset) -> list[str]:
     stands = array(ds, "size_acts", "segment", "component") > 0
     movement = np.abs(total).mean(1)
     out = []
+    attends = any("attn" in name for name in components)
     for place in np.argsort(-movement, kind="stable")[:_MAX_NAMES]:
         if movement[place] <= float(ds["total_floor"]):
             continue
@@ -41,7 +42,7 @@ def read_routes(ds: xr.Dataset) -> list[str]:
         through = (
             f" Most of it goes through {listed(leading)}." if leading else " No component carries more than rounding."
         )
-        words = past_attention(float(array(ds, "no_attention_share", "segment")[place]))
+        words = past_attention(float(array(ds, "no_attention_share", "segment")[place])) if attends else ""
         past = f" {capital(words)}." if words else ""
         out.append(
             f"Masking {segments[place]} moves the forecast by {amount(movement[place])} on average.{through}{past}"

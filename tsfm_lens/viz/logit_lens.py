@@ -13,7 +13,7 @@ from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.findings import Finding, finding, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
-from tsfm_lens.viz.needs import TOKENS
+from tsfm_lens.viz.needs import SUMS, TOKENS
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, scene
 from tsfm_lens.viz.select import (
     array,
@@ -41,7 +41,7 @@ FLOOR = 1e-3  # probabilities below are drawn as this
 _MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
 _LENSES, _MAPS = 6, 3  # series with a figure of their own
 
-LOGIT_LENS = measurement("logit_lens")
+LOGIT_LENS = measurement("logit_lens", needs=SUMS)
 
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
@@ -335,7 +335,7 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
         yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i))
 
 
-LAYER_GAIN = measurement("layer_gain")
+LAYER_GAIN = measurement("layer_gain", needs=SUMS)
 _MAX_NAMES = 3  # layers in a sentence
 
 

@@ -32,9 +32,21 @@ CROSS_ATTENTION = Needs(
 )
 GRADIENTS = Needs(
     "derivatives of the forecast",
-    "all but Toto 2, whose backward pass is rescaled",
+    "all but Toto 2 and TiRex",
     lambda lens: lens.wiring.true_gradients,
-    lambda arch: arch.name != "toto-2",
+    lambda arch: arch.name not in ("toto-2", "tirex"),
+)
+HEADS = Needs(
+    "heads",
+    "models with attention",
+    lambda lens: bool(lens.wiring.output_stack.attention_kinds()),
+    lambda arch: arch.name not in ("fracast", "tirex", "ttm"),
+)
+SUMS = Needs(
+    "a stream that is the sum of its writes",
+    "all but Fracast, which has a norm after each sum",
+    lambda lens: lens.wiring.output_stack.sums,
+    lambda arch: arch.name != "fracast",
 )
 VOCABULARY = Needs(
     "tokens from an embedding table",

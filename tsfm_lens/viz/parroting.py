@@ -15,6 +15,7 @@ from tsfm_lens.viz.attention import attention_kind, single_series
 from tsfm_lens.viz.findings import finding, judged, middle_of
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
+from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.select import array, forecast_series, model_of, names, series_position, series_rows, shown
 from tsfm_lens.viz.sheet import Panel, sheet
@@ -29,7 +30,7 @@ _MAX_SERIES = 6  # series with a figure of their own
 
 PARROTING = measurement("parroting")
 
-LAG_ATTENTION = measurement("lag_attention")
+LAG_ATTENTION = measurement("lag_attention", needs=HEADS)
 
 
 def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
@@ -168,7 +169,7 @@ _CHANGES = {
     "truth_error_change": ("from the truth", "change of error"),
 }
 
-HEAD_PARROTING = measurement("head_parroting")
+HEAD_PARROTING = measurement("head_parroting", needs=HEADS)
 
 
 def read_heads(ds: xr.Dataset) -> list[str]:

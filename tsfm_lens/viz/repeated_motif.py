@@ -9,7 +9,7 @@ import xarray as xr
 from tsfm_lens.registry import measurement
 from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.maps import HeadMap, head_maps
-from tsfm_lens.viz.needs import TRAINING_RECORD
+from tsfm_lens.viz.needs import HEADS, TRAINING_RECORD
 from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, GREY, mixed, number, percent
@@ -24,7 +24,7 @@ _TARGETS = {
     "after_any": "what followed any match",
 }
 
-REPEATED_MOTIF = measurement("repeated_motif")
+REPEATED_MOTIF = measurement("repeated_motif", needs=HEADS)
 
 
 def read_motif(ds: xr.Dataset) -> list[str]:

@@ -12,6 +12,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind, pattern_heads, sentence_start, single_series, weight_colours
 from tsfm_lens.viz.grid import panel_grid, title_axes
+from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import draw_bands, fitted_range, scene
 from tsfm_lens.viz.select import array, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Look, Sheet, blank
@@ -45,10 +46,10 @@ _CELLS = 300_000  # in the whole figure
 _PANEL = 60_000  # in a panel, which has no more dots to show them
 _LEAST = 0.01  # of the largest possible value: cells below are in no table
 
-AUTOREGRESSIVE_ATTENTION = measurement("autoregressive_attention")
+AUTOREGRESSIVE_ATTENTION = measurement("autoregressive_attention", needs=HEADS)
 
-ATTENTION_ROLLOUT = measurement("attention_rollout")
-NORM_WEIGHTED = measurement("norm_weighted")
+ATTENTION_ROLLOUT = measurement("attention_rollout", needs=HEADS)
+NORM_WEIGHTED = measurement("norm_weighted", needs=HEADS)
 
 
 def read_rollout(ds: xr.Dataset, heads: str) -> list[str]:
@@ -255,7 +256,7 @@ def _rollout(ds: xr.Dataset) -> Iterator[ReportPanel]:
 
 _FEW = 5  # rows that are all numbered
 _NARROW = 600  # steps that one column has room for
-PATCH_ATTENTION = measurement("patch_attention")
+PATCH_ATTENTION = measurement("patch_attention", needs=HEADS)
 
 
 def read_patches(ds: xr.Dataset) -> list[str]:

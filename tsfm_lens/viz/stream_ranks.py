@@ -12,6 +12,7 @@ from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
+from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.select import array, layer_name, model_of, names, positions, shown
 from tsfm_lens.viz.sheet import blank, sheet
 from tsfm_lens.viz.theme import CATEGORICAL, VERMILION, mixed, plain
@@ -22,7 +23,7 @@ __all__ = ["embedding_spectra", "rank_flow_map", "rank_flow_spectra", "token_ang
 
 _MAX_NUMBERED = 200  # cells of a map that still have room for their number
 
-FLOW_OF_RANKS = measurement("flow_of_ranks")
+FLOW_OF_RANKS = measurement("flow_of_ranks", needs=HEADS)
 
 
 def read_flow_map(ds: xr.Dataset, epsilon: float | None = None) -> list[str]:

@@ -15,6 +15,7 @@ from tsfm_lens.registry import ReportPanel, frame, measurement
 from tsfm_lens.viz.attention import attention_kind
 from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, colour_scale, head_maps
+from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.select import array, kind_word, layer_name, model_of, names, position, positions
 from tsfm_lens.viz.sheet import Panel, blank, text_width
 from tsfm_lens.viz.theme import BLUE, VERMILION, mixed, percent, plain
@@ -236,7 +237,7 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     yield ReportPanel(rank_histograms(ds, part=part), frame(ds, "decade_count"), read_histograms(ds))
 
 
-ROW_ANGLES = measurement("row_angles")
+ROW_ANGLES = measurement("row_angles", needs=HEADS)
 
 
 def read_row_angles(ds: xr.Dataset) -> list[str]:
@@ -297,7 +298,7 @@ def angle_map(panel: Panel, values: np.ndarray, hover: str, **more: Any) -> None
 
 _PRODUCTS = {"QK": ("query–key", "W_Q W_Kᵀ"), "OV": ("value–output", "W_V W_O")}
 
-SPECTRA = measurement("spectra")
+SPECTRA = measurement("spectra", needs=HEADS)
 
 
 def read_stable_rank(ds: xr.Dataset, product: str) -> list[str]:

@@ -213,10 +213,11 @@ def _draw(ds: xr.Dataset, middle: np.ndarray, effect: np.ndarray, measure: Measu
 
     def title(kind: str, heads: int) -> str:
         if not heads:
-            return {"mlp": "MLP", "layer": "layer"}.get(kind, "all\nheads")
+            return {"mlp": "MLP", "layer": "layer"}.get(kind, "all\nheads" if kind in with_heads else kind_word(kind))
         return kind_word(kind).replace("-", "-\n")
 
     places, rows = places_in(ds), dict[str, list[int]]()
+    with_heads = {kind for kind, head in zip(places.kind, places.head, strict=True) if head >= 0}
     for stack, layer in sorted({(s, int(at)) for s, at in zip(places.stack, places.layer, strict=True) if at >= 0}):
         rows.setdefault(stack, []).append(layer)
     rows = {stack: rows[stack] for stack in dict.fromkeys(places.stack) if stack in rows}

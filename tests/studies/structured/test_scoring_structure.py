@@ -7,9 +7,9 @@ import pytest
 import torch
 from scipy.stats import binom, t
 
-from tiny_lenses import fresh, lens_of
+from tiny_lenses import ATTENDING, fresh, lens_of
 from tsfm_lens.errors import InputError, UnknownNameError
-from tsfm_lens.models import Lens, architectures
+from tsfm_lens.models import Lens
 from tsfm_lens.probes import head_spectra
 from tsfm_lens.stats import CONFIDENCE
 from tsfm_lens.studies import rank_theory
@@ -35,7 +35,7 @@ def widths() -> tuple[int, int]:
     return heads.W_Q.shape[1], heads.W_Q.shape[2]
 
 
-@pytest.mark.parametrize("name", sorted(architectures()))
+@pytest.mark.parametrize("name", ATTENDING)
 def test_every_architecture_has_the_forms_of_its_dense_matrices(name: str) -> None:
     lens = lens_of(name)
     found = scoring_structure(lens, budget=(0.5, 1.0), **CHEAP)

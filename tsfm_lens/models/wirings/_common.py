@@ -139,10 +139,20 @@ def refuse_values(config: Mapping[str, Any], where: str, expected: Mapping[str, 
 
 def write_checkpoint(model: Any, config: Mapping[str, Any], folder: Path) -> None:
     """Write config.json and model.safetensors, for libraries that can read but not write them."""
+    write_tensors(model.state_dict(), config, folder)
+
+
+def write_tensors(state: Mapping[str, Tensor], config: Mapping[str, Any], folder: Path) -> None:
+    """Write tensors by name as :func:`write_checkpoint` does."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().contiguous() for name, tensor in model.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors")
+    save_file({name: tensor.detach().contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(config, indent=2))
+
+
+def settings(folder: Path) -> dict[str, Any]:
+    """Read the config.json of a folder."""
+    read: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return read
 
 
 def copied(config: Mapping[str, Any]) -> dict[str, Any]:

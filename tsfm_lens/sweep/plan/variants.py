@@ -117,7 +117,7 @@ def heads_in(stack: Stack, layer: int, heads: Iterable[int], kinds: Iterable[str
 
 
 def mlps_in(stack: Stack, layer: int) -> list[Component]:
-    """Return the MLPs of a layer."""
+    """Return the MLPs of a layer, and its branches of other kinds but attention."""
     return [Component(stack.name, layer, row.kind) for row in stack.rows(layer) if not isinstance(row, Attention)]
 
 
@@ -188,7 +188,8 @@ class VariantPlanner:
         if not components:
             return []
         words = f"layer {first}" if first == last else f"layers {first} to {last}"
-        label = {"both": "", "heads": "all heads of ", "mlp": "MLPs of " if last > first else "MLP of "}[part] + words
+        rows = "MLP" if all(each.kind == "mlp" for each in components) else "rest"
+        label = {"both": "", "heads": "all heads of ", "mlp": f"{rows}{'s' * (last > first)} of "}[part] + words
         single = {"layer": first} if first == last else {}
         return [self._entry(family, label, components, part=part, first=first, last=last, **single)]
 

@@ -1,0 +1,157 @@
+"""Effects of tuned weights: a planted change is found alone, each set back as a model built by hand, adapters read."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import tsfm_lens
+from refusals import expect_error
+from tiny_lenses import NAMES, lens_of
+from tsfm_lens.hooks import writers
+from tsfm_lens.models import Lens, load
+from tsfm_lens.models.merging import merged
+from tsfm_lens.probes import weight_effects
+from tsfm_lens.probes.weight_effects import _owners
+from tsfm_lens.studies.method_scores.series import evaluation_case
+from tsfm_lens.testing import assert_close, example_case
+from tsfm_lens.viz.weight_effects import read_weight_effects
+from tsfm_lens.zoo.planted import plant
+
+PLANTED = [("seasonal-copy", "chronos"), ("gate", "chronos-bolt"), ("covariate", "chronos-2"), ("decoys", "moirai-2")]
+
+
+def run_of(lens: Lens) -> Any:
+    return lens.run(example_case(lens).batch, min(4, lens.longest_pass))
+
+
+def changed(lens: Lens, owner: str, size: float = 0.2) -> Lens:
+    """A copy in which the weights of one component are moved at random."""
+    tuned, generator = copy.deepcopy(lens), torch.Generator().manual_seed(0)
+    named = dict(tuned.adapter.model.named_parameters())
+    with torch.no_grad():
+        for name, mask in {str(each): places for each, places in _owners(tuned).items()}[owner].items():
+            noise = torch.randn(named[name].shape, generator=generator) * size
+            named[name].copy_(torch.where(mask, named[name] + noise, named[name]))
+    return tuned
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_weight_belongs_to_one_component(name: str) -> None:
+    lens = lens_of(name)
+    total = {each: torch.zeros_like(weight, dtype=torch.int) for each, weight in lens.adapter.model.named_parameters()}
+    for places in _owners(lens).values():
+        for each, mask in places.items():
+            total[each] += mask.expand_as(total[each]).int()
+    assert all(bool((count == 1).all()) for count in total.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_all_set_back_is_the_base_model(name: str) -> None:
+    base = lens_of(name)
+    tuned = copy.deepcopy(base)
+    with torch.no_grad():
+        for weight in tuned.adapter.model.parameters():
+            weight.mul_(1.01)
+    run = run_of(base)
+    found = weight_effects(base, tuned, run)
+    depth, level = 400, float(np.abs(run.point).max())
+    own = tuned.run(run.batch, run.horizon, forced_path=run.path if run.tokens_read else None)
+    assert_close(found["base_forecast"], found["cumulative_forecast"][-1], depth=1, magnitude=level)
+    if not run.tokens_read:
+        assert_close(found["base_forecast"], run.point, depth=depth, magnitude=level, dtype=np.float32)
+        assert_close(found["tuned_forecast"], own.point, depth=depth, magnitude=level, dtype=np.float32)
+    before = dict(lens_of(name).adapter.model.named_parameters())
+    after = dict(tuned.adapter.model.named_parameters())
+    # the tuned model is as it was
+    assert all(torch.equal(after[each], before[each] * 1.01) for each in after)
+
+
+@pytest.mark.parametrize(("mechanism", "architecture"), PLANTED)
+def test_a_change_planted_in_one_component_is_found_alone(mechanism: str, architecture: str) -> None:
+    planted = plant(mechanism, architecture, seed=3)
+    base = planted.lens()
+    run = evaluation_case(base, planted.card, series=2, noise=0.0, seed=1).clean.in_one_pass()
+    owned = {str(owner) for owner in _owners(base)}
+    components = [str(each) for each in writers(base.wiring) if str(each) in owned]
+    for target in (components[0], components[-1]):
+        found = weight_effects(base, changed(base, target), run)
+        assert found["component"].values.tolist() == [target]
+        assert found["norm"].item() > 0
+        assert_close(found["base_forecast"] - found["tuned_forecast"], found["effect"][0], depth=1, magnitude=10.0)
+
+
+def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
+    base = tsfm_lens.load("bolt-nano")
+    tuned = copy.deepcopy(base)
+    model = tuned.adapter.model
+    attention, mlp = "decoder.block.1.layer.1.EncDecAttention", "decoder.block.2.layer.2.DenseReluDense.wi"
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        # head 2 of four, 32 rows each
+        model.get_submodule(f"{attention}.q").weight[64:96] += 0.2 * torch.randn(32, 128, generator=generator)
+        model.get_submodule(f"{attention}.o").weight[:, 64:96] += 0.2 * torch.randn(128, 32, generator=generator)
+        low = torch.randn(512, 2, generator=generator) @ torch.randn(2, 128, generator=generator)
+        model.get_submodule(mlp).weight += 0.02 * low
+    run = base.run(tsfm_lens.bundled("co2", "elnino"), 24, holdout=True)
+    found = weight_effects(base, tuned, run)
+    assert sorted(found["component"].values) == ["decoder.1.cross_attn.2", "decoder.2.mlp"]
+    by_name = found.set_index(component="component")
+    assert (
+        int(by_name["rank"].sel(component="decoder.2.mlp")),
+        int(by_name["full_rank"].sel(component="decoder.2.mlp")),
+    ) == (2, 128)
+    assert int(by_name["rank"].sel(component="decoder.1.cross_attn.2")) == 32
+    by_hand = copy.deepcopy(tuned)
+    with torch.no_grad():
+        by_hand.adapter.model.get_submodule(mlp).weight.copy_(base.adapter.model.get_submodule(mlp).weight)
+    expected = by_hand.run(run.batch, 24).point
+    assert_close(by_name["forecast"].sel(component="decoder.2.mlp"), expected, depth=1, magnitude=400.0)
+    error = np.abs(expected - run.truth).mean(-1) - np.abs(found["tuned_forecast"].values - run.truth).mean(-1)
+    assert_close(by_name["error_change"].sel(component="decoder.2.mlp"), error, depth=10, magnitude=400.0)
+
+
+def test_a_copy_shows_nothing() -> None:
+    base = tsfm_lens.load("chronos2-nano")
+    found = weight_effects(base, copy.deepcopy(base.native), run_of(base))
+    assert found.sizes["component"] == 0
+    assert read_weight_effects(found)[0].startswith("Nothing differs")
+    assert found.plot().layout.meta["title"].startswith("Effects of tuned weights")
+
+
+@pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
+def test_an_adapter_that_is_not_merged_is_read_as_what_it_adds(name: str) -> None:
+    peft = pytest.importorskip("peft")
+    base = tsfm_lens.load(name)
+    pipeline = copy.deepcopy(base.native)
+    model = getattr(pipeline, "inner_model", None) or pipeline.model
+    if name == "bolt-nano":
+        model.get_input_embeddings = lambda: model.shared
+    config = peft.LoraConfig(r=3, target_modules=["v"], init_lora_weights=False)
+    torch.manual_seed(0)
+    tuned = peft.get_peft_model(model, config)
+    run = base.run(tsfm_lens.bundled("elnino"), 8)
+    apart = weight_effects(base, pipeline, run)
+    assert apart.attrs["adapters"] == len(merged(pipeline)[1]) > 0
+    assert int(apart["rank"].max()) == 3
+    assert f"{apart.attrs['adapters']} adapters" in read_weight_effects(apart)[0]
+    # the pipeline still has its adapters, and merging them changes nothing but rounding
+    expect_error("hold an adapter beside", load, pipeline)
+    tuned.merge_and_unload()
+    together = weight_effects(base, pipeline, run)
+    assert together.attrs["adapters"] == 0
+    assert set(together["component"].values) == set(apart["component"].values)
+    order = together["component"].values
+    for name_of in ("forecast", "norm"):
+        one, other = (each.set_index(component="component")[name_of].sel(component=order) for each in (apart, together))
+        assert_close(one, other, depth=400, magnitude=30.0, dtype=np.float32)
+
+
+def test_models_of_other_sizes_are_refused() -> None:
+    base, other = tsfm_lens.load("bolt-nano"), lens_of("chronos-bolt")
+    expect_error("expected the same architecture and sizes", weight_effects, base, other, run_of(base))
+    expect_error("expected the same architecture", weight_effects, base, tsfm_lens.load("chronos2-nano"), run_of(base))

@@ -1,0 +1,202 @@
+"""Fracast: one block of convolution and MLP, used at ten dilations, a norm after each sum; no attention."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.activations import TokenSpans
+from tsfm_lens.hooks.wiring import Branch, Projection, Site, Stack, Wiring
+from tsfm_lens.models.adapter import DECILES, Adapter
+from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
+from tsfm_lens.models.extras import require
+from tsfm_lens.models.wirings import _common
+from tsfm_lens.models.wirings._common import keys, mlp_row, spread_weights, write_tensors
+
+NAME = "fracast"
+LEAST = 8
+"""Observations that the library asks of a series."""
+KEYS = keys("model pyramid")
+SIZES = {"0": (2048, 64, 10, 48)}
+VALUES = {"model": {"family": NAME, "share_stages": True, "separable_conv": True, "scale_cond": "film", "dropout": 0.0}}
+
+
+def _wiring(core: Any, steps: int) -> Wiring:
+    gate, first = (Projection("ffn.up", "(part d_mlp)", part, 2) for part in (1, 0))
+    conv = Branch("conv", Site("pw"), Site("", "in"))
+    mlp = mlp_row("ffn", "ffn", ("ffn.up", "ffn.down"), "silu", first=first, gate=gate, aside=True)
+    stack = Stack(
+        "",
+        "core.blocks",
+        core.n_stages,
+        0,
+        core.d,
+        0,
+        core.block.ffn.down.in_features,
+        writers=(conv, mlp),
+        ln_final="core.norm",
+        upstream=("core.in_proj", "core.periodic"),
+        sums=False,
+    )
+    return Wiring(NAME, (stack,), Site("head", layout="batch step d_out"), "core.scale", steps, bypass=True)
+
+
+class _Head(nn.Module):
+    """Head of the library, called as a module, so that hooks see it."""
+
+    def __init__(self, native: Any) -> None:
+        super().__init__()
+        self.native = native
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self.native.forward_horizon(*args, **kwargs)
+
+    def forward_horizon(self, *args: Any, **kwargs: Any) -> Tensor:
+        return self(*args, **kwargs)
+
+
+def _unrolled(native: Any) -> nn.Module:
+    """Give every use of the shared block a module of its own, with the same parameters, and the head a call."""
+    core, head = native.core, native.head
+    if core.blocks is None:
+        shared = {id(parameter): parameter for parameter in core.block.parameters()}
+        core.blocks = nn.ModuleList(copy.deepcopy(core.block, dict(shared)) for _ in range(core.n_stages))
+        core.share_stages = False
+        native.head = _Head(head)
+    return _modules(native)
+
+
+class FracastParts(nn.ModuleDict):
+    """Core and head of a ``FracastModel``, which is no module itself."""
+
+    native: Any = None
+
+
+def _modules(native: Any) -> nn.Module:
+    parts = FracastParts({"core": native.core, "head": native.head})
+    parts.native = native
+    return parts
+
+
+class FracastAdapter(Adapter):
+    """Adapter of a ``FracastModel``; its only stack is no sum of writes, so it has branches only."""
+
+    architecture = NAME
+    rollout = "refeed"
+    levels = DECILES
+    unrolled = (0.5,)
+    package = "fracast"
+    dtypes = ("float32",)
+
+    def __init__(self, native: Any) -> None:
+        self.native, self.model = native, _unrolled(native)
+        self.context_length, self.prediction_length = native.context_length, native.horizon
+        self.levels = tuple(native.quantiles)
+        self.wiring = _wiring(native.core, native.horizon)
+
+    def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
+        """Scale each context to 0 to 1, as the library does; every step is a token."""
+        values = self._values(batch)
+        mask = np.isfinite(values)
+        loc = np.nanmin(values, axis=1, keepdims=True).astype(np.float64)
+        span = np.maximum(np.nanmax(values, axis=1, keepdims=True) - loc, 1e-5).astype(np.float64)
+        scaled = torch.from_numpy(np.where(mask, (values - loc) / span, np.float32(0)).astype(np.float32))
+        inputs = {"values": scaled.to(self.device), "valid": torch.from_numpy(mask).to(self.device)}
+        loc, span = (torch.from_numpy(part[:, 0]).to(self.device, torch.float32) for part in (loc, span))
+        spans = {"": TokenSpans.patches(-self.context_length, self.context_length, 1)}
+        return Encoded(inputs | {"loc": loc, "span": span}, spans, loc, span, batch)
+
+    def _values(self, batch: SeriesBatch) -> np.ndarray:
+        values = _common.padded(batch, self.context_length).numpy()
+        for name, count in zip(batch.ids, np.isfinite(values).sum(axis=1), strict=True):
+            if count < LEAST:
+                raise InputError(
+                    f"series {name!r} has {count} values in the context; Fracast takes {LEAST} or more (explanations, "
+                    "with reference='mean')"
+                )
+        return values
+
+    def run(self, inputs: Mapping[str, Any]) -> Tensor:
+        """Compute quantiles in data units, (batch, quantile, step)."""
+        values, valid = inputs["values"], inputs["valid"]
+        hidden = self.model["core"](values[:, None], valid[:, None], valid[:, None].to(values.dtype))
+        return self._in_data_units(self._read(hidden, values, valid), inputs["loc"], inputs["span"])
+
+    def _read(self, hidden: Tensor, values: Tensor, valid: Tensor) -> Tensor:
+        return self.model["head"](hidden, last_obs=values[:, -1:], ctx=values, ctx_mask=valid)
+
+    def _in_data_units(self, raw: Tensor, loc: Tensor, span: Tensor) -> Tensor:
+        return raw.transpose(-1, -2) * span[:, None, None] + loc[:, None, None]
+
+    def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
+        """Compute quantiles in data units, (…, batch, quantile, step)."""
+        values, valid = encoded.inputs["values"], encoded.inputs["valid"]
+        rows = normalized.flatten(0, -4) if normalized.ndim > 3 else normalized[None]
+        read = torch.stack([self._read(row, values, valid) for row in rows]).unflatten(0, normalized.shape[:-3] or (1,))
+        read = read if normalized.ndim > 3 else read[0]
+        return self._in_data_units(read, encoded.loc, encoded.scale)
+
+    @rows_apart
+    def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
+        """Run ``FracastModel.forecast_batch``."""
+        return self.at(torch.from_numpy(self.native.forecast_batch(self._values(batch), horizon=horizon)), levels)
+
+
+def _config(context: int, width: int, stages: int, steps: int) -> dict[str, Any]:
+    shape = {"d_model": width, "W": context, "horizon": steps, "level_widths": [context], "n_stages": stages}
+    head = {"head_kind": "gather", "future_queries": 3, "future_patch": steps // 3, "head_d_ff": 96, "head_layers": 1}
+    head |= {"head_fc_layers": 2, "head_fc_kernel": 3, "head_output_mode": "direct", "head_future_conv": True}
+    model = VALUES["model"] | shape | head | {"quantiles": list(DECILES), "dilation_base": 2, "kernel_size": 3}
+    return {"model": model | {"ffn_mult": 1.5, "periodic_phase": True}, "pyramid": {"ratios": []}}
+
+
+def _built(config: Mapping[str, Any]) -> Any:
+    core, head = require(NAME, "fracast._core.model").build_from_cfg(_common.copied(config))
+    return core, head
+
+
+def _native(*sizes: int) -> Any:
+    config = _config(*sizes)
+    parts = nn.ModuleDict(dict(zip(("core", "head"), _built(config), strict=True)))
+    spread_weights(parts, {"dw_weight": 0.6, "to_gb": 0.5})
+    native = require(NAME).FracastModel(parts["core"], parts["head"], config)
+    native.config, native.model = config, parts
+    return native
+
+
+def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
+    native = require(NAME).FracastModel.from_pretrained(folder, weights="fp32", device=device)
+    native.config, native.model = _common.settings(folder), _modules(native)
+    return native
+
+
+def _save(native: Any, folder: Path) -> None:
+    # copies of the shared block, and the head's place in its wrapper, are ours
+    own = {name.replace("head.native.", "head."): each for name, each in _modules(native).state_dict().items()}
+    write_tensors({name: each for name, each in own.items() if ".blocks." not in name}, native.config, folder)
+
+
+ARCHITECTURE = Architecture(
+    title="Fracast",
+    published={size: f"ztxtech/fracast-{size}" for size in SIZES},
+    claims=lambda config: isinstance(config.get("model"), Mapping) and config["model"].get("family") == NAME,
+    classes=("FracastModel", "FracastParts"),
+    wrap=lambda native: getattr(native, "native", native),
+    keys=KEYS,
+    values=VALUES,
+    open=_open,
+    blank=lambda config: nn.ModuleDict(dict(zip(("core", "head"), _built(config), strict=True))),
+    adapter=FracastAdapter,
+    tiny=lambda: _native(64, 16, 4, 12),
+    build=lambda size: _native(*SIZES[size]),
+    save=_save,
+    extra=NAME,
+)

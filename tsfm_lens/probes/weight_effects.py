@@ -1,0 +1,287 @@
+"""Effects of fine-tuning: which components' weights differ from the base model's, and what setting each back does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+import xarray as xr
+from einops import rearrange
+from torch import Tensor, nn
+
+from tsfm_lens.ablation.points import Progress
+from tsfm_lens.errors import InputError
+from tsfm_lens.findings import Result, judge
+from tsfm_lens.hooks.component import Component
+from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
+from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.merging import merged
+from tsfm_lens.models.noise import noise_floor, own_rounding, ranges
+from tsfm_lens.models.opening import load
+from tsfm_lens.models.run import Run
+from tsfm_lens.probes.places import component_coords, head_or_kind
+
+__all__ = ["weight_effects"]
+
+Owner = Component | str
+Places = dict[str, Tensor]
+"""Parameters by name, and where their entries belong to one component, as a mask."""
+_SOURCE = "fine-tuned weights set back one component at a time; LoRA: Hu et al. 2021, arXiv:2106.09685"
+
+
+def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None = None) -> Result:
+    """Compare a fine-tuned model with its base: whose weights differ, and what setting them back does to the forecast.
+
+    Components are heads, MLPs and other branches; norms, the embedding, the output head and what is left ("rest") stand
+    beside them. Each is set back to the base's weights alone, and then all of them one after the other, that of the
+    largest effect first; the last forecast is the base model's.
+
+    Args:
+        base, tuned: lenses, or anything that :func:`tsfm_lens.load` takes; the tuned model also with adapters of peft
+            that are not merged, which are read as what they add to their matrices.
+        run: series, horizon, truth and seed; of any lens.
+        progress: called with (done, of).
+
+    Returns:
+        Dataset of kind "weight_effects", over (component): ``norm`` of the change and ``relative_norm``, over that of
+        the base's weights; ``rank`` of the change of its matrices, the largest, and ``full_rank``, what it could be.
+        Over (component, series, step): ``forecast`` with the component set back, and ``effect``, that minus the tuned
+        forecast. Over (component, series): ``share``, the mean size of the effect over the range of context and
+        forecast, and, where there is a truth, ``error_change``, what the mean absolute error changes by; each with what
+        :func:`tsfm_lens.findings.judge` adds. ``cumulative_forecast`` (back, series, step) and ``cumulative_error``
+        (back, series) with so many components set back, in the order of ``component``. ``tuned_forecast`` and
+        ``base_forecast`` (series, step). Attribute ``identical`` is 1 where no weight differs: then there is no
+        component; ``adapters`` counts unmerged ones.
+
+    Raises:
+        InputError: the two models are not of one architecture and size.
+
+    Example:
+        >>> probes.weight_effects(lens, lens, run).attrs["identical"]
+        1
+    """
+    first, (second, adapters) = _lens(base)[0], _lens(tuned)
+    differences = _differences(first, second)
+    own = run if run.lens is second else replace(run, lens=second, forced_path=None, _of=None)
+    path = own.path if own.tokens_read else None
+    subject = replace(own, forced_path=path, _of=None)
+
+    def point(lens: Lens = second) -> np.ndarray:
+        return replace(subject, lens=lens, _of=None).point
+
+    plain = point()
+    alone = []
+    for done, each in enumerate(differences):
+        with _set_back(second, [each]):
+            alone.append(point())
+        if progress is not None:
+            progress(done + 1, 2 * len(differences))
+    order = sorted(range(len(alone)), key=lambda at: -float(np.abs(alone[at] - plain).mean()))
+    differences, alone = [differences[at] for at in order], [alone[at] for at in order]
+    together = [plain]
+    for count in range(1, len(differences) + 1):
+        with _set_back(second, differences[:count]):
+            together.append(point())
+        if progress is not None:
+            progress(len(differences) + count, 2 * len(differences))
+    shape = (len(differences), *plain.shape)
+    forecasts = np.array(alone).reshape(shape)
+    data = subject.dataset().assign_coords(component_coords([each.owner for each in differences]))
+    axes = ("component", "series", "step")
+    data = data.assign_coords(back=np.arange(len(together))).assign(
+        forecast=(axes, forecasts),
+        effect=(axes, forecasts - plain),
+        cumulative_forecast=(("back", *axes[1:]), np.array(together)),
+        tuned_forecast=(axes[1:], plain),
+        base_forecast=(axes[1:], together[-1]),
+        **{name: ("component", np.array([getattr(each, name) for each in differences])) for name in _SIZES},
+    )
+    facts = {"base": first.model_id, "identical": int(not differences), "adapters": len(adapters)}
+    data.attrs = subject.describe("weight_effects", "Effects of tuned weights", _SOURCE, **facts)
+    data = _judged(data, subject, forecasts, plain) if differences else data
+    return Result(data.data_vars, data.coords, data.attrs)
+
+
+_SIZES = ("norm", "relative_norm", "rank", "full_rank")
+
+
+@dataclass
+class _Difference:
+    """Weights of one component that differ: where, and the base's values of those parameters."""
+
+    owner: Owner
+    places: Places = field(default_factory=dict)
+    values: dict[str, Tensor] = field(default_factory=dict)
+    norm: float = 0.0
+    relative_norm: float = 0.0
+    rank: int = 0
+    full_rank: int = 0
+
+
+def _judged(data: xr.Dataset, run: Run, forecasts: np.ndarray, plain: np.ndarray) -> xr.Dataset:
+    """Add shares of the range and changes of the error, with their tests."""
+    wide, groups = ranges(run, plain), head_or_kind(data)
+    per = np.where(wide > 0, wide, 1.0)
+
+    def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        return np.abs(other - plain).mean(-1) / per
+
+    data["share"] = (("component", "series"), share(forecasts, plain))
+    data = judge(data, "share", floor=noise_floor(run, share), groups=groups)
+    if run.truth is None or not np.isfinite(run.truth).any():
+        return data
+
+    def error(forecast: np.ndarray) -> np.ndarray:
+        return np.nanmean(np.abs(forecast - run.truth), axis=-1)
+
+    data["cumulative_error"] = (("back", "series"), error(data["cumulative_forecast"].values))
+    data["error_change"] = (("component", "series"), error(forecasts) - error(plain))
+    return judge(data, "error_change", floor=own_rounding(run), signed=True, scale=per, groups=groups)
+
+
+def _lens(source: Any) -> tuple[Lens, list[str]]:
+    if isinstance(source, Lens):
+        return source, []
+    native, adapters = (source, []) if isinstance(source, str) or hasattr(source, "__fspath__") else merged(source)
+    return load(native), adapters
+
+
+def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
+    """List the components whose weights differ."""
+    others, own = (dict(lens.adapter.model.named_parameters()) for lens in (base, tuned))
+    same = base.wiring.architecture == tuned.wiring.architecture and set(others) == set(own)
+    wrong = [name for name in own if same and own[name].shape != others[name].shape]
+    if not same or wrong:
+        about = (
+            f"{wrong[0]} has {tuple(others[wrong[0]].shape)} and {tuple(own[wrong[0]].shape)}"
+            if wrong
+            else f"{base.wiring.architecture} has {len(others)} tensors, {tuned.wiring.architecture} {len(own)}"
+        )
+        raise InputError(
+            f"{base.model_id} and {tuned.model_id} are not a model and its fine-tuned version: {about}; expected the "
+            "same architecture and sizes"
+        )
+    found = []
+    for owner, places in _owners(tuned).items():
+        each, before = _Difference(owner), 0.0
+        for name, mask in places.items():
+            old = others[name].detach().to(own[name].device)
+            change = torch.where(mask, own[name].detach().double() - old.double(), 0.0)
+            if bool(change.any()):
+                each.places[name], each.values[name] = mask, old
+                rank, full = _rank(change, own[name], mask)
+                if rank > each.rank:
+                    each.rank, each.full_rank = rank, full
+            each.norm += float(change.square().sum())
+            before += float(old.double()[mask].square().sum())
+        if each.places:
+            each.norm = each.norm**0.5
+            each.relative_norm = each.norm / before**0.5 if before > 0 else np.inf
+            found.append(each)
+    return found
+
+
+def _rank(change: Tensor, weight: Tensor, mask: Tensor) -> tuple[int, int]:
+    """Return the rank of a change above the rounding of the weights that it was added to, and the largest there is."""
+    if change.ndim < 2:
+        return 0, 0
+    change, mask = change.flatten(1), mask.flatten(1)
+    inside = change[mask.any(1)][:, mask.any(0)]
+    step = torch.finfo(weight.dtype).eps * float(weight.detach().abs().max())
+    values = torch.linalg.svdvals(inside)
+    return int((values > 4 * step * max(inside.shape) ** 0.5).sum()), min(inside.shape)
+
+
+@contextmanager
+def _set_back(lens: Lens, differences: list[_Difference]) -> Iterator[None]:
+    """Give components the base's weights while the block runs."""
+    model = lens.adapter.model
+    named = dict(model.named_parameters())
+    backup: dict[str, Tensor] = {}
+    try:
+        with torch.no_grad():
+            for each in differences:
+                for name, mask in each.places.items():
+                    backup.setdefault(name, named[name].detach().clone())
+                    named[name].copy_(torch.where(mask, each.values[name], named[name]))
+        yield
+    finally:
+        with torch.no_grad():
+            for name, values in backup.items():
+                named[name].copy_(values)
+
+
+def _owners(lens: Lens) -> dict[Owner, Places]:
+    """Divide every entry of every parameter among components, norms, embedding, output head, and the rest."""
+    model, wiring = lens.adapter.model, lens.wiring
+    named = {id(parameter): name for name, parameter in model.named_parameters()}
+    free = {name: torch.ones_like(parameter, dtype=torch.bool) for name, parameter in model.named_parameters()}
+    owners: dict[Owner, Places] = {}
+
+    def claim(owner: Owner, parameter: Any, mask: Tensor | None = None) -> None:
+        name = named.get(id(parameter))
+        if name is None:
+            return
+        mine = free[name] if mask is None else free[name] & mask
+        if bool(mine.any()):
+            # queries, keys and values may be one matrix
+            places = owners.setdefault(owner, {})
+            places[name] = mine | places[name] if name in places else mine.clone()
+            free[name] &= ~mine
+
+    def claim_module(owner: Owner, path: str) -> None:
+        for parameter in model.get_submodule(path).parameters():
+            claim(owner, parameter)
+
+    layers = [(stack, layer) for stack in wiring.stacks for layer in range(stack.n_layers)]
+    for stack, layer in layers:
+        block = stack.block(layer)
+        for row in stack.rows(layer):
+            branch = Component(stack.name, layer, row.kind)
+            if isinstance(row, Attention):
+                for owner, parameter, mask in _of_heads(model, stack, layer, row):
+                    claim(owner, parameter, mask)
+            elif isinstance(row, Mlp):
+                for path in dict.fromkeys((row.i.module, *((row.gate.module,) if row.gate else ()), row.o)):
+                    claim_module(branch, f"{block}.{path}")
+            else:
+                claim_module(branch, f"{block}.{row.reads.module or row.write.module}")
+    for stack, layer in layers:
+        norms = f"{stack.name}.{layer} norms".lstrip(".")
+        for row in stack.rows(layer):
+            for path in filter(None, (row.norm, row.post_norm)):
+                claim_module(norms, f"{stack.block(layer)}.{path}")
+    claim_module("embed", wiring.embed)
+    claim_module("unembed", wiring.unembed.module)
+    for parameter in model.parameters():
+        claim("rest", parameter)
+    return owners
+
+
+def _of_heads(
+    model: nn.Module, stack: Stack, layer: int, row: Attention
+) -> Iterator[tuple[Component, Any, Tensor | None]]:
+    """Yield each head's rows of queries, keys and values, its columns of the output, and what the heads share."""
+    branch = Component(stack.name, layer, row.kind)
+    for letter in "qkvo":
+        part = getattr(row, letter)
+        module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))
+        weight, bias = getattr(module, part.weight), getattr(module, part.bias, None)
+        heads, axis = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads), int(letter == "o")
+        sizes = {"head": heads, **({"part": part.parts} if part.parts > 1 else {})}
+        side = "part head d_head" if part.parts > 1 else "head d_head"
+        places = rearrange(torch.arange(weight.shape[axis]), f"{part.layout} -> {side}", **sizes)
+        places = places[part.part] if part.parts > 1 else places
+        for head in range(heads):
+            owner = replace(branch, head=head) if heads == stack.n_heads else branch
+            mask = torch.zeros(weight.shape[axis], dtype=torch.bool, device=weight.device)
+            mask[places[head].to(weight.device)] = True
+            yield owner, weight, mask[None] if axis else mask[:, None]
+            if bias is not None and not axis:
+                yield owner, bias, mask
+        if bias is not None and axis:
+            yield branch, bias, None
