@@ -43,7 +43,7 @@ def weights(case: Case) -> Deviations:
 def _inputs(branch: Branch) -> list[Projection]:
     """List the input layers of a branch."""
     row = branch.row
-    return [row.q, row.k, row.v] if isinstance(row, Attention) else [row.i, *([row.gate] if row.gate else [])]
+    return [*row.inputs.values()] if isinstance(row, Attention) else [row.i, *([row.gate] if row.gate else [])]
 
 
 class _Rebuilt:
@@ -64,7 +64,8 @@ class _Rebuilt:
         if row.keys_from:
             keys = self.acts[last_stream(self.lens.wiring.stack(row.keys_from), normalized=True)]
         x_layout = row.x_layout or row.stream_layout
-        for letter, part, x in (("q", row.q, self.branch_input), ("k", row.k, keys), ("v", row.v, keys)):
+        for letter, part in row.inputs.items():
+            x = keys if letter in "kv" else self.branch_input
             call = self._call(part)
             holds_matrix = part.weight == "weight"
             # the attention itself holds the matrix, and takes query, key and value
