@@ -237,6 +237,12 @@ def toto_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     return Answer(native.forecast(inputs, horizon=horizon).flatten(1, 2).transpose(0, 1).numpy())
 
 
+def timestral(native: Any, batch: SeriesBatch, horizon: int, **options: bool) -> Answer:
+    plain = {"symmetric_averaging": False, "clip_nonnegative": False}
+    found = native.forecast(stacked(batch, max(batch.lengths)), horizon, **{**plain, **options})
+    return Answer(found.quantiles.flatten(0, 1).transpose(1, 2).numpy())
+
+
 NATIVE: dict[str, Callable[[Any, SeriesBatch, int], Answer]] = {
     "chronos": chronos,
     "chronos-2": chronos_2,
@@ -247,6 +253,7 @@ NATIVE: dict[str, Callable[[Any, SeriesBatch, int], Answer]] = {
     "timesfm-2.5": timesfm_2p5,
     "timesfm-2.5-transformers": timesfm_2p5_transformers,
     "timesfm-3": timesfm_3,
+    "timestral": timestral,
     "toto-1": toto,
     "toto-2": toto_2,
 }

@@ -24,7 +24,7 @@ from natives import (
     moirai_forecaster,
     stacked,
 )
-from tiny_lenses import lens_of
+from tiny_lenses import fresh, lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures, load
@@ -52,7 +52,7 @@ def test_the_forecast_is_the_librarys(name: str, kind: str, horizon: int, reques
 
 
 @KINDS
-@pytest.mark.parametrize("name", ["chronos-2", "chronos-bolt", "moirai-2", "timesfm-3", "toto-2"])
+@pytest.mark.parametrize("name", ["chronos-2", "chronos-bolt", "moirai-2", "timesfm-3", "timestral", "toto-2"])
 def test_a_forward_is_the_forecast(name: str, kind: str, request: pytest.FixtureRequest) -> None:
     if kind == "multivariate" and name not in MULTIVARIATE:
         pytest.skip("takes single series")
@@ -138,6 +138,25 @@ def test_a_forward_is_the_ports_point_head(univariate: list[np.ndarray], monkeyp
         full = lens.native(past, forecast_context_len=56, force_flip_invariance=False, truncate_negative=False)
     expected = full.full_predictions[..., 1:].transpose(1, 2)
     assert_close(lens.forward(univariate).detach(), expected, depth=1000)
+
+
+# --- Timestral -------------------------------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("horizon", [5, 19], ids=["one-pass", "rollout"])
+def test_a_forecast_is_averaged_and_clipped_as_the_librarys_default(
+    kind: str, horizon: int, request: pytest.FixtureRequest
+) -> None:
+    lens, series = fresh("timestral"), request.getfixturevalue(kind)
+    lens.adapter.clampsym = True  # type: ignore[attr-defined]
+    theirs = NATIVE["timestral"](
+        lens.native, as_series(series), horizon, symmetric_averaging=True, clip_nonnegative=True
+    )
+    assert_is(lens.forecast(series, horizon), theirs)
+    assert not np.array_equal(theirs.quantiles, answer(lens, as_series(series), horizon, 0).quantiles)
+    with pytest.raises(InputError, match="clampsym"):
+        lens.run_with_cache(series, names_filter="unembed.hook_out", rollout=True)
 
 
 # --- Toto ------------------------------------------------------------------------------------------------------------

@@ -171,18 +171,18 @@ def _attend(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
-    first = getattr(attn_mask, "first", 0)
-
-    def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = attn_mask) -> Tensor:
+    def plain(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
         return F.scaled_dot_product_attention(
             query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
         )
 
     def fused(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        first = getattr(attn_mask, "first", 0)
         if attn_mask is None or not first:
-            return plain(query, key, value)
-        alone = plain(*(each[..., :first, :] for each in (query, key, value)), attn_mask[..., :first, :first])
-        return torch.cat([alone, plain(query[..., first:, :], key, value, attn_mask[..., first:, :])], dim=-2)
+            return plain(query, key, value, attn_mask)
+        q, k, v = (each[..., :first, :] for each in (query, key, value))
+        others = plain(query[..., first:, :], key, value, attn_mask[..., first:, :])
+        return torch.cat([plain(q, k, v, attn_mask[..., :first, :first]), others], dim=-2)
 
     def scores(query: Tensor, key: Tensor) -> Tensor:
         return explicit_attention(query, key, attn_mask, is_causal, scale)

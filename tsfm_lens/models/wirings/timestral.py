@@ -223,7 +223,7 @@ def _model(config: Mapping[str, Any]) -> Any:
 
 def _native(patch: int, context: int, block: int, heads: int, schedule: list[str], *sizes: Any) -> Any:
     names = ("d_model", "mlp_hidden_dim", "quantile_knots")
-    config = {"patch_size": patch, "context_length": context, "block_size": block, "num_heads": heads}
+    config: dict[str, Any] = {"patch_size": patch, "context_length": context, "block_size": block, "num_heads": heads}
     config |= {"block_schedule": schedule, **dict(zip(names, sizes, strict=True))}
     # forecasts are hyperbolic sines of what the head gives
     model = spread_weights(_model(config), {"head.projection": 0.3})
