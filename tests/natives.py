@@ -237,9 +237,9 @@ def toto_2(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     return Answer(native.forecast(inputs, horizon=horizon).flatten(1, 2).transpose(0, 1).numpy())
 
 
-def timestral(native: Any, batch: SeriesBatch, horizon: int, **options: bool) -> Answer:
-    plain = {"symmetric_averaging": False, "clip_nonnegative": False}
-    found = native.forecast(stacked(batch, max(batch.lengths)), horizon, **{**plain, **options})
+def timestral(native: Any, batch: SeriesBatch, horizon: int, *, both: bool = False) -> Answer:
+    options = {"symmetric_averaging": both, "clip_nonnegative": both}
+    found = native.forecast(stacked(batch, max(batch.lengths)), horizon, **options)
     return Answer(found.quantiles.flatten(0, 1).transpose(1, 2).numpy())
 
 

@@ -114,9 +114,7 @@ def _needs() -> list[Needs]:
 def test_what_an_architecture_cannot_have_none_of_its_models_has(name: str) -> None:
     architecture = architectures()[name]
     if architecture.extra:
-        pytest.importorskip(
-            {"timesfm": "timesfm", "toto": "toto", "toto2": "toto2", "moirai": "uni2ts"}[architecture.extra]
-        )
+        pytest.importorskip({"moirai": "uni2ts"}.get(architecture.extra, architecture.extra))
     lens = load(architecture.tiny(), check=False)
     for each in _needs():
         assert each.possible(architecture) or not each.met(lens), each.words

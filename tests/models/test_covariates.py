@@ -140,39 +140,25 @@ def timestral_input(items: list[dict[str, Any]]) -> dict[str, np.ndarray]:
     return {"past_covariates": past["a"], "known_covariates": known["k"], "categorical_known_covariates": codes}
 
 
-@pytest.mark.parametrize("clampsym", [False, True])
-@pytest.mark.parametrize("horizon", [7, HORIZON])
-def test_timestral_forecasts_as_its_library_does(horizon: int, clampsym: bool) -> None:
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(("horizon", "clampsym"), [(7, False), (HORIZON, True)])
+def test_timestral_forecasts_as_its_library_does(horizon: int, clampsym: bool, several: bool) -> None:
     lens = fresh("timestral")
     lens.adapter.clampsym = clampsym  # type: ignore[attr-defined]
     items = drawn(3, horizon=horizon, text=True)
     for item in items:
-        item["target"][[4, 30, 31]] = np.nan
-        item["past_covariates"]["a"][20] = np.nan
+        item["target"][[4, 30, 31]], item["past_covariates"]["a"][20] = np.nan, np.nan
+        item["target"] = np.stack([item["target"], item["target"][::-1]][: 1 + several])
     batch = as_series(items)
     ours = lens.forecast(batch, horizon)
-    targets = np.stack([item["target"] for item in items])[:, None]
     how = {"symmetric_averaging": clampsym, "clip_nonnegative": clampsym}
-    theirs = lens.native.forecast(targets, horizon, **timestral_input(items), **how)
-    np.testing.assert_array_equal(ours.quantiles[batch.is_target], theirs.quantiles[:, 0].transpose(1, 2).numpy())
+    theirs = lens.native.forecast(np.stack([i["target"] for i in items]), horizon, **timestral_input(items), **how)
+    expected = theirs.quantiles.flatten(0, 1).transpose(1, 2).numpy()
+    np.testing.assert_array_equal(ours.quantiles[batch.is_target], expected)
     assert np.isnan(ours.quantiles[~batch.is_target]).all()
     if not clampsym:
         run = lens.run(batch.tail(lens.context_length), horizon)
         assert_close(run.point[batch.is_target], run.forecast.median[batch.is_target], depth=100, dtype=np.float32)
-
-
-def test_timestral_takes_numbers_of_categories_beside_several_targets() -> None:
-    lens = fresh("timestral")
-    rng = np.random.default_rng(3)
-    words = np.resize(["low", "high", "mid"], STEPS)
-    target = rng.normal(size=(2, STEPS))
-    batch = as_series([{"target": target, "past_covariates": {"w": words}}])
-    codes = np.unique(words, return_inverse=True)[1].astype(float)
-    how = {"symmetric_averaging": False, "clip_nonnegative": False}
-    theirs = lens.native.forecast(target[None], 9, categorical_past_covariates=codes[None, None], **how)
-    np.testing.assert_array_equal(
-        lens.forecast(batch, 9).quantiles[batch.is_target], theirs.quantiles[0].transpose(1, 2)
-    )
 
 
 def test_covariates_of_timestral_never_read_targets() -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import natives
 from natives import (
     DRAWS,
     LEVELS,
@@ -145,16 +146,10 @@ def test_a_forward_is_the_ports_point_head(univariate: list[np.ndarray], monkeyp
 
 @KINDS
 @pytest.mark.parametrize("horizon", [5, 19], ids=["one-pass", "rollout"])
-def test_a_forecast_is_averaged_and_clipped_as_the_librarys_default(
-    kind: str, horizon: int, request: pytest.FixtureRequest
-) -> None:
+def test_both_options_are_timestrals(kind: str, horizon: int, request: pytest.FixtureRequest) -> None:
     lens, series = fresh("timestral"), request.getfixturevalue(kind)
     lens.adapter.clampsym = True  # type: ignore[attr-defined]
-    theirs = NATIVE["timestral"](
-        lens.native, as_series(series), horizon, symmetric_averaging=True, clip_nonnegative=True
-    )
-    assert_is(lens.forecast(series, horizon), theirs)
-    assert not np.array_equal(theirs.quantiles, answer(lens, as_series(series), horizon, 0).quantiles)
+    assert_is(lens.forecast(series, horizon), natives.timestral(lens.native, as_series(series), horizon, both=True))
     with pytest.raises(InputError, match="clampsym"):
         lens.run_with_cache(series, names_filter="unembed.hook_out", rollout=True)
 

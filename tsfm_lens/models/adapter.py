@@ -51,6 +51,7 @@ class Adapter(ABC):
         integers: whether series are token ids.
         context_length, prediction_length: steps; the latter is the default horizon.
         levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
+        unrolled: those of them that a rollout feeds back, a path each; all if None.
         package: distribution whose version a result should name.
         dtypes: precisions that the library runs in.
         least_steps: context steps that every batch is padded to at least, while one runs in parts.
@@ -75,6 +76,7 @@ class Adapter(ABC):
     context_length: int
     prediction_length: int
     levels: Levels = ()
+    unrolled: Levels | None = None
     package: str = "torch"
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
     least_steps: int = 0

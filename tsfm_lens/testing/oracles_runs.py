@@ -72,7 +72,7 @@ def _refeed_rollout(case: Case) -> Deviations:
     """Check that later passes are plain forwards on contexts extended by each quantile path."""
     lens = case.lens
     first = lens.adapter.prediction_length
-    levels = tuple(getattr(lens.adapter, "unrolled", None) or lens.adapter.levels)
+    levels = lens.adapter.unrolled or lens.adapter.levels
     if not lens.adapter.joint_rollout:
         case = replace(case, batch=as_series(list(case.batch.values)))
     names = [name for name in lens.registry.points if name.endswith(_STREAM)]
