@@ -14,7 +14,6 @@ from torch import Tensor
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks.activations import TokenSpans
 from tsfm_lens.hooks.attention_capture import in_two
-from tsfm_lens.hooks.replay import shadowed
 from tsfm_lens.hooks.wiring import Attention, Inputs, Projection, Site, Stack, Wiring, Writer
 from tsfm_lens.models.adapter import DECILES, Adapter
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
@@ -30,6 +29,8 @@ from tsfm_lens.models.wirings._common import (
 )
 
 NAME = "timestral"
+# the library's numbers of roles
+TARGET, KNOWN = 0, 2
 KEYS = keys(
     "attend_missing_patches attn_bias block_schedule block_size context_length covariate_enabled d_model "
     "minimum_scale mlp_bias mlp_hidden_dim norm_eps num_heads patch_size quantile_knots quantile_width_factor "
@@ -38,7 +39,7 @@ KEYS = keys(
 )
 # no configuration can be read without network: of this shape (heads of 64, MLPs of 8/3 d_model, each fourth layer over
 # variates too) are those with the stated sizes of the files, 21, 111, 490 and 837 MB in single precision
-SIZES = {"5M": (256, 688, 4), "28M": (384, 1024, 12), "123M": (640, 1712, 20), "209M": (768, 2048, 24)}
+SIZES = {"5M": (4, 1, 256, 688), "28M": (6, 3, 384, 1024), "123M": (10, 5, 640, 1712), "209M": (12, 6, 768, 2048)}
 LEVELS = (0.01, *(round(0.05 * step, 2) for step in range(1, 20)), 0.99)
 
 
@@ -122,6 +123,8 @@ class TimestralAdapter(Adapter):
         self.prediction_length = int(native.per_shot_horizon_patches) * self.patch
         self.levels = tuple(float(level) for level in native.quantile_levels)
         self.wiring = _wiring(native.config, self.prediction_length)
+        known = ("known",) if native.supports_known_covariates else ()
+        self.covariates = ("past", *known, "categories") if native.supports_covariates else ()
 
     @property
     def passes(self) -> int:
@@ -131,26 +134,18 @@ class TimestralAdapter(Adapter):
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Stack items with their variates; known covariates have values in the patches to forecast."""
         steps = self.prediction_length if horizon is None else horizon
-        given, library = self._native_input(batch, steps), self.native
-        context, mask = library._as_context(given["context"], None)
-        length = context.shape[-1]
-        past = library._as_covariates(given["past_covariates"], len(context), length, "past")
-        known = library._as_covariates(given["known_covariates"], len(context), length + steps, "known")
-        values, mask, roles, future, future_mask, _ = library._assemble_rows(context, mask, steps, past, known)
-        n_future = -(-steps // self.patch)
-        inputs = {
-            "inputs": values.flatten(0, 1),
-            "observed": mask.flatten(0, 1),
-            "group_ids": torch.as_tensor(batch.group_index, device=self.device),
-            "horizon_patches": n_future,
-            "role_ids": roles,
-            "known_future": future,
-            "known_future_mask": future_mask,
-        }
-        _, loc, scale = self.model.scale(inputs["inputs"], inputs["observed"])
+        given, library, n_future = self._native_input(batch, steps), self.native, -(-steps // self.patch)
+        values, mask = library._as_context(given.pop("context"), None)
+        sizes = {name: (len(values), values.shape[-1] + steps * name.startswith("known")) for name in given}
+        covariates = [library._as_covariates(each, *sizes[name], name) for name, each in given.items()]
+        values, mask, *others, _ = library._assemble_rows(values, mask, steps, *covariates)
+        inputs = {"inputs": values.flatten(0, 1), "observed": mask.flatten(0, 1), "horizon_patches": n_future}
+        inputs |= dict(zip(("role_ids", "known_future", "known_future_mask"), others, strict=True))
+        inputs["group_ids"] = torch.as_tensor(batch.group_index, device=self.device)
+        loc, scale = self._anchor(inputs)
         spans = self._spans(values.shape[-1] // self.patch, n_future, batch.has_covariates)
         horizon = n_future * self.patch
-        return Encoded(inputs, {"": spans}, loc[:, -1], scale[:, -1], batch, horizon=horizon, ids=("group_ids",))
+        return Encoded(inputs, {"": spans}, loc, scale, batch, horizon=horizon, ids=("group_ids",))
 
     def _spans(self, n_context: int, n_future: int, has_covariates: bool) -> TokenSpans:
         """Return the tokens of the context, then the queries; with covariates, both cover context and horizon."""
@@ -164,11 +159,7 @@ class TimestralAdapter(Adapter):
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
         """Make the arguments of ``forecast``, (item, variate, time), of the whole series: it fills before it cuts."""
         parts = _common.by_role(self._numbered(batch), self.padded_length(batch), horizon)
-        return {
-            "context": parts["target"],
-            "past_covariates": parts.get("past"),
-            "known_covariates": parts.get("known"),
-        }
+        return {"context": parts["target"]} | {f"{role}_covariates": parts.get(role) for role in ("past", "known")}
 
     def _numbered(self, batch: SeriesBatch) -> SeriesBatch:
         """Replace categories by the library's numbers: smoothed means of the one target, or their own numbers."""
@@ -186,18 +177,36 @@ class TimestralAdapter(Adapter):
                 futures[row] = None if future is None else ahead
         return replace(batch, values=tuple(values), futures=tuple(futures), categories=(None,) * len(batch))
 
+    def _anchor(self, inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Compute mean and scale of the last context patch, in whose units the head speaks, (batch,) each."""
+        rows, mask, last = inputs["inputs"], inputs["observed"], inputs["inputs"].shape[1] - 1
+        if inputs["known_future"] is not None:
+            rows = torch.cat([rows, inputs["known_future"]], -1)
+            mask = torch.cat([mask, inputs["known_future_mask"]], -1)
+        statistics = self.model.scale(rows, mask)
+        if inputs["role_ids"] is not None:
+            statistics = self.model._known_cov_scaling(rows, mask, *statistics, inputs["role_ids"] == KNOWN)
+        _, loc, scale = statistics
+        return loc[:, last], scale[:, last]
+
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step), in whole patches; of covariates, too."""
-        quantiles = self.model.predict_block(**inputs)
-        targets = None if inputs["role_ids"] is None else inputs["role_ids"] == 0
-        return self.native._refine_block(quantiles, inputs["inputs"], inputs["observed"], targets).transpose(1, 2)
+        return self._refined(self.model.predict_block(**inputs), inputs)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
-        """Compute quantiles in data units, (…, batch, quantile, step); the transformer hands back the stream."""
-        leading, stream = normalized.shape[:-3], normalized.reshape(-1, *normalized.shape[-2:])
-        with shadowed([(self.model.transformer, lambda _forward: lambda *_: stream)]):
-            quantiles = self.run(encoded.repeated(math.prod(leading)))
-        return quantiles.reshape(*leading, len(encoded.batch), *quantiles.shape[1:])
+        """Compute quantiles in data units, (…, batch, quantile, step)."""
+        raw = self.model.head(normalized[..., -encoded.inputs["horizon_patches"] :, :])
+        units = (each[:, None, None] for each in (encoded.loc, encoded.scale))
+        denormalize = require(NAME, "timestral.scaler").denormalize_quantiles
+        quantiles = denormalize(raw, *units, self.model.config.use_asinh)
+        leading = quantiles.shape[:-3]
+        flat = self._refined(quantiles.reshape(-1, *quantiles.shape[-2:]), encoded.repeated(math.prod(leading)))
+        return flat.reshape(*leading, len(encoded.batch), *flat.shape[1:])
+
+    def _refined(self, quantiles: Tensor, inputs: Mapping[str, Any]) -> Tensor:
+        """Move quantiles (batch, step, quantile) to the library's advancing frame, (batch, quantile, step)."""
+        targets = None if inputs["role_ids"] is None else inputs["role_ids"] == TARGET
+        return self.native._refine_block(quantiles, inputs["inputs"], inputs["observed"], targets).transpose(1, 2)
 
     @rows_apart
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:
@@ -208,34 +217,24 @@ class TimestralAdapter(Adapter):
         return self.at(quantiles, levels)
 
 
-def _library() -> Any:
-    return require(NAME)
-
-
 def _wrap(native: Any) -> Any:
     """Build the library's forecaster around a model."""
-    return _library().TimestralForecaster(native) if isinstance(native, torch.nn.Module) else native
+    return require(NAME).TimestralForecaster(native) if isinstance(native, torch.nn.Module) else native
 
 
 def _model(config: Mapping[str, Any]) -> Any:
-    return _library().TimestralModel(_library().TimestralConfig.from_dict(dict(config)))
+    return require(NAME).TimestralModel(require(NAME).TimestralConfig.from_dict(dict(config)))
 
 
-def _native(patch: int, context: int, block: int, heads: int, schedule: list[str], *sizes: Any) -> Any:
-    names = ("d_model", "mlp_hidden_dim", "quantile_knots")
-    config: dict[str, Any] = {"patch_size": patch, "context_length": context, "block_size": block, "num_heads": heads}
-    config |= {"block_schedule": schedule, **dict(zip(names, sizes, strict=True))}
+def _native(*sizes: Any, schedule: tuple[str, ...] = ("time", "time", "time", "time_variate")) -> Any:
+    names = "patch_size context_length block_size num_heads block_schedule d_model mlp_hidden_dim quantile_knots"
+    config = dict(zip(names.split(), sizes, strict=True))
+    config["block_schedule"] = schedule * config["block_schedule"]
     # forecasts are hyperbolic sines of what the head gives
     model = spread_weights(_model(config), {"head.projection": 0.3})
     query = model.representation.forecast_query
     query.data = torch.randn(query.shape, generator=torch.Generator().manual_seed(1))
     return _wrap(model)
-
-
-def _published(size: str) -> Any:
-    d_model, hidden, layers = SIZES[size]
-    schedule = (["time"] * 3 + ["time_variate"]) * (layers // 4)
-    return _native(32, 32768, 32, d_model // 64, schedule, d_model, hidden, LEVELS)
 
 
 ARCHITECTURE = Architecture(
@@ -244,12 +243,12 @@ ARCHITECTURE = Architecture(
     claims=lambda config: "block_schedule" in config and "quantile_knots" in config,
     classes=("TimestralForecaster", "TimestralModel"),
     keys=KEYS,
-    open=lambda folder, dtype, device: _wrap(_library().load_model(folder, device=device, dtype=dtype)),
+    open=lambda folder, dtype, device: _wrap(require(NAME).load_model(folder, device=device, dtype=dtype)),
     blank=_model,
     adapter=TimestralAdapter,
     wrap=_wrap,
-    tiny=lambda: _native(4, 56, 3, 4, ["variate_time", "time", "time_variate"], 32, 48, DECILES),
-    build=_published,
+    tiny=lambda: _native(4, 56, 3, 4, 1, 32, 48, DECILES, schedule=("variate_time", "time", "time_variate")),
+    build=lambda size: _native(32, 32768, 32, *SIZES[size], LEVELS),
     notes="forecasts run without the library's averaging over x and -x and its clipping at 0 unless "
     "lens.adapter.clampsym = True",
     save=lambda native, folder: write_checkpoint(native.model, native.config.to_dict(), folder),
