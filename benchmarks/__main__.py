@@ -63,6 +63,7 @@ PLANS = {
     "timesfm-3": Plan("330m"),
     "toto-1": Plan("Open-Base-1.0"),
     "toto-2": Plan("22m"),
+    "timestral": Plan("28M"),
     "moirai-1.1": Plan("base"),
     "moirai-2": Plan("small"),
     "t5": Plan("small"),

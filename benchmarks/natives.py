@@ -43,6 +43,9 @@ def native_call(lens: Lens, series: list[np.ndarray], horizon: int) -> Callable[
         return lambda: model(past_values=past, **options)
     if name == "timesfm-3":
         return lambda: model.decode(stacked[:, None], horizon=horizon)
+    if name == "timestral":
+        plain = {"symmetric_averaging": False, "clip_nonnegative": False}
+        return lambda: native.forecast(stacked, horizon, **plain)
     if name == "toto-2":
         ids = torch.zeros(len(stacked), 1, dtype=torch.long, device=lens.device)
         inputs = {"target": stacked[:, None], "target_mask": seen[:, None], "series_ids": ids}

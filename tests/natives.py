@@ -256,6 +256,12 @@ def ttm(native: Any, batch: SeriesBatch, horizon: int) -> Answer:
     return Answer(output.transpose(1, 2).flatten(0, 1)[:, None, :horizon].numpy())
 
 
+def timestral(native: Any, batch: SeriesBatch, horizon: int, *, both: bool = False) -> Answer:
+    options = {"symmetric_averaging": both, "clip_nonnegative": both}
+    found = native.forecast(stacked(batch, max(batch.lengths)), horizon, **options)
+    return Answer(found.quantiles.flatten(0, 1).transpose(1, 2).numpy())
+
+
 NATIVE: dict[str, Callable[[Any, SeriesBatch, int], Answer]] = {
     "chronos": chronos,
     "chronos-2": chronos_2,
@@ -266,6 +272,7 @@ NATIVE: dict[str, Callable[[Any, SeriesBatch, int], Answer]] = {
     "timesfm-2.5": timesfm_2p5,
     "timesfm-2.5-transformers": timesfm_2p5_transformers,
     "timesfm-3": timesfm_3,
+    "timestral": timestral,
     "toto-1": toto,
     "toto-2": toto_2,
     "fracast": fracast,

@@ -228,9 +228,9 @@ def measures() -> dict[str, float]:
 
 
 BOUNDS = {
-    "core lines": 55_000,
+    "core lines": 57_000,
     "studies lines": 16_500,
-    "tests lines": 38_500,
+    "tests lines": 39_000,
     "upward imports": 0,
     "largest circle": 0,
     "participles per 1,000 lines": 1,

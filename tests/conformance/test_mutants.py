@@ -67,7 +67,7 @@ def checked(name: str, count: int | None) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", ["moirai-2", "timesfm-2.5", "toto-1"])
+@pytest.mark.parametrize("name", ["moirai-2", "timesfm-2.5", "timestral", "toto-1"])
 def test_some_mutants_are_rejected_or_equivalent(name: str) -> None:
     assert not {what: said for what, said in checked(name, 5).items() if said.startswith("survives")}
 

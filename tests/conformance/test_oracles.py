@@ -50,7 +50,7 @@ def case_with_covariates(name: str) -> Case:
 
 # both Moirai give nothing for covariates, whose rows an oracle would compare
 @pytest.mark.parametrize("oracle", ORACLES, ids=lambda oracle: oracle.__name__)
-@pytest.mark.parametrize("name", ["chronos-2", "timesfm-3"])
+@pytest.mark.parametrize("name", ["chronos-2", "timesfm-3", "timestral"])
 def test_oracle_holds_with_covariates(name: str, oracle: Callable) -> None:
     result = oracle(case_with_covariates(name))
     assert result.passed, result

@@ -53,7 +53,7 @@ def by_hand(run: Run, parts: tuple[Segment, ...], number: int, name: str) -> np.
     return np.asarray((plain - patched)[0].double())
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timesfm-2.5", "toto-1"])
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timesfm-2.5", "timestral"])
 def test_an_effect_is_that_of_a_patch_set_by_hand(name: str, series: SeriesBatch) -> None:
     lens = load(architectures()[name].tiny(), check=False)
     run = lens.run(series, 4)

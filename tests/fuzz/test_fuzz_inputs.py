@@ -23,7 +23,7 @@ from tsfm_lens.testing import assert_close
 
 ARCHITECTURES = sorted(architectures())
 NAN = float("nan")
-BY_ITEM = ("moirai-1.1", "moirai-2", "timesfm-3", "toto-1", "toto-2")
+BY_ITEM = ("moirai-1.1", "moirai-2", "timesfm-3", "timestral", "toto-1", "toto-2")
 
 # what may be said of series that are fine in themselves, and of no others
 REFUSALS = {

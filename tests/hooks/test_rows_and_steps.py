@@ -16,7 +16,7 @@ from tsfm_lens.testing import assert_close
 
 STEPS = np.arange(32)
 ONE, TWO = np.sin(STEPS / 2.0), 3 + np.cos(STEPS / 3.0)
-JOINT = ("chronos-2", "timesfm-3", "toto-1", "toto-2", "moirai-1.1", "moirai-2")
+JOINT = ("chronos-2", "timesfm-3", "timestral", "toto-1", "toto-2", "moirai-1.1", "moirai-2")
 
 
 def pairs() -> object:
@@ -102,7 +102,9 @@ def test_gradients_of_toto_2_are_refused_at_every_door() -> None:
         lens.run_with_cache([ONE], incl_bwd=True, loss=torch.sum)
 
 
-@pytest.mark.parametrize("name", ["toto-1", "toto-2", "timesfm-3", "timesfm-2.5", "moirai-1.1", "moirai-2"])
+@pytest.mark.parametrize(
+    "name", ["toto-1", "toto-2", "timesfm-3", "timesfm-2.5", "timestral", "moirai-1.1", "moirai-2"]
+)
 def test_precisions_that_a_library_does_not_run_in_are_refused(name: str) -> None:
     lens = fresh(name)
     with pytest.raises(InputError, match="float32"):

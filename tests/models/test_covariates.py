@@ -12,6 +12,7 @@ import torch
 import tsfm_lens
 from natives import masked
 from refusals import expect_error
+from tiny_lenses import fresh
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -128,6 +129,67 @@ def test_toto_puts_what_is_known_in_the_place_of_its_own_forecast() -> None:
     assert ours.samples is not None
     np.testing.assert_array_equal(ours.samples, theirs.samples.flatten(0, 1).permute(0, 2, 1))
     np.testing.assert_array_equal(ours.median[2], np.float32(items[0]["future_covariates"]["k"]))
+
+
+def timestral_input(items: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Covariates as its forecaster takes them, (item, covariate, time)."""
+    past = {name: np.stack([item["past_covariates"][name] for item in items])[:, None] for name in "akw"}
+    ahead = {name: np.stack([item["future_covariates"][name] for item in items])[:, None] for name in "kw"}
+    known = {name: np.concatenate([past[name], ahead[name]], -1) for name in "kw"}
+    codes = np.unique(known["w"], return_inverse=True)[1].reshape(known["w"].shape).astype(float)
+    return {"past_covariates": past["a"], "known_covariates": known["k"], "categorical_known_covariates": codes}
+
+
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(("horizon", "clampsym"), [(7, False), (HORIZON, True)])
+def test_timestral_forecasts_as_its_library_does(horizon: int, clampsym: bool, several: bool) -> None:
+    lens = fresh("timestral")
+    lens.adapter.clampsym = clampsym  # type: ignore[attr-defined]
+    items = drawn(3, horizon=horizon, text=True)
+    for item in items:
+        item["target"][[4, 30, 31]], item["past_covariates"]["a"][20] = np.nan, np.nan
+        item["target"] = np.stack([item["target"], item["target"][::-1]][: 1 + several])
+    batch = as_series(items)
+    ours = lens.forecast(batch, horizon)
+    how = {"symmetric_averaging": clampsym, "clip_nonnegative": clampsym}
+    theirs = lens.native.forecast(np.stack([i["target"] for i in items]), horizon, **timestral_input(items), **how)
+    expected = theirs.quantiles.flatten(0, 1).transpose(1, 2).numpy()
+    np.testing.assert_array_equal(ours.quantiles[batch.is_target], expected)
+    assert np.isnan(ours.quantiles[~batch.is_target]).all()
+    if not clampsym:
+        run = lens.run(batch.tail(lens.context_length), horizon)
+        assert_close(run.point[batch.is_target], run.forecast.median[batch.is_target], depth=100, dtype=np.float32)
+
+
+def test_covariates_of_timestral_never_read_targets() -> None:
+    """Zeros in the recorded patterns, to the last bit: of targets, of the horizon, and of other items."""
+    lens = fresh("timestral")
+    batch = as_series(drawn(2))
+    encoded = lens.encode(batch, horizon=7)
+    _, acts = lens.run_with_cache(encoded, names_filter="**.hook_pattern")
+    roles, items = np.array(batch.roles), batch.group_index
+    across = torch.tensor(
+        ((roles != "target")[:, None] & (roles == "target"))
+        | ((roles == "known")[:, None] & (roles != "known"))
+        | (items[:, None] != items)
+    )
+    places = [f"blocks.{layer}.variate_attn.hook_pattern" for layer in (0, 2)]
+    for place in places:
+        assert not acts[place][..., across].any()
+        assert acts[place][..., ~across].all()
+    n_context, n_future = STEPS // 4 - 1, 2
+    window, known = n_context + n_future, roles == "known"
+    for layer in range(3):
+        pattern = acts[f"blocks.{layer}.time_attn.hook_pattern"]
+        # the context reads no query, and none but known covariates what is later
+        assert not pattern[:, :, :window, window:].any()
+        assert not pattern[torch.tensor(~known), :, :window, :window].triu(1).any()
+        assert pattern[torch.tensor(known), :, :window, :window].all()
+        # queries read the context, but nothing of the horizon beside earlier queries
+        queries = pattern[:, :, window + n_context :]
+        assert queries[..., :n_context].all()
+        assert not queries[..., n_context : window + n_context].any()
+        assert_close(pattern.sum(-1), 1, depth=100)
 
 
 def test_a_single_forward_is_the_forecast(nano: Lens) -> None:

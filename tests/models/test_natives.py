@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import natives
 from natives import (
     DRAWS,
     LEVELS,
@@ -24,7 +25,7 @@ from natives import (
     moirai_forecaster,
     stacked,
 )
-from tiny_lenses import lens_of
+from tiny_lenses import fresh, lens_of
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens, architectures, load
@@ -52,7 +53,7 @@ def test_the_forecast_is_the_librarys(name: str, kind: str, horizon: int, reques
 
 
 @KINDS
-@pytest.mark.parametrize("name", ["chronos-2", "chronos-bolt", "moirai-2", "timesfm-3", "toto-2"])
+@pytest.mark.parametrize("name", ["chronos-2", "chronos-bolt", "moirai-2", "timesfm-3", "timestral", "toto-2"])
 def test_a_forward_is_the_forecast(name: str, kind: str, request: pytest.FixtureRequest) -> None:
     if kind == "multivariate" and name not in MULTIVARIATE:
         pytest.skip("takes single series")
@@ -138,6 +139,19 @@ def test_a_forward_is_the_ports_point_head(univariate: list[np.ndarray], monkeyp
         full = lens.native(past, forecast_context_len=56, force_flip_invariance=False, truncate_negative=False)
     expected = full.full_predictions[..., 1:].transpose(1, 2)
     assert_close(lens.forward(univariate).detach(), expected, depth=1000)
+
+
+# --- Timestral -------------------------------------------------------------------------------------------------------
+
+
+@KINDS
+@pytest.mark.parametrize("horizon", [5, 19], ids=["one-pass", "rollout"])
+def test_both_options_are_timestrals(kind: str, horizon: int, request: pytest.FixtureRequest) -> None:
+    lens, series = fresh("timestral"), request.getfixturevalue(kind)
+    lens.adapter.clampsym = True  # type: ignore[attr-defined]
+    assert_is(lens.forecast(series, horizon), natives.timestral(lens.native, as_series(series), horizon, both=True))
+    with pytest.raises(InputError, match="clampsym"):
+        lens.run_with_cache(series, names_filter="unembed.hook_out", rollout=True)
 
 
 # --- Toto ------------------------------------------------------------------------------------------------------------

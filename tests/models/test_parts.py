@@ -28,12 +28,12 @@ from tsfm_lens.testing import assert_close
 UNCUT = ("moirai-1.1", "toto-1")
 
 
-BEYOND = ("chronos", "chronos-bolt", "chronos-2", "timesfm-2.5", "moirai-2")
+BEYOND = ("chronos", "chronos-bolt", "chronos-2", "timesfm-2.5", "timestral", "moirai-2")
 NAMES = sorted(set(architectures()) - set(UNCUT))
 
 
 CASES = [(name, 0, False) for name in NAMES] + [(name, 3, False) for name in BEYOND]
-CASES += [(name, 0, True) for name in ("chronos-2", "moirai-2", "timesfm-3", "toto-2")]
+CASES += [(name, 0, True) for name in ("chronos-2", "moirai-2", "timesfm-3", "timestral", "toto-2")]
 
 
 @pytest.mark.parametrize(("name", "beyond", "items"), CASES)

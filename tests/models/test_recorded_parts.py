@@ -20,7 +20,7 @@ from tsfm_lens.models import Encoded, Lens, architectures, batching
 from tsfm_lens.testing import assert_close
 
 # a row for every series of the batch at once
-ACROSS = {"chronos-2": ("group_attn",)}
+ACROSS = {"chronos-2": ("group_attn",), "timestral": ("variate_attn",)}
 
 
 def names_of(lens: Lens, name: str) -> list[str]:
@@ -56,7 +56,7 @@ def shown_only(acts: Activations, encoded: Encoded, lens: Lens) -> Activations:
 
 
 CASES = [(name, False) for name in sorted(architectures())]
-CASES += [(name, True) for name in ("chronos-2", "moirai-1.1", "moirai-2", "timesfm-3", "toto-1", "toto-2")]
+CASES += [(name, True) for name, each in architectures().items() if each.adapter.multivariate]
 
 
 @pytest.mark.parametrize(("name", "items"), CASES)
@@ -77,7 +77,7 @@ def test_a_forward_in_parts_keeps_what_the_whole_keeps(
     assert labelled["series"].equals(before["series"])
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5", "timesfm-2.5", "moirai-2", "toto-2"])
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "t5", "timesfm-2.5", "timestral", "moirai-2", "toto-2"])
 def test_a_rollout_in_parts_keeps_what_the_whole_keeps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     lens, series = lens_of(name), series_for(name)
     names = [point for point in names_of(lens, name) if point.endswith(("hook_z", "hook_pattern", "resid_post"))]

@@ -44,7 +44,7 @@ def sparse_lens() -> Lens:
     return load(native, check=False)
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-2", "chronos-bolt", "moirai-2", "t5", "toto-1"])
+@pytest.mark.parametrize("name", ["chronos", "chronos-2", "chronos-bolt", "moirai-2", "t5", "timestral", "toto-1"])
 def test_a_direct_effect_is_the_readout_without_the_write(name: str) -> None:
     """With everything later held, zeroing a head takes its write off the last stream and does nothing else."""
     lens = lens_of(name)

@@ -228,7 +228,7 @@ def test_positions_are_grouped_from_the_newest() -> None:
     assert group_coords(two, [[0, 1], [2, 3]])["position_variate"][1] == [0, 1]
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "toto-1"])
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt", "chronos-2", "moirai-2", "timestral", "toto-1"])
 def test_a_receiver_hears_the_sender_alone(name: str) -> None:
     """The held run puts the sender's change on the stream before the receiver; accounting gives that stream too."""
     lens = lens_of(name)

@@ -32,7 +32,7 @@ def test_a_hand_built_lag_is_a_band() -> None:
     assert_close(found["entropy"], 0, depth=16, magnitude=1.0, dtype=np.float32)
 
 
-@pytest.mark.parametrize("name", ["chronos", "chronos-2", "chronos-bolt", "moirai-2"])
+@pytest.mark.parametrize("name", ["chronos", "chronos-2", "chronos-bolt", "moirai-2", "timestral"])
 def test_a_long_map_begins_with_the_short_one(name: str) -> None:
     lens = lens_of(name)
     width = lens.adapter.longest_pass
@@ -123,17 +123,17 @@ def test_contributions_of_keys_sum_to_the_heads_write(name: str) -> None:
     assert (written <= norms.isel(layer=0).sum("key").values * (1 + 1e-4) + 1e-5).all()
 
 
-def test_one_hot_patterns_contribute_what_is_written() -> None:
-    lens, point = lens_of("chronos"), "decoder_blocks.1.cross_attn.hook_result"
+@pytest.mark.parametrize(("name", "at"), [("chronos", "decoder.1.cross_attn"), ("timestral", "1.time_attn")])
+def test_one_hot_patterns_contribute_what_is_written(name: str, at: str) -> None:
+    lens = lens_of(name)
+    point = f"{lens.wiring.output_stack.prefix}.1.{at.split('.')[-1]}.hook_result"
 
     def first_key(pattern: torch.Tensor) -> torch.Tensor:
-        moved = torch.zeros_like(pattern)
-        moved[..., 0] = 1.0
-        return moved
+        return torch.eye(pattern.shape[-1])[0].expand_as(pattern)
 
-    with lens.edit(EditPattern("decoder.1.cross_attn", first_key)):
+    with lens.edit(EditPattern(at, first_key)):
         run = lens.run(series_for(lens), 4)
-        norms = norm_weighted_attention(run, kind="cross_attn")["norm"].sel(layer="1")
+        norms = norm_weighted_attention(run, kind=at.split(".")[-1])["norm"].sel(layer="1")
         written = run.record([point])[point][0].norm(dim=-1).T.numpy()
     assert_close(norms.sum("key"), written, depth=100, dtype=np.float32)
 

@@ -39,7 +39,7 @@ def test_one_hidden_layer_is_integrated_by_the_share_of_the_path_on_which_each_u
     assert_close(found["attribution"].values[0], expected, depth=1000, dtype=np.float32)
 
 
-@pytest.mark.parametrize("name", ["chronos-2", "toto-1", "moirai-1.1", "timesfm-2.5"])
+@pytest.mark.parametrize("name", ["chronos-2", "toto-1", "moirai-1.1", "timesfm-2.5", "timestral"])
 def test_path_integrals_are_those_of_many_points_within_the_tolerance(name: str) -> None:
     lens = lens_of(name)
     run = lens.run(example_case(lens).encoded.batch, 3)

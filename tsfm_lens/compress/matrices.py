@@ -63,7 +63,7 @@ class WeightMatrix:
     @property
     def is_attention(self) -> bool:
         """Membership of an attention, not of an MLP."""
-        return set(self.name.rpartition(".")[2]) <= set("qkvo")
+        return set(self.name.rpartition(".")[2]) <= set("qkvgo")
 
 
 def matrices(lens: Lens, *, mlps: bool = False) -> dict[str, WeightMatrix]:
@@ -122,11 +122,10 @@ def _matrices_of(lens: Lens, stack: Stack, layer: int, row: Writer) -> Iterator[
             if part is not None:
                 places.setdefault(part.module, (word, part, 1, "rows"))
     elif isinstance(row, Attention):
-        for letter in "qkvo":
-            part = getattr(row, letter)
+        for letter, part in [*row.inputs.items(), ("o", row.o)]:
             letters, first, *_ = places.get(part.module, ("", part))
-            letters += letter
-            heads = stack.n_heads if letters[0] == "o" else row.heads_of(letters[0], stack.n_heads)
+            letters += letter[0]
+            heads = stack.n_heads if letters[0] in "go" else row.heads_of(letters[0], stack.n_heads)
             # heads that take turns stand in no blocks
             blocks = heads * first.parts if re.findall(r"\w+", first.layout)[-1] == "d_head" else 1
             places[part.module] = (letters, first, blocks, "columns" if letters[0] == "o" else "rows")

@@ -103,8 +103,7 @@ def _cuts(lens: Lens, targets: Sequence[Component]) -> tuple[dict[str, tuple[Sid
                         if part is not None:
                             cut(block, part, "columns" if part is output else "rows")
                     continue
-                for letter in "qkvo":
-                    part = getattr(row, letter)
+                for letter, part in [*row.inputs.items(), ("o", row.o)]:
                     n_heads = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads)
                     group = stack.n_heads // n_heads
                     # keys and values go with the last head that reads them

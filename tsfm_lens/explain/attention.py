@@ -104,24 +104,20 @@ def graph_of(masks: Masks) -> Graph:
         sizes = (len(spans[own]), len(spans[keys]))
         updates.append(tuple(_parts(over == "variate", pattern, first[own], first[keys], sizes)))
 
-    def tokens_of(stack: str, row: int) -> list[tuple[int, int, int]]:
-        """Return place in the graph, start and stop of the tokens of one series, special ones left out."""
+    def tokens_of(stack: str, row: int) -> list[tuple[int, int, int, str]]:
+        """Return place in the graph, start, stop and kind of the tokens of one series."""
         of = spans[stack]
-        own = [
-            token
-            for token, special in enumerate(of.special)
-            if not special and (not packed or not of.variate or of.variate[token] == row)
-        ]
+        own = [token for token in range(len(of)) if not packed or not of.variate or of.variate[token] == row]
         offset = first[stack] if packed else first[stack] + row * len(of)
-        return [(offset + token, of.start[token], of.stop[token]) for token in own]
+        return [(offset + token, of.start[token], of.stop[token], of.special[token]) for token in own]
 
     inputs = np.zeros((len(masks.segments), count))
     for index, part in enumerate(masks.segments):
-        for place, start, stop in tokens_of(stacks[0].name, part.row):
+        for place, start, stop, _ in tokens_of(stacks[0].name, part.row):
             common = min(stop, part.stop) - max(start, part.start)
             if common > 0:
                 inputs[index, place] = common / (stop - start)
-    tokens = tokens_of(run.lens.wiring.output_stack.name, masks.row)
+    tokens = [each[:3] for each in tokens_of(run.lens.wiring.output_stack.name, masks.row) if not each[3]]
     if not tokens:
         raise InputError(f"no token of {run.lens.wiring.architecture} covers series {masks.row}")
     readout = np.zeros((run.horizon, count))

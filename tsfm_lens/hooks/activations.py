@@ -24,8 +24,9 @@ class TokenSpans:
     Encoder tokens cover the steps of their input; decoder tokens cover the steps that are forecast from them.
 
     Attributes:
-        start, stop: one entry per token; equal for special tokens.
-        special: "" for a token of the series, else its kind: "EOS", "REG".
+        start, stop: one entry per token; equal for special tokens that cover no step.
+        special: "" for a token of the series, else its kind: "EOS", "REG", "IDLE" for a query that is not read, "KNOWN"
+            for one that shows the future of covariates and is not read.
         variate: the variate of each token, if the variates of an item share one sequence; else ().
     """
 

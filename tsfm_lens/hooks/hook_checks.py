@@ -138,11 +138,11 @@ def _matrices(wiring: Wiring, stack: Stack, row: Writer) -> Iterator[tuple[str, 
     if not isinstance(row, Attention):
         return
     source = {"d_model": (wiring.stack(row.keys_from) if row.keys_from else stack).d_model}
-    for letter, part in (("q", row.q), ("k", row.k), ("v", row.v)):
+    for letter, part in row.inputs.items():
         n_heads = row.heads_of(letter, stack.n_heads)
         rows = {"n_heads" if n_heads == stack.n_heads else "n_kv_heads": n_heads}
         rows |= {"d_score": row.d_score} if row.d_score and letter != "v" else d_head
-        yield letter, part, rows, d_model if letter == "q" else source
+        yield letter, part, rows, source if letter in "kv" else d_model
     yield "o", row.o, d_model, {"n_heads": stack.n_heads, **d_head}
 
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Literal
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.tl_names import Key, full_name, point_of
-from tsfm_lens.hooks.wiring import Attention, Mix, Mlp, Site, Stack, Wiring
+from tsfm_lens.hooks.wiring import Attention, Inputs, Mix, Mlp, Site, Stack, Wiring
 
 RESIDUAL = ("batch", "pos", "d_model")
 HEADS = ("batch", "pos", "head", "d_head")
@@ -38,6 +38,7 @@ class Point:
         aside: hook point of the write to which edits are added, if this value is only the input of a branch.
         heads: number of heads along the axis of heads, 0 without one.
         mix: the factors that a block puts on a write and on the stream.
+        joined: as in :class:`tsfm_lens.hooks.wiring.Attention`, of a value inside an attention call.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Point:
     aside: str = ""
     heads: int = 0
     mix: Mix | None = None
+    joined: Callable[..., Inputs] | None = None
 
 
 def hook_points(wiring: Wiring) -> dict[str, Point]:
@@ -92,11 +94,15 @@ def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, i
     heads = Site(f"{block}.{writer.module}", layout=writer.qkv_layout)
     rows = Site(f"{block}.{writer.module}", layout=writer.pattern_layout)
     z = heads if writer.z_inside else Site(f"{block}.{writer.o.module}", "in", 0, writer.z_layout)
-    yield Point(f"{at}.hook_q", HEADS, "q", heads, *here, writer.over)
-    yield Point(f"{at}.hook_k", HEADS, "k", heads, *here, writer.over, heads=writer.n_kv_heads)
-    yield Point(f"{at}.hook_v", HEADS, "v", heads, *here, writer.over, heads=writer.n_kv_heads)
-    yield Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, writer.over, writer.row_axis)
-    yield Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, writer.over, writer.row_axis)
+    inside: dict[str, Any] = {"over": writer.over, "joined": writer.joined}
+    yield Point(f"{at}.hook_q", HEADS, "q", heads, *here, **inside)
+    yield Point(f"{at}.hook_k", HEADS, "k", heads, *here, **inside, heads=writer.n_kv_heads)
+    yield Point(f"{at}.hook_v", HEADS, "v", heads, *here, **inside, heads=writer.n_kv_heads)
+    yield Point(f"{at}.hook_attn_scores", PATTERN, "scores", rows, *here, **inside, row_axis=writer.row_axis)
+    yield Point(f"{at}.hook_pattern", PATTERN, "pattern", rows, *here, **inside, row_axis=writer.row_axis)
+    if writer.gate is not None:
+        layout = (writer.x_layout or writer.stream_layout).replace("d_model", writer.gate.layout)
+        yield Point(f"{at}.hook_gate", HEADS, "site", Site(f"{block}.{writer.gate.module}", layout=layout), *here)
     yield Point(f"{at}.hook_z", HEADS, "z" if writer.z_inside else "site", z, *here)
     yield Point(f"{at}.hook_result", RESULT, "result", z, *here, mix=writer.mix)
 

@@ -276,17 +276,18 @@ class HookDispatcher:
         if point.how == "result":
             connections += self._connect_result(point)
         elif point.how != "site":
-            connections += self._connect_attention(path)
+            connections += self._connect_attention(path, point.joined)
         else:
             connections.append(((path, point.site.side), point.name, rank, self._at_site(point)))
         return [*connections, self._carry_edits(point)] if point.aside else connections
 
-    def _connect_attention(self, path: str) -> Iterator[Connection]:
+    def _connect_attention(self, path: str, joined: Callable[..., Any] | None = None) -> Iterator[Connection]:
         """Turn the interceptor on around an attention, and refuse one that runs without its attention call."""
 
-        def enter(module: nn.Module, *_call: Any) -> None:
+        def enter(module: nn.Module, *call: Any) -> Any:
             self.callers.discard(self.attentions.get(module, ""))
             LOCAL.interceptor.enter(module)
+            return joined and joined(*call)
 
         def check(module: nn.Module, *_call: Any) -> None:
             if path not in self.callers:

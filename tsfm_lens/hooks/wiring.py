@@ -61,6 +61,9 @@ class Projection:
 Mix = Callable[[Any], tuple[float, float]]
 """Native block -> (factor on a branch's write, factor on the stream that it is added to)."""
 
+Inputs = tuple[tuple[Any, ...], dict[str, Any]]
+"""Arguments of a module, positional and by keyword."""
+
 
 @dataclass(frozen=True)
 class Attention:
@@ -86,6 +89,9 @@ class Attention:
         z_inside: whether z is what the attention call returns, because ``o`` is never called as a module
             (``nn.MultiheadAttention``); ``z_layout`` then only gives the axes of the stream.
         d_score: features of a head's queries and keys, if not ``d_head``; else 0.
+        gate: the layer, on the input of ``q``, whose sigmoid multiplies pattern · v, which gives z; None for no gate.
+        joined: for a module that calls attention twice, its inputs -> those under which it does so once, with a mask of
+            :func:`tsfm_lens.hooks.attention_capture.in_two`; else None.
     """
 
     kind: str
@@ -109,6 +115,8 @@ class Attention:
     n_kv_heads: int = 0
     z_inside: bool = False
     d_score: int = 0
+    gate: Projection | None = None
+    joined: Callable[..., Inputs] | None = None
 
     @property
     def stream_layout(self) -> str:
@@ -116,8 +124,13 @@ class Attention:
         return re.sub(r"\([^)]*\bhead\b[^)]*\)", "d_model", self.z_layout)
 
     def heads_of(self, letter: str, n_heads: int) -> int:
-        """Return the number of heads of queries, keys or values ("q", "k", "v") in a stack of ``n_heads``."""
-        return n_heads if letter == "q" else self.n_kv_heads or n_heads
+        """Return the number of heads of "q", "k", "v" or "gate" in a stack of ``n_heads``."""
+        return n_heads if letter in ("q", "gate") else self.n_kv_heads or n_heads
+
+    @property
+    def inputs(self) -> dict[str, Projection]:
+        """Projections of the branch's input by name: "q", "k", "v", and "gate" if there is one."""
+        return {"q": self.q, "k": self.k, "v": self.v} | ({"gate": self.gate} if self.gate else {})
 
     @property
     def row_axis(self) -> int:

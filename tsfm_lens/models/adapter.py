@@ -51,9 +51,9 @@ class Adapter(ABC):
         integers: whether series are token ids.
         context_length, prediction_length: steps; the latter is the default horizon.
         levels: quantile levels that the head emits; (0.5,) for the mean of a distribution.
+        unrolled: those of them that a rollout feeds back, a path each; all if None.
         package: distribution whose version a result should name.
         dtypes: precisions that the library runs in.
-        unrolled: levels of the paths that a rollout beyond one pass feeds back; () for all that the head emits.
         feeds_gaps: whether it feeds back gaps in place of its forecast.
         least_steps: context steps that every batch is padded to at least, while one runs in parts.
     """
@@ -77,9 +77,9 @@ class Adapter(ABC):
     context_length: int
     prediction_length: int
     levels: Levels = ()
+    unrolled: Levels | None = None
     package: str = "torch"
     dtypes: tuple[str, ...] = ("float32", "bfloat16", "float16")
-    unrolled: Levels = ()
     feeds_gaps: bool = False
     least_steps: int = 0
 

@@ -91,6 +91,14 @@ EXTRAS: Mapping[str, Extra] = {
             needs=("lightning", "unit-scaling"),
         ),
         Extra(
+            name="timestral",
+            title="Timestral",
+            imports=("timestral",),
+            distributions={"timecopilot-timestral": "0.1.0"},
+            proofs=("timestral:TimestralForecaster",),
+            alone=False,
+        ),
+        Extra(
             name="moirai",
             title="Moirai",
             imports=("uni2ts",),

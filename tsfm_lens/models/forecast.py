@@ -29,7 +29,7 @@ class Forecast:
         quantiles: (series, quantile, step), data units; of covariates the model's output for them, NaN if none.
         levels: the quantile levels, ascending.
         mean: (series, step); of quantile models their library's mean, or the median where it gives none
-            (Chronos-2, TimesFM 3, Toto 2, Moirai 2).
+            (Chronos-2, TimesFM 3, Timestral, Toto 2, Moirai 2).
         samples: (series, sample, step), or None for a model that draws none.
         context: the series.
         attrs: provenance.

@@ -115,8 +115,8 @@ class Capture:
         lens, batch = self.lens, self.batch
         if lens.adapter.passes > 1:
             raise InputError(
-                "this model was compiled with force_flip_invariance=True, under which every forecast runs on x and on "
-                "-x; compile it with force_flip_invariance=False to record one run"
+                "every forecast of this model runs on x and on -x; to record one run, compile TimesFM with "
+                "force_flip_invariance=False, and leave lens.adapter.clampsym of Timestral False"
             )
         request = request_of(lens, batch, **run, memory=self.memory)
         whole = self.whole

@@ -263,19 +263,31 @@ def norm_weighted_attention(run: Run, *, kind: str | None = None) -> xr.Dataset:
     refuse_several(run, "norm-weighted attention is computed", covariates=True)
     stack, attention, layers = pick_attention(lens, None, kind)
     at = [f"{stack.prefix}.{layer}.{attention}" for layer in layers]
-    acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in ("hook_pattern", "hook_v")])
+    gated = stack.attention(attention, layers[0]).gate is not None
+    points = ("hook_pattern", "hook_v", *(("hook_gate",) if gated else ()))
+    acts = run.in_one_pass().record([f"{a}.{what}" for a in at for what in points])
     norms = []
     with torch.no_grad():
         for layer, place in zip(layers, at, strict=True):
             weights = lens.weights.heads(layer, attention, stack.name)
             values = for_every_head(acts[f"{place}.hook_v"][0], stack.n_heads)
-            writes = torch.einsum("phc,hcd->hpd", values, weights.W_O)
-            norms.append(acts[f"{place}.hook_pattern"][0] * writes.norm(dim=-1)[:, None] * weights.scale)
+            writes = _write_norms(values, weights.W_O, acts[f"{place}.hook_gate"][0] if gated else None)
+            norms.append(acts[f"{place}.hook_pattern"][0] * writes * weights.scale)
     norm = (("layer", "head", "query", "key"), torch.stack(norms).float().cpu().numpy())
     data = xr.Dataset({"norm": norm}, coords=pattern_coords(run, stack, attention, layers))
     facts = {"stack": stack.name, "attention": attention, "series": run.batch.ids[0]}
     data.attrs = run.describe("norm_weighted", "Norm-weighted attention", "Kobayashi et al. 2020, equation 4", **facts)
     return data
+
+
+def _write_norms(values: Tensor, out: Tensor, gate: Tensor | None) -> Tensor:
+    """Compute the lengths of v · W_O of values (key, head, …), gated by query if they are, (head, query, key)."""
+    if gate is None:
+        return torch.einsum("khc,hcd->hkd", values, out).norm(dim=-1)[:, None]
+    # a triangle in the place of W_O leaves all lengths; head by head, as gated values take queries times keys
+    triangles = torch.linalg.qr(out.mT).R.mT
+    heads = zip(gate.sigmoid().unbind(1), values.unbind(1), triangles, strict=True)
+    return torch.stack([((factor[:, None] * value) @ triangle).norm(dim=-1) for factor, value, triangle in heads])
 
 
 def _own_kind(stack: Stack) -> str:

@@ -267,8 +267,7 @@ def _of_heads(
 ) -> Iterator[tuple[Component, Any, Tensor | None]]:
     """Yield each head's rows of queries, keys and values, its columns of the output, and what the heads share."""
     branch = Component(stack.name, layer, row.kind)
-    for letter in "qkvo":
-        part = getattr(row, letter)
+    for letter, part in [*row.inputs.items(), ("o", row.o)]:
         module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))
         weight, bias = getattr(module, part.weight), getattr(module, part.bias, None)
         heads, axis = stack.n_heads if letter == "o" else row.heads_of(letter, stack.n_heads), int(letter == "o")

@@ -47,7 +47,8 @@ def patterns(case: Case) -> Deviations:
             yield f"{at}: over={row.over!r}", 0.0 if tuple(pattern.shape[-2:]) == expected else math.inf
             empty = pattern.abs().sum(dim=-1) == 0
             yield f"{at}: rows", float((pattern.sum(dim=-1) - 1).masked_fill(empty, 0).abs().max())
-            yield f"{at}: z", relative(_attend(lens, row, pattern, for_every_head(v, z.shape[-2])), z)
+            rebuilt = _attend(lens, row, pattern, for_every_head(v, z.shape[-2]))
+            yield f"{at}: z", relative(_gated(case, row, at, rebuilt), z)
             scores = acts[f"{at}.hook_attn_scores"]
             mask = scores <= torch.finfo(scores.dtype).min / 2
             mask &= ~mask.all(dim=-1, keepdim=True)
@@ -61,6 +62,11 @@ def _attend(lens: Lens, row: Attention, pattern: Tensor, v: Tensor) -> Tensor:
     sizes = {**lens.registry.state.sizes, "head": v.shape[-2]}
     values = to_native(v, row.qkv_layout, HEADS, sizes)
     return to_vocabulary(to_native(pattern, row.pattern_layout, PATTERN, sizes) @ values, row.qkv_layout, HEADS, sizes)
+
+
+def _gated(case: Case, row: Attention, at: str, heads: Tensor) -> Tensor:
+    """Multiply pattern · v by the gate, if there is one."""
+    return heads * case.acts[f"{at}.hook_gate"].sigmoid() if row.gate else heads
 
 
 @oracle(10, "head order", ONE_BLOCK, "module, `layout`, `part` of `q`, `k` or `v`; `n_kv_heads`", "no attention")
@@ -81,7 +87,7 @@ def head_order(case: Case) -> Deviations:
             weights = lens.weights.heads(branch.layer, row.kind, stack.name)
             v = torch.einsum("bpd,hdc->bphc", x, weights.W_V) + weights.b_V
             z = _attend(lens, row, acts[f"{branch.at}.hook_pattern"], v)
-            yield branch.at, relative(z, acts[f"{branch.at}.hook_z"])
+            yield branch.at, relative(_gated(case, row, branch.at, z), acts[f"{branch.at}.hook_z"])
         for branch, row in heads:
             if branch.layer in layers_to_check(stack):
                 yield from _owners(case, branch, row)
@@ -89,8 +95,8 @@ def head_order(case: Case) -> Deviations:
 
 def _owners(case: Case, branch: Row, row: Attention) -> Deviations:
     """Check that zeroing a head's rows of one input projection zeroes that head's q, k or v and nothing else."""
-    points = {letter: f"{branch.at}.hook_{letter}" for letter in "qkv"}
-    for letter, projection in (("q", row.q), ("k", row.k), ("v", row.v)):
+    points = {letter: f"{branch.at}.hook_{letter}" for letter in row.inputs}
+    for letter, projection in row.inputs.items():
         n_heads = row.heads_of(letter, branch.stack.n_heads)
         head = min(1, n_heads - 1)
         # rotary embeddings, norms and scales between the projection and the dot product map zero to zero

@@ -45,7 +45,7 @@ def _inputs(branch: Row) -> list[Projection]:
     """List the input layers of a branch."""
     row = branch.row
     if isinstance(row, Attention):
-        return [row.q, row.k, row.v]
+        return [*row.inputs.values()]
     return [part for part in (row.i, row.gate) if part] if isinstance(row, Mlp) else []
 
 
@@ -70,7 +70,8 @@ class _Rebuilt:
         if row.keys_from:
             keys = self.acts[last_stream(self.lens.wiring.stack(row.keys_from), normalized=True)]
         x_layout = row.x_layout or row.stream_layout
-        for letter, part, x in (("q", row.q, self.branch_input), ("k", row.k, keys), ("v", row.v, keys)):
+        for letter, part in row.inputs.items():
+            x = keys if letter in "kv" else self.branch_input
             call = self._call(part)
             holds_matrix = part.weight == "weight"
             # the attention itself holds the matrix, and takes query, key and value

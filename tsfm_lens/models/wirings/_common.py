@@ -62,6 +62,16 @@ def by_role(batch: SeriesBatch, length: int, horizon: int) -> dict[str, Tensor]:
     return parts
 
 
+def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tensor:
+    """Return rows of all series, item by item: forecasts of targets, counted along an axis, and NaN for covariates."""
+    if set(roles) == {"target"}:
+        return targets
+    by_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
+    whole = by_item.new_full((len(by_item), len(roles), *by_item.shape[2:]), float("nan"))
+    whole[:, [row for row, role in enumerate(roles) if role == "target"]] = by_item
+    return whole.flatten(0, 1).movedim(0, axis)
+
+
 def _counts(roles: tuple[str, ...]) -> str:
     return ", ".join(f"{roles.count(role)} {role}" for role in dict.fromkeys(roles))
 

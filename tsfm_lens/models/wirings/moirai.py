@@ -15,7 +15,7 @@ from tsfm_lens.errors import CheckpointError, InputError, WiringError
 from tsfm_lens.hooks.wiring import Site, Wiring
 from tsfm_lens.models.architecture import Architecture, Encoded, Levels, Prediction, rows_apart
 from tsfm_lens.models.extras import require
-from tsfm_lens.models.wirings import moirai_2
+from tsfm_lens.models.wirings import _common, moirai_2
 from tsfm_lens.models.wirings._common import copied, keys, spread_weights
 
 NAME = "moirai-1.1"
@@ -73,7 +73,7 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
         start = len(layout.targets) * layout.n_context
         future = per_token[..., start : start + len(layout.targets) * layout.n_future, : self.patch]
         rows = future.unflatten(-2, (len(layout.targets), -1)).flatten(-2).flatten(-3, -2).unsqueeze(-2)
-        return moirai_2.with_covariates(rows, layout.roles, -3)
+        return _common.with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute the mean in data units, (…, batch, 1, step)."""
@@ -91,7 +91,7 @@ class MoiraiAdapter(moirai_2.PackedAdapter):
             paths = forecast(**inputs, num_samples=self.samples if num_samples is None else num_samples).cpu()
         # the library drops the axis of a single variate
         samples = (paths if paths.ndim == 4 else paths.unsqueeze(-1)).permute(0, 3, 1, 2).flatten(0, 1)
-        return self.of_paths(moirai_2.with_covariates(samples, batch.roles[: batch.n_variates], 0), levels)
+        return self.of_paths(_common.with_covariates(samples, batch.roles[: batch.n_variates], 0), levels)
 
 
 def _check(config: Mapping[str, Any], where: str) -> None:

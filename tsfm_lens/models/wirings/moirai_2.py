@@ -147,16 +147,6 @@ class Layout:
         return [row for row, role in enumerate(self.roles) if role == "target"]
 
 
-def with_covariates(targets: Tensor, roles: tuple[str, ...], axis: int) -> Tensor:
-    """Return rows of all series, item by item: forecasts of targets, counted along an axis, and NaN for covariates."""
-    if set(roles) == {"target"}:
-        return targets
-    by_item = targets.movedim(axis, 0).unflatten(0, (-1, roles.count("target")))
-    whole = by_item.new_full((len(by_item), len(roles), *by_item.shape[2:]), float("nan"))
-    whole[:, [row for row, role in enumerate(roles) if role == "target"]] = by_item
-    return whole.flatten(0, 1).movedim(0, axis)
-
-
 def native_input(
     batch: SeriesBatch, length: int, horizon: int, device: torch.device, *, causal_fill: bool = False
 ) -> dict[str, Tensor]:
@@ -233,7 +223,7 @@ class Moirai2Adapter(PackedAdapter):
             quantile=len(self.levels),
             patch=self.patch,
         )
-        return with_covariates(rows, layout.roles, -3)
+        return _common.with_covariates(rows, layout.roles, -3)
 
     def head(self, normalized: Tensor, encoded: Encoded) -> Tensor:
         """Compute quantiles in data units, (…, batch, quantile, step)."""
@@ -254,7 +244,7 @@ class Moirai2Adapter(PackedAdapter):
         # (item, quantile, step[, variate]): the library drops the axis of a single variate
         full = output if output.ndim == 4 else output.unsqueeze(-1)
         quantiles = rearrange(full, "item quantile step variate -> (item variate) step quantile")
-        quantiles = with_covariates(quantiles, roles, 0)
+        quantiles = _common.with_covariates(quantiles, roles, 0)
         return self.at(quantiles, levels)
 
 
