@@ -203,6 +203,11 @@ GROUPS: dict[str, tuple[Question, ...]] = {
             "The answer holds for the series it is measured on. Hold out others for the final check.",
         ),
         Question(
+            "Did fine-tuning change anything, and where?",
+            "weight_effects",
+            "Weights that moved far may do little, so read the effects. They hold for the series that you give.",
+        ),
+        Question(
             "How many heads does each layer need, over whole benchmarks?",
             "sweep_heads_at",
             "This is a sweep and takes minutes to days. Differences have intervals over datasets.",

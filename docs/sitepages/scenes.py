@@ -101,6 +101,12 @@ for step in range(60):
     watch(step, loss=now.item())
 """
 ASKED = {
+    "weight_effects": (
+        "import copy\n\ntuned = copy.deepcopy(lens)\nlayer = tuned.adapter.model.encoder.block[1].layer[0].self_attention\n"
+        "with torch.no_grad():\n    layer.v.weight.mul_(1.1)  # stands for a training\n"
+        "viz.weight_effects_bars(probes.weight_effects(lens, tuned, run))",
+        "tsfm-lens compare chronos2-nano tuned --data people.csv --target people --known weekend",
+    ),
     "what_if": (
         'viz.what_if_lines(run.what_if(weekend="=1"))',
         "tsfm-lens explain chronos2-nano --data people.csv --target people --known weekend --set weekend=1",

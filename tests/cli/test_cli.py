@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from typer.testing import CliRunner, Result
 
 import tsfm_lens
@@ -138,3 +139,21 @@ def test_help_loads_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "report" in done.stdout
+
+
+def test_compare_says_where_a_tuned_model_differs_or_that_it_does_not(waves: str, tmp_path: Path) -> None:
+    tuned = tsfm_lens.load(BOLT)
+    with torch.no_grad():
+        tuned.adapter.model.get_submodule("decoder.block.2.layer.2.DenseReluDense.wo").weight.mul_(1.2)
+    folder = str(tmp_path / "tuned")
+    tuned.adapter.model.save_pretrained(folder)
+    how = ("--data", waves, "--horizon", "8", "--holdout")
+    result = run("compare", BOLT, folder, *how, "--out", str(tmp_path / "page"))
+    assert result.exit_code == 0, result.output
+    assert "decoder.2.mlp" in result.stdout
+    assert "one component differ" in result.stderr
+    assert "Effects of tuned weights" in (tmp_path / "page" / "index.html").read_text()
+    same = run("compare", BOLT, BOLT, *how)
+    assert same.stderr.strip().splitlines()[-1].startswith("Nothing differs")
+    answer = json.loads(run("compare", BOLT, folder, *how, "--json").stdout)
+    assert answer["coords"]["component"]["data"] == ["decoder.2.mlp"]

@@ -38,7 +38,7 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
     out += (
         [f"Set back alone, {listed(named)} move the forecast most, as shares of the series' range{share.basis}."]
         if named
-        else ["No component by itself moves the forecast by more than rounding when it is set back."]
+        else ["No component by itself moves the forecast by 1 % of the series' range when it is set back."]
     )
     # untrained models are no rivals of a tuned one
     out += share.standing(labels, "components")[:-1]
