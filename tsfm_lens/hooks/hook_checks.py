@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from difflib import get_close_matches
 from math import prod
+from typing import cast
 
 import torch
 import torch.utils.checkpoint
@@ -58,7 +59,8 @@ def _faults(model: nn.Module, wiring: Wiring, modules: Mapping[str, nn.Module]) 
                 yield f"{at} has branches of the kinds {kinds}; expected one name each"
             for row in stack.rows(layer):
                 for letter, part, out, into in _matrices(wiring, stack, row):
-                    path = f"{stack.block(layer)}.{row.o if part is None else part.module}"
+                    # only the output of an MLP is no projection
+                    path = f"{stack.block(layer)}.{cast(Mlp, row).o if part is None else part.module}"
                     yield from _faults_of_matrix(model, f"{at}.{row.kind}: {letter}", path, part, out, into)
 
 

@@ -92,13 +92,14 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
     forecasts = np.array(alone).reshape(shape)
     data = subject.dataset().assign_coords(component_coords([each.owner for each in differences]))
     axes = ("component", "series", "step")
-    data = data.assign_coords(back=np.arange(len(together))).assign(
+    sizes: Any = {name: ("component", np.array([getattr(each, name) for each in differences])) for name in _SIZES}
+    data = data.assign_coords(back=np.arange(len(together))).assign(sizes)
+    data = data.assign(
         forecast=(axes, forecasts),
         effect=(axes, forecasts - plain),
         cumulative_forecast=(("back", *axes[1:]), np.array(together)),
         tuned_forecast=(axes[1:], plain),
         base_forecast=(axes[1:], together[-1]),
-        **{name: ("component", np.array([getattr(each, name) for each in differences])) for name in _SIZES},
     )
     facts = {"base": first.model_id, "identical": int(not differences), "adapters": len(adapters)}
     data.attrs = subject.describe("weight_effects", "Effects of tuned weights", _SOURCE, **facts)

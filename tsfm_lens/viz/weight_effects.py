@@ -102,7 +102,7 @@ def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
     left_out = len(names(ds, "component")) - len(labels)
     return canvas.dress(
         title,
-        f"against {base}; each component set back to the base alone, and (right) one after the other",
+        f"against {base}; each set back alone, on the right one after the other",
         "dashed: the tuned model" if with_error else "",
         f"{left_out} more components differ" if left_out > 0 else "",
     )

@@ -74,7 +74,7 @@ def _rows(layer: Any) -> tuple[Branch, ...]:
 
 def _stacks(model: Any) -> tuple[Stack, ...]:
     """Describe each level, whose stream holds the same numbers in more and narrower tokens, and the decoder."""
-    stacks = []
+    stacks: list[Stack] = []
     encoder, decoder = "backbone.encoder.mlp_mixer_encoder.mixers", "decoder.decoder_block.mixers"
     for home in (encoder, decoder):
         mixers = model.get_submodule(home)
