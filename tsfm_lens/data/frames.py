@@ -16,6 +16,8 @@ from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_
 from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, texts, to_floats, without_arrow
 from tsfm_lens.errors import InputError, unknown_name
 
+_MANY = 10  # texts, from which on quantities are no categories
+_QUANTITY = re.compile(r"[-+]?\d[\d.,' ]*[^\w\s]{0,2}\s*[^\W\d]{0,4}\.?")
 _TRUTHS = {"true": 1.0, "false": 0.0}
 _MOST_NAMES = 8  # columns
 
@@ -167,7 +169,12 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
     for place, cell in enumerate(cells):
         if isinstance(cell, str):
             if not re.fullmatch(NUMBER, cell.strip()):
-                raise InputError(f"column {name!r} holds {cell!r} in row {column.index[place]}, which is not a number")
+                title = (
+                    "; are there rows of titles above the names? delete them" if name.startswith("Unnamed: ") else ""
+                )
+                comma = "; replace the comma by a point" if re.fullmatch(NUMBER, cell.strip().replace(",", ".")) else ""
+                where = f"column {name!r} holds {cell!r} in row {column.index[place]}"
+                raise InputError(f"{where}, which is not a number{comma or title}")
             cells[place] = float(cell)
     return to_floats(cells, f"column {name!r}")
 
@@ -186,6 +193,12 @@ def _covariate(column: pd.Series, name: str) -> tuple[np.ndarray, tuple[str, ...
     words = [cell for cell in cells.tolist() if isinstance(cell, str)]
     if not of_numbers and all(re.fullmatch(NUMBER, word.strip()) for word in words):
         return _numbers(column, name), None
+    many = len(set(words)) >= _MANY and not isinstance(kind, pd.CategoricalDtype)
+    if many and all(_QUANTITY.fullmatch(word.strip()) for word in words):
+        raise InputError(
+            f"covariate {name!r} holds {len(set(words))} texts such as {words[0]!r}, which look like numbers with a "
+            "unit; write the numbers alone, or make it a column of pandas categories"
+        )
     if all(word.lower() in _TRUTHS for word in words):
         cells = np.array([_TRUTHS[cell.lower()] if isinstance(cell, str) else cell for cell in cells], dtype=object)
     return numbers_or_categories(cells, name)
@@ -332,7 +345,7 @@ def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None])
         if counts or column.isna().all():
             frame = frame.drop(columns=name)
         elif numeric or not is_first:
-            raise InputError(f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r}; give it one")
+            raise InputError(f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r}; give it one, or delete rows of titles above the names")
     return frame
 
 

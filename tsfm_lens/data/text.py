@@ -182,8 +182,8 @@ def _decode(content: bytes, encoding: str | None) -> str:
         label, source = name.removesuffix("-sig").upper(), f" as encoding={encoding!r} asks for" if encoding else ""
         first = content.partition(b"\n")[0].decode("latin-1").strip()[:80]
         raise InputError(
-            f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252'; its first line, "
-            f"with the delimiter and the columns, is {first!r}"
+            f"row {row} is not text in {label}{source}; give its encoding, as in encoding='cp1252' (Western Europe) or "
+            f"'cp1250' (Central Europe); its first line, with the delimiter and the columns, is {first!r}"
         ) from error
     except (LookupError, ValueError) as error:
         raise InputError(f"encoding={encoding!r} is unknown; examples: 'utf-8', 'cp1252', 'latin-1'") from error
