@@ -345,7 +345,8 @@ def _without_row_numbers(frame: pd.DataFrame, keys: Collection[Hashable | None])
         if counts or column.isna().all():
             frame = frame.drop(columns=name)
         elif numeric or not is_first:
-            raise InputError(f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r}; give it one, or delete rows of titles above the names")
+            where = f"a column has no name ({name}) and holds {column.dropna().iloc[0]!r}"
+            raise InputError(f"{where}; give it one, or delete rows of titles above the names")
     return frame
 
 
