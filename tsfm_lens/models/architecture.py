@@ -194,6 +194,7 @@ class Architecture:
         renamed: parts of tensor names in checkpoints -> their names in the library.
         computed: parts of the names of tensors that the library computes and does not read from a checkpoint.
         among: whether an object of a class that architectures share is one of its own.
+        inside: name of a published checkpoint -> the folder in which its own library ships it, None of others.
         claims_tensors: whether names of tensors belong to it, for checkpoints whose config.json does not tell.
     """
 
@@ -216,6 +217,7 @@ class Architecture:
     renamed: Mapping[str, str] = field(default_factory=dict)
     computed: tuple[str, ...] = ()
     among: Callable[[Any], bool] = lambda native: True
+    inside: Callable[[str], Path | None] = lambda name: None
     claims_tensors: Callable[[frozenset[str]], bool] = lambda names: False
 
     @property

@@ -176,7 +176,8 @@ def _locate(source: str, revision: str | None) -> tuple[Path, str, str | None]:
             (*checkpoint_names(), *_published()),
             hint="It is neither an embedded checkpoint, nor an existing folder, nor a hub id (owner/name).",
         )
-    return _from_hub(source, revision)
+    shipped = None if revision else next(filter(None, (each.inside(source) for each in architectures().values())), None)
+    return _from_hub(source, revision) if shipped is None else (shipped, source, None)
 
 
 def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | None]:

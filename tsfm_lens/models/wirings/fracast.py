@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -178,6 +179,12 @@ def _open(folder: Path, dtype: torch.dtype, device: str) -> Any:
     return native
 
 
+def _inside(name: str) -> Path | None:
+    """Find the weights that the library's wheel has."""
+    spec = find_spec("fracast") if name == f"ztxtech/fracast-{next(iter(SIZES))}" else None
+    return None if spec is None or spec.origin is None else Path(spec.origin).parent / "weights"
+
+
 def _save(native: Any, folder: Path) -> None:
     # copies of the shared block, and the head's place in its wrapper, are ours
     own = {name.replace("head.native.", "head."): each for name, each in _modules(native).state_dict().items()}
@@ -195,6 +202,7 @@ ARCHITECTURE = Architecture(
     open=_open,
     blank=lambda config: nn.ModuleDict(dict(zip(("core", "head"), _built(config), strict=True))),
     adapter=FracastAdapter,
+    inside=_inside,
     tiny=lambda: _native(64, 16, 4, 12),
     build=lambda size: _native(*SIZES[size]),
     save=_save,

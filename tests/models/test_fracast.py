@@ -1,0 +1,51 @@
+"""Fracast, the one pretrained model of others that its own package ships: real weights, no attention."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import tsfm_lens
+from refusals import expect_error
+from tsfm_lens import explain, probes
+from tsfm_lens.models import Lens
+from tsfm_lens.testing import assert_close
+
+fracast = pytest.importorskip("fracast")
+
+
+@pytest.fixture(scope="module")
+def lens() -> Lens:
+    return tsfm_lens.load("ztxtech/fracast-0")
+
+
+def test_the_weights_of_the_package_forecast_as_it_does(lens: Lens) -> None:
+    series = tsfm_lens.bundled("elnino", "co2")
+    native = fracast.FracastModel.from_pretrained(weights="fp32")
+    ours = lens.forecast(series, 60)
+    for row, values in enumerate(series.values):
+        theirs = native.forecast(np.asarray(values, dtype=np.float32), horizon=60)
+        assert_close(ours.quantiles[row], theirs.T, depth=4, dtype=np.float32)
+    # skill: better than the last value on both
+    run = lens.run(series, 24, holdout=True)
+    last = [abs(values[-1] - truth).mean() for values, truth in zip(run.batch.values, run.truth, strict=True)]
+    assert (np.abs(run.point - run.truth).mean(1) < last).all()
+
+
+def test_ten_uses_of_one_block_are_ten_layers(lens: Lens) -> None:
+    run = lens.run(tsfm_lens.bundled("elnino"), 24)
+    assert len(lens.components("*.conv")) == len(lens.components("*.mlp")) == 10
+    found = probes.ablation_effects(run)
+    assert len({float(value) for value in found["mean_shift"].values.ravel()}) > 10
+    native = lens.adapter.model["core"]
+    assert all(block.pw.weight is native.block.pw.weight for block in native.blocks)
+
+
+def test_what_needs_a_sum_of_writes_or_heads_says_why(lens: Lens) -> None:
+    run = lens.run(tsfm_lens.bundled("elnino"), 24)
+    for probe in (probes.attribute, probes.logit_lens, probes.stream_shares):
+        expect_error("no sum of writes: a norm follows each sum", probe, run)
+    expect_error("no heads to look at", probes.head_entropy, run)
+    # inputs and routes need neither
+    routes = explain.input_routes(run, parts=3)
+    assert float(np.abs(routes["effect"]).max()) > 0
