@@ -177,7 +177,7 @@ def explain(
     word, reasons = judged(results)
     for kind in results.keys() & set(_MASKING_KINDS) if word else ():
         # one verdict on all of the page
-        results[kind].attrs |= {"verdict": word, "reason": reasons[0]}
+        results[kind].attrs |= {"verdict": word, "reason": reasons[0], "masked": int("deletion_curves" in results)}
     if out is not None:
         heading = title or f"Explanation of the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
         page = pipeline.write_page(run, results, out, heading, sources, progress, missing)

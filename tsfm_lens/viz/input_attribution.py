@@ -62,10 +62,11 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     most = f"Largest effects: {listed(largest)}" if largest else "No part of the input moves it beyond the noise"
     # one reading, so that the overview of a page says what moves the forecast
     target, verdict = attrs.get("target", ""), attrs.get("verdict")
+    alone = "" if attrs.get("masked", 1) else " by its routes alone, as masking was not tested"
     out = [
         f"The forecast of {target} averages {num(whole)} {unit}".rstrip() + f" over {ds.sizes['step']} steps; "
         f"with all inputs replaced by {reference_of(ds)} it averages {num(nothing)}. {most}."
-        + (f" Verdict: the explanation {verdict} (criteria below)." if verdict else "")
+        + (f" Verdict: the explanation {verdict}{alone} (criteria below)." if verdict else "")
     ]
     far = float(attrs.get("reference_distance", 0.0))
     if far > _FAR:
