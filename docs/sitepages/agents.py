@@ -22,6 +22,7 @@ tsfm-lens forecast bolt-nano --data bundled:co2 --horizon 12 --csv
 tsfm-lens ablate bolt-nano --data bundled:co2 --horizon 12 --component 'decoder.*.cross_attn.*' --json
 tsfm-lens attribute bolt-nano --data bundled:co2 --horizon 12 --json
 tsfm-lens explain bolt-nano --data bundled:nile --horizon 4 --out explanation
+tsfm-lens compare bolt-nano bolt-nano --data bundled:nile --horizon 4
 tsfm-lens compress bolt-nano --keep 0.5 --data bundled:co2,nile --horizon 4 --calibration-windows 1 --out small
 tsfm-lens figure attention_map chronos-nano --data bundled:co2 --horizon 12 --format html --out figures
 tsfm-lens figure --list

@@ -76,7 +76,7 @@ def test_slopes_are_those_of_small_steps(name: str) -> None:
     assert np.abs(got - slope).max() <= 0.03 * np.abs(slope).max()
 
 
-@pytest.mark.parametrize("name", ATTENDING)
+@pytest.mark.parametrize("name", sorted(set(ATTENDING) - {"t5"}))
 @pytest.mark.parametrize("method", ["attention rollout", "attention flow"])
 def test_attention_is_shared_among_all_inputs(name: str, method: str) -> None:
     run = run_of(name)

@@ -52,7 +52,7 @@ TOKENS_ONLY = {"lines_of_thought", "induction_scores"}
 # of one series, of weights alone, made of the probes above, or streaming its series as test_rank_probes.py has it
 OTHERS = set(
     "attention_rollout attention_patterns component_writes head_parroting head_spectra head_states embedding_ranks "
-    "flow_of_ranks row_angles signal_families weight_ranks heads_by_stable_rank lag_attention "
+    "flow_of_ranks row_angles signal_families weight_ranks heads_by_stable_rank lag_attention weight_effects "
     "norm_weighted_attention patch_attention random_heads autoregressive_attention".split()
 )
 # differences of equals, and signs of parts of size 0, which are rounding and nothing else

@@ -12,7 +12,7 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 
-from tsfm_lens.errors import HookError, WiringError
+from tsfm_lens.errors import HookError, InputError, WiringError
 from tsfm_lens.hooks.native import axes_of
 from tsfm_lens.hooks.weights import parameters
 from tsfm_lens.hooks.wiring import Attention, Mlp, Projection, Site, Stack, Wiring, Writer
@@ -161,6 +161,17 @@ def _faults_of_matrix(
         text = ", ".join(f"{name}={size}" for side in (out, into) for name, size in side.items())
         text += f", parts={parts}" if parts > 1 else ""
         yield f"{where}: the weight of {path!r} is {tuple(weight.shape)}, but the table says {shape} ({text})"
+
+
+def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
+    """Refuse a stack whose stream its own wiring declares to be no sum of writes."""
+    if not stack.sums:
+        name = f" of stack {stack.name!r}" if stack.name else ""
+        raise InputError(
+            f"the stream{name} of {wiring.architecture!r} is no sum of writes: a norm follows each sum, so "
+            "nothing reads a write by itself and no lens or attribution is defined. Ablation, patching, recording and "
+            "explanations of inputs are: run.without, probes.causal_effects, probes.activation_patching, run.explain"
+        )
 
 
 def refuse_hidden(model: nn.Module, modules: Iterable[tuple[str, nn.Module]]) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from transformer_lens.utilities import Slice
 
 from tsfm_lens.errors import HookError, InputError, LensError, UnknownNameError, WiringError, unknown_name
+from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
 from tsfm_lens.hooks.native import rms_scale, without_gain
 from tsfm_lens.hooks.registry import HookRegistry
@@ -124,17 +125,6 @@ def no_sum(
         "that edits the stream itself; else a row is missing there, or its write, post_norm, mix or o is not the "
         "model's, which testing.check_wiring tells"
     )
-
-
-def refuse_no_sums(wiring: Wiring, stack: Stack) -> None:
-    """Refuse a stack whose stream its own wiring declares to be no sum of writes."""
-    if not stack.sums:
-        name = f" of stack {stack.name!r}" if stack.name else ""
-        raise InputError(
-            f"the stream{name} of {wiring.architecture!r} is no sum of writes: a norm follows each sum, so "
-            "nothing reads a write by itself and no lens or attribution is defined. Ablation, patching, recording and "
-            "explanations of inputs are: run.without, probes.causal_effects, probes.activation_patching, run.explain"
-        )
 
 
 class Before:

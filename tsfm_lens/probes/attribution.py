@@ -16,8 +16,9 @@ from torch import Tensor
 from tsfm_lens.errors import InputError, WiringError, unknown_name
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
-from tsfm_lens.hooks.residual import Place, carry_factors, excess, first_deviation, no_sum, refuse_no_sums
+from tsfm_lens.hooks.residual import Place, carry_factors, excess, first_deviation, no_sum
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens

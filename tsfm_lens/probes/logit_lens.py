@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
-from tsfm_lens.hooks.residual import refuse_no_sums
+from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.models.adapter import DECILES
 from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run

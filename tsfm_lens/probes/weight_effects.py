@@ -153,7 +153,7 @@ def _lens(source: Any) -> tuple[Lens, list[str]]:
 
 def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
     """List the components whose weights differ."""
-    others, own = (dict(lens.adapter.model.named_parameters()) for lens in (base, tuned))
+    others, own = (dict(lens.model.named_parameters()) for lens in (base, tuned))
     same = base.wiring.architecture == tuned.wiring.architecture and set(others) == set(own)
     wrong = [name for name in own if same and own[name].shape != others[name].shape]
     if not same or wrong:
@@ -200,7 +200,7 @@ def _rank(change: Tensor, weight: Tensor, mask: Tensor) -> tuple[int, int]:
 @contextmanager
 def _set_back(lens: Lens, differences: list[_Difference]) -> Iterator[None]:
     """Give components the base's weights while the block runs."""
-    model = lens.adapter.model
+    model = lens.model
     named = dict(model.named_parameters())
     backup: dict[str, Tensor] = {}
     try:
@@ -218,7 +218,7 @@ def _set_back(lens: Lens, differences: list[_Difference]) -> Iterator[None]:
 
 def _owners(lens: Lens) -> dict[Owner, Places]:
     """Divide every entry of every parameter among components, norms, embedding, output head, and the rest."""
-    model, wiring = lens.adapter.model, lens.wiring
+    model, wiring = lens.model, lens.wiring
     named = {id(parameter): name for name, parameter in model.named_parameters()}
     free = {name: torch.ones_like(parameter, dtype=torch.bool) for name, parameter in model.named_parameters()}
     owners: dict[Owner, Places] = {}

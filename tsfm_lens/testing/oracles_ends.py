@@ -52,8 +52,9 @@ def _embedding(case: Case) -> Deviations:
     if not any(len(rows) for rows in changes):
         yield "two series have two embeddings", math.inf
     for stack, rows in zip(stacks, changes, strict=True):
-        # a module may be called again for later layers, as a shared one is
-        apart = min(_distance(rows, _rows(change, stack.d_model)) for change in changed)
+        # a module may be called again for later layers, as a shared one is, or for covariates
+        sources = [_rows(change, stack.d_model) for change in changed]
+        apart = min(_distance(rows, source) for source in (*sources, torch.cat(sources)))
         yield f"embed {path!r} of stack {stack.name!r}", apart
 
 

@@ -65,7 +65,7 @@ def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
     """Draw how far each component's weights moved, what setting it back does, and the error as more are set back.
 
     Example:
-        >>> fig = viz.weight_effects_bars(probes.weight_effects(lens, lens.twin(0), run), top=5)
+        >>> fig = viz.weight_effects_bars(probes.weight_effects(explain.untrained_twin(lens), lens, run), top=5)
         >>> fig.layout.meta["title"].startswith("Effects of tuned weights")
         True
     """
