@@ -97,7 +97,7 @@ RANKS = {"embedding_ranks", "flow_of_ranks", "row_angles", "spectra_by_patch", "
 # searches, fits and whole grids of runs, and helpers of other probes
 NOT_TIMED = {
     *("head_states", "minimal_circuit", "path_patching", "scoring_structure"),
-    *("component_writes", "heads_by_stable_rank", "random_heads", "signal_families"),
+    *("component_writes", "heads_by_stable_rank", "random_heads", "signal_families", "weight_effects"),
 }
 
 
