@@ -102,7 +102,8 @@ for step in range(60):
 """
 ASKED = {
     "weight_effects": (
-        "import copy\n\nimport torch\nfrom tsfm_lens import probes\n\ntuned = copy.deepcopy(lens)\nlayer = tuned.adapter.model.encoder.block[1].layer[0].self_attention\n"
+        "import copy\n\nimport torch\nfrom tsfm_lens import probes\n\ntuned = copy.deepcopy(lens)\n"
+        "layer = tuned.adapter.model.encoder.block[1].layer[0].self_attention\n"
         "with torch.no_grad():\n    layer.v.weight.mul_(1.1)  # stands for a training\n"
         "viz.weight_effects_bars(probes.weight_effects(lens, tuned, run))",
         "tsfm-lens compare chronos2-nano tuned --data people.csv --target people --known weekend",
