@@ -12,6 +12,7 @@ import torch
 
 import tsfm_lens
 from explain.test_known_answers import DEPTH, HORIZON, STEPS, Known, Wired, known_run, linear
+from tiny_lenses import lens_of
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
@@ -91,6 +92,47 @@ def test_dates_and_categories() -> None:
             explain.what_if(run, k="=wet", start=where, routes=False)
     with pytest.raises(UnknownNameError, match=r"'sunny'.*dry"):
         explain.what_if(run, k="sunny")
+
+
+LARGE: dict[str, Any] = {"depth": 100, "magnitude": 200.0, "dtype": torch.float32}
+WORDS = np.resize(["dry", "wet", "wet", "dry", "dry"], 40 + HORIZON)
+
+
+def of_words(lens: Lens, ahead: list[str], before: tuple[str, ...] = ()) -> Run:
+    """A run in which the target follows a known covariate of words, from ``before`` on."""
+    words = np.r_[before, WORDS[:40]].astype(str)
+    values = 100 + 50 * (words == "wet") + np.sin(np.arange(len(words))[::-1])
+    item = {"target": values, "past_covariates": {"k": words}, "future_covariates": {"k": ahead}}
+    return lens.run(as_series([item]), HORIZON)
+
+
+@pytest.mark.parametrize("name", ["chronos-2", "timestral"])
+def test_a_word_is_the_forecast_of_the_edited_table(name: str) -> None:
+    lens = lens_of(name)
+    run = of_words(lens, WORDS[40:].tolist())
+    for word in ("wet", "dry"):
+        found = explain.what_if(run, k=f"={word}", routes=False)
+        edited = of_words(lens, [word] * HORIZON).forecast.quantiles[0]
+        assert_close(found["changed_forecast"].transpose("quantile", "step"), edited, **LARGE)
+        assert set(found["changed_future"].values[1]) == {float(word == "wet")}
+    moved = explain.attribute_inputs(run, reference="mean", parts=2)
+    # masked by the most frequent word, as a table that says nothing else
+    dry = of_words(lens, ["dry"] * HORIZON).forecast.quantiles[0]
+    (future,) = (part for part in explain.segments(run, parts=2) if part.row and part.start == 0)
+    only = explain.forecasts(run, [future], [[False]])
+    assert_close(only[0], dry, **LARGE)
+    assert_close(moved["remainder"], 0.0, **LARGE)
+
+
+def test_words_of_an_earlier_run_are_read_by_the_later_ones_codes() -> None:
+    lens = tsfm_lens.load("chronos2-nano")
+    before, after = of_words(lens, ["wet"] * HORIZON, ("calm", "calm")), of_words(lens, ["dry"] * HORIZON)
+    found = explain.explain_change(before, after, shift=0)
+    future = found["effect"].sel(part="k, future").transpose("quantile", "step")
+    expected = after.forecast.quantiles[0] - of_words(lens, ["wet"] * HORIZON).forecast.quantiles[0]
+    assert_close(future, expected, **LARGE)
+    with pytest.raises(InputError, match="was 'calm' in the earlier run and is only dry, wet"):
+        explain.explain_change(of_words(lens, ["calm"] * HORIZON, ("calm", "calm")), after, shift=0)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.evaluation import seasonal_error
 from tsfm_lens.errors import InputError
+from tsfm_lens.explain.masking import category_numbers, in_numbers
 from tsfm_lens.findings import judge
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
@@ -85,7 +86,7 @@ def covariate_use(
     if np.isnan(unit).all():
         raise InputError(f"the context of {batch.ids[rows[0]]!r} is constant, MASE is undefined; use series that vary")
     rng = np.random.default_rng(run.seed if seed is None else seed)
-    numbers = _numbers(run)
+    numbers = category_numbers(run.lens, batch)
     trials = {name: _trials(batch, run.horizon, name, shuffles, rng) for name in roles}
     count, total = 0, sum(len(edits) for each in trials.values() for edits in each.values())
     measured = []
@@ -138,31 +139,9 @@ def _notify(progress: Progress | None, before: int, total: int, done: int, of: i
         progress((100 * before + 100 * done // of) // total, 100)
 
 
-def _numbers(run: Run) -> dict[str, np.ndarray]:
-    """Return the number that the model is shown for each category, by covariate; none where it is shown codes.
-
-    Libraries number a category by the context, in which a change may leave it out.
-    """
-    batch, numbered = run.batch, getattr(run.lens.adapter, "numbered", None)
-    if numbered is None or not any(batch.categories):
-        return {}
-    tables, shown = {}, numbered(batch)
-    for row, categories in enumerate(batch.categories):
-        if categories is not None:
-            codes, values = _whole(batch, row), _whole(shown, row)
-            there = np.isfinite(codes)
-            tables[batch.ids[row]] = np.full(len(categories), np.nan)
-            tables[batch.ids[row]][codes[there].astype(int)] = values[there]
-    return tables
-
-
 def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatch:
-    rows = [row for row, name in enumerate(batch.ids) if name in tables]
-
-    def number(row: int, codes: np.ndarray) -> np.ndarray:
-        return np.where(np.isfinite(codes), tables[batch.ids[row]][np.nan_to_num(codes).astype(int)], np.nan)
-
-    return replace(_edited(batch, rows, number), categories=(None,) * len(batch)) if tables else batch
+    edited = _edited(batch, range(len(batch)), lambda row, codes: in_numbers(codes, batch, row, tables))
+    return replace(edited, categories=(None,) * len(batch)) if tables else batch
 
 
 def _trials(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -91,6 +91,45 @@ def reference_rows(batch: SeriesBatch, reference: Reference, horizon: int, seed:
     return tuple(np.asarray(values, dtype=float) for values in reference)
 
 
+def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
+    """Return the number that the model reads for each category, by series; NaN for one that the series lacks.
+
+    Libraries number a category by the context, in which a change or a mask may leave it out. None if they read codes.
+    """
+    numbered = lens.adapter.numbered(batch)
+    tables = {}
+    for row, name in enumerate(batch.ids):
+        categories = batch.categories[row]
+        if categories is not None and numbered is not batch:
+            ends = (each.futures[row] for each in (batch, numbered))
+            futures = [np.empty(0) if end is None else end for end in ends]
+            codes = np.concatenate([batch.values[row], futures[0]])
+            numbers = np.concatenate([numbered.values[row], futures[1]])
+            is_there = np.isfinite(codes)
+            tables[name] = np.full(len(categories), np.nan)
+            tables[name][codes[is_there].astype(int)] = numbers[is_there]
+    return tables
+
+
+def in_numbers(codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Replace codes of categories by the numbers of :func:`category_numbers`; gaps stay gaps."""
+    name, categories = batch.ids[row], batch.categories[row]
+    if categories is None or name not in tables:
+        return codes
+    is_there = np.isfinite(codes)
+    known = np.flatnonzero(np.isfinite(tables[name]))
+    unknown = np.setdiff1d(codes[is_there], known)
+    if len(unknown):
+        words = [categories[int(code)] if code in range(len(categories)) else f"{code:g}" for code in unknown]
+        raise InputError(
+            f"{name!r} is never {words[0]!r} in its series, so the model has no number for it; it can be "
+            f"{', '.join(repr(categories[code]) for code in known)}"
+        )
+    numbers = np.full(codes.shape, np.nan)
+    numbers[is_there] = tables[name][codes[is_there].astype(int)]
+    return numbers
+
+
 def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:
     """Append its known future to a series, (time + horizon,), NaN where nothing is known."""
     return np.concatenate([batch.values[row], batch.known_future(horizon)[row]])
@@ -101,17 +140,21 @@ def _reference(batch: SeriesBatch, row: int, values: np.ndarray, reference: str,
     context = values[:length]
     if reference in ("missing", "zero"):
         return np.full(len(values), np.nan if reference == "missing" else 0.0)
-    observed = context[~np.isnan(context)]
+    typical = _most_frequent if batch.categories[row] else np.nanmean
     if reference == "mean":
-        kinds, times = np.unique(observed, return_counts=True)
-        return np.full(len(values), kinds[times.argmax()] if batch.categories[row] else observed.mean())
+        return np.full(len(values), typical(context))
     if reference == "shuffled":
         pool = values[~np.isnan(values)]
         return np.resize(np.random.default_rng([seed, row]).permutation(pool), len(values))
-    return _season_before(values, length, min(batch.seasonalities[row], length))
+    return _season_before(values, length, min(batch.seasonalities[row], length), typical)
 
 
-def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
+def _most_frequent(values: np.ndarray) -> float:
+    kinds, times = np.unique(values[~np.isnan(values)], return_counts=True)
+    return float(kinds[times.argmax()])
+
+
+def _season_before(values: np.ndarray, length: int, season: int, typical: Callable[[np.ndarray], float]) -> np.ndarray:
     """Return the value one season before each step, as of the forecast start; gaps come from nearby seasons."""
     steps = np.arange(len(values))
     before = steps - np.where(steps < length, season, season * (1 + (steps - length) // season))
@@ -119,8 +162,7 @@ def _season_before(values: np.ndarray, length: int, season: int) -> np.ndarray:
     result = values[source]
     for gap in np.flatnonzero(np.isnan(result)):
         phase = values[np.arange(source[gap] % season, length, season)]
-        finite = phase[~np.isnan(phase)]
-        result[gap] = finite.mean() if len(finite) else np.nanmean(values[:length])
+        result[gap] = typical(values[:length] if np.isnan(phase).all() else phase)
     return result
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -53,7 +54,8 @@ def what_if(
         changes: new values by series or variate of the item; those with plain names as keywords, ``temperature="+5"``.
         item, target: by position or name.
         start, stop: steps [start, stop) that change, from the forecast start (0), or dates. A known covariate changes
-            over its whole future if neither is given; any other series needs one of them.
+            over its whole future if neither is given; any other series needs one of them. Categories keep the numbers
+            that the model reads for them in the run.
         routes: whether the parts through components are measured.
         progress: called with the forecasts done and their number.
         more: more changes.
@@ -248,21 +250,41 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
     """Return what the earlier run read, or else forecast, for each step of the later one, (time + horizon,)."""
     values = _inputs(new)
     for row, (value, length) in enumerate(zip(values, new.batch.lengths, strict=True)):
-        before = old.batch.values[row]
+        before, coded = old.batch.values[row], partial(_coded, old.batch, new.batch, row)
         steps = np.arange(len(value)) - length + ahead  # from the earlier forecast start
         there = (-len(before) <= steps) & (steps < 0)
-        value[there] = before[steps[there]]
+        value[there] = coded(before[steps[there]])
         later = (steps >= 0) & (steps < ahead) if old.batch.roles[row] != "known" else steps >= 0
         if old.batch.roles[row] == "known":
             future = old.batch.futures[row]
             assert future is not None
             later &= steps < len(future)
-            value[later] = future[steps[later]]
+            value[later] = coded(future[steps[later]])
         elif old.batch.roles[row] == "target":
             value[later] = old.forecast.median[row][steps[later]]
         else:
-            value[later] = before[~np.isnan(before)][-1]
+            value[later] = coded(before[~np.isnan(before)][-1:])
     return values
+
+
+def _coded(old: SeriesBatch, new: SeriesBatch, row: int, values: np.ndarray) -> np.ndarray:
+    """Return values of the earlier run, its categories by the codes that the same words have in the later one."""
+    name, words, known = new.ids[row], old.categories[row], new.categories[row]
+    if words == known:
+        return values
+    if words is None or known is None:
+        raise InputError(f"{name!r} is of words in one run and of numbers in the other; make it the same in both")
+    is_there = np.isfinite(values)
+    places = values[is_there].astype(int)
+    gone = [words[place] for place in places if words[place] not in known]
+    if gone:
+        raise InputError(
+            f"{name!r} was {gone[0]!r} in the earlier run and is only {', '.join(known)} in the later one, so the "
+            "model has no number for it"
+        )
+    codes = np.full(values.shape, np.nan)
+    codes[is_there] = [known.index(words[place]) for place in places]
+    return codes
 
 
 def _news(new: Run, row: int, target: int, before: np.ndarray, ahead: int) -> list[Segment]:

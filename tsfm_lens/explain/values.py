@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,11 +19,12 @@ from tsfm_lens.explain.masking import (
     OWN_MASK,
     MaskedBatch,
     Reference,
+    category_numbers,
     checked_keep,
+    in_numbers,
     mask_seen,
     masked,
     reference_rows,
-    reference_values,
 )
 from tsfm_lens.explain.parts import cut_parts
 from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row, token_edges
@@ -117,8 +118,7 @@ class MaskedItem:
     @cached_property
     def batch(self) -> SeriesBatch:
         """Series of the item, categories as the numbers that the model reads."""
-        renumber: Any = getattr(self.run.lens.adapter, "numbered", None)
-        return self.run.batch if renumber is None else renumber(self.run.batch)
+        return self.run.lens.adapter.numbered(self.run.batch)
 
     @property
     def name(self) -> str:
@@ -133,10 +133,10 @@ class MaskedItem:
     @cached_property
     def stands(self) -> tuple[np.ndarray, ...]:
         """Values (time + horizon,) for each series that replace it where it is masked."""
-        if self.batch is not self.run.batch and isinstance(self.reference, str | Mapping):
-            # a reference that categories refuse is refused for their numbers too
-            reference_values(self.run.batch, self.reference, self.run.horizon, self.seed)
-        return reference_rows(self.batch, self.reference, self.run.horizon, self.seed)
+        series = self.run.batch
+        tables = category_numbers(self.run.lens, series)
+        rows = reference_rows(series, self.reference, self.run.horizon, self.seed)
+        return tuple(in_numbers(codes, series, row, tables) for row, codes in enumerate(rows))
 
     def masked(self, keep: Any) -> MaskedBatch:
         """Mask the series; see :func:`tsfm_lens.explain.masked`."""

@@ -90,6 +90,10 @@ class Adapter(ABC):
         Token models also take ``future`` or ``tokens``, (series, step), for their decoder to read.
         """
 
+    def numbered(self, batch: SeriesBatch) -> SeriesBatch:
+        """Replace categories by the numbers that the model reads; here their codes, so the batch as it is."""
+        return batch
+
     @abstractmethod
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Run one differentiable native forward: logits, or quantiles in data units."""

@@ -158,10 +158,10 @@ class TimestralAdapter(Adapter):
 
     def _native_input(self, batch: SeriesBatch, horizon: int) -> dict[str, Any]:
         """Make the arguments of ``forecast``, (item, variate, time), of the whole series: it fills before it cuts."""
-        parts = _common.by_role(self._numbered(batch), self.padded_length(batch), horizon)
+        parts = _common.by_role(self.numbered(batch), self.padded_length(batch), horizon)
         return {"context": parts["target"]} | {f"{role}_covariates": parts.get(role) for role in ("past", "known")}
 
-    def _numbered(self, batch: SeriesBatch) -> SeriesBatch:
+    def numbered(self, batch: SeriesBatch) -> SeriesBatch:
         """Replace categories by the library's numbers: smoothed means of the one target, or their own numbers."""
         if not any(batch.categories):
             return batch
