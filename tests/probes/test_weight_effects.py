@@ -11,8 +11,9 @@ import torch
 
 import tsfm_lens
 from refusals import expect_error
-from tiny_lenses import NAMES, lens_of
+from tiny_lenses import ATTENDING, NAMES, lens_of
 from tsfm_lens.hooks import writers
+from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.merging import merged
 from tsfm_lens.probes import weight_effects
@@ -34,9 +35,9 @@ def changed(lens: Lens, owner: str, size: float = 0.2) -> Lens:
     tuned, generator = copy.deepcopy(lens), torch.Generator().manual_seed(0)
     named = dict(tuned.adapter.model.named_parameters())
     with torch.no_grad():
-        for name, mask in {str(each): places for each, places in _owners(tuned).items()}[owner].items():
-            noise = torch.randn(named[name].shape, generator=generator) * size
-            named[name].copy_(torch.where(mask, named[name] + noise, named[name]))
+        for name, part in {str(each): places for each, places in _owners(tuned).items()}[owner].items():
+            values = part.of(named[name])
+            part.put(named[name], values + torch.randn(values.shape, generator=generator) * size)
     return tuned
 
 
@@ -45,9 +46,27 @@ def test_every_weight_belongs_to_one_component(name: str) -> None:
     lens = lens_of(name)
     total = {each: torch.zeros_like(weight, dtype=torch.int) for each, weight in lens.adapter.model.named_parameters()}
     for places in _owners(lens).values():
-        for each, mask in places.items():
-            total[each] += mask.expand_as(total[each]).int()
+        for each, part in places.items():
+            part.put(total[each], part.of(total[each]) + 1)
     assert all(bool((count == 1).all()) for count in total.values())
+
+
+@pytest.mark.parametrize("name", ATTENDING)
+def test_a_head_owns_what_moves_it_alone(name: str) -> None:
+    base = lens_of(name)
+    row = next(row for row in base.wiring.stacks[0].rows(0) if isinstance(row, Attention))
+    branch = f"{base.wiring.stacks[0].prefix}.0.{row.kind}"
+    head = next(str(owner) for owner in _owners(base) if str(owner).endswith(f"{row.kind}.1"))
+    first, second = (
+        each.run(example_case(each).batch, 1).record([f"{branch}.hook_z"])[f"{branch}.hook_z"]
+        for each in (base, changed(base, head))
+    )
+    moved = [bool((first - second)[..., each, :].abs().max() > 0) for each in range(first.shape[-2])]
+    assert moved == [each == 1 for each in range(len(moved))]
+    rest = _owners(base).get("rest", {})
+    assert not [
+        each for each in rest if any(f".{part.module}.weight" in each for part in (*row.inputs.values(), row.o))
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -100,6 +119,8 @@ def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
     run = base.run(tsfm_lens.bundled("co2", "elnino"), 24, holdout=True)
     found = weight_effects(base, tuned, run)
     assert sorted(found["component"].values) == ["decoder.1.cross_attn.2", "decoder.2.mlp"]
+    # the largest first
+    assert np.diff(abs(found["effect"]).mean(["series", "step"])) < 0
     by_name = found.set_index(component="component")
     assert (
         int(by_name["rank"].sel(component="decoder.2.mlp")),

@@ -25,7 +25,10 @@ def merged(native: Any) -> tuple[Any, list[str]]:
     gives the model inside.
     """
     native = native.get_base_model() if hasattr(native, "peft_config") else native
-    paths = [name for name, _ in beside(module_of(native))] if _has_module(native) else []
+    if not isinstance(native, nn.Module) and not hasattr(native, "model"):
+        # no model of a library; its opening names the fault
+        return native, []
+    paths = [name for name, _ in beside(module_of(native))]
     if not paths:
         return native, []
     native = copy.deepcopy(native)
@@ -36,7 +39,3 @@ def merged(native: Any) -> tuple[Any, list[str]]:
         layer.merge()
         setattr(model.get_submodule(parent), leaf, layer.base_layer)
     return native, paths
-
-
-def _has_module(native: Any) -> bool:
-    return any(hasattr(native, name) for name in ("model", "inner_model")) or isinstance(native, nn.Module)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,8 +28,8 @@ from tsfm_lens.probes.places import component_coords, head_or_kind
 __all__ = ["weight_effects"]
 
 Owner = Component | str
-Places = dict[str, Tensor]
-"""Parameters by name, and where their entries belong to one component, as a mask."""
+Places = dict[str, "Slice"]
+"""Parameters by name, and the part of each that belongs to one component."""
 _SOURCE = "fine-tuned weights set back one component at a time; LoRA: Hu et al. 2021, arXiv:2106.09685"
 
 
@@ -76,18 +76,19 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
     plain = point()
     alone = []
     for done, each in enumerate(differences):
-        with _set_back(second, [each]):
+        with _set_back(second, each):
             alone.append(point())
         if progress is not None:
             progress(done + 1, 2 * len(differences))
     order = sorted(range(len(alone)), key=lambda at: -float(np.abs(alone[at] - plain).mean()))
     differences, alone = [differences[at] for at in order], [alone[at] for at in order]
     together = [plain]
-    for count in range(1, len(differences) + 1):
-        with _set_back(second, differences[:count]):
+    with ExitStack() as opened:
+        for each in differences:
+            opened.enter_context(_set_back(second, each))
             together.append(point())
-        if progress is not None:
-            progress(len(differences) + count, 2 * len(differences))
+            if progress is not None:
+                progress(len(differences) + len(together) - 1, 2 * len(differences))
     shape = (len(differences), *plain.shape)
     forecasts = np.array(alone).reshape(shape)
     data = subject.dataset().assign_coords(component_coords([each.owner for each in differences]))
@@ -110,9 +111,30 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
 _SIZES = ("norm", "relative_norm", "rank", "full_rank")
 
 
+@dataclass(frozen=True)
+class Slice:
+    """Part of a parameter: entries ``at`` along one axis, or all of it."""
+
+    axis: int = 0
+    at: Tensor | None = None
+
+    def of(self, parameter: Tensor) -> Tensor:
+        """Return these entries, a copy unless they are all."""
+        values = parameter.detach()
+        return values if self.at is None else values.index_select(self.axis, self.at.to(values.device))
+
+    def put(self, parameter: Tensor, values: Tensor) -> None:
+        """Replace these entries."""
+        with torch.no_grad():
+            if self.at is None:
+                parameter.copy_(values)
+            else:
+                parameter.index_copy_(self.axis, self.at.to(parameter.device), values.to(parameter))
+
+
 @dataclass
 class _Difference:
-    """Weights of one component that differ: where, and the base's values of those parameters."""
+    """Weights of one component that differ: where, and the base's parameters."""
 
     owner: Owner
     places: Places = field(default_factory=dict)
@@ -166,107 +188,117 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
             f"{base.model_id} and {tuned.model_id} are not a model and its fine-tuned version: {about}; expected the "
             "same architecture and sizes"
         )
-    found = []
+    differences = []
     for owner, places in _owners(tuned).items():
         each, before = _Difference(owner), 0.0
-        for name, mask in places.items():
-            old = others[name].detach().to(own[name].device)
-            change = torch.where(mask, own[name].detach().double() - old.double(), 0.0)
-            if bool(change.any()):
-                each.places[name], each.values[name] = mask, old
-                rank, full = _rank(change, own[name], mask)
-                if rank > each.rank:
-                    each.rank, each.full_rank = rank, full
+        for name, part in places.items():
+            new = part.of(own[name])
+            old = part.of(others[name]).to(new.device)
+            before += float(old.double().square().sum())
+            if torch.equal(new, old):
+                continue
+            each.places[name], each.values[name] = part, others[name]
+            change = new.double() - old.double()
             each.norm += float(change.square().sum())
-            before += float(old.double()[mask].square().sum())
+            rank, full = _rank(change, own[name])
+            if rank > each.rank:
+                each.rank, each.full_rank = rank, full
         if each.places:
             each.norm = each.norm**0.5
             each.relative_norm = each.norm / before**0.5 if before > 0 else np.inf
-            found.append(each)
-    return found
+            differences.append(each)
+    return differences
 
 
-def _rank(change: Tensor, weight: Tensor, mask: Tensor) -> tuple[int, int]:
+def _rank(change: Tensor, weight: Tensor) -> tuple[int, int]:
     """Return the rank of a change above the rounding of the weights that it was added to, and the largest there is."""
     if change.ndim < 2:
         return 0, 0
-    change, mask = change.flatten(1), mask.flatten(1)
-    inside = change[mask.any(1)][:, mask.any(0)]
+    matrix = change.flatten(1)
     step = torch.finfo(weight.dtype).eps * float(weight.detach().abs().max())
-    values = torch.linalg.svdvals(inside)
-    return int((values > 4 * step * max(inside.shape) ** 0.5).sum()), min(inside.shape)
+    values = torch.linalg.svdvals(matrix)
+    return int((values > 4 * step * max(matrix.shape) ** 0.5).sum()), min(matrix.shape)
 
 
 @contextmanager
-def _set_back(lens: Lens, differences: list[_Difference]) -> Iterator[None]:
-    """Give components the base's weights while the block runs."""
-    model = lens.model
-    named = dict(model.named_parameters())
-    backup: dict[str, Tensor] = {}
+def _set_back(lens: Lens, difference: _Difference) -> Iterator[None]:
+    """Give a component the base's weights while the block runs."""
+    named = dict(lens.model.named_parameters())
+    places = difference.places
+    backup = {name: part.of(named[name]).clone() for name, part in places.items()}
     try:
-        with torch.no_grad():
-            for each in differences:
-                for name, mask in each.places.items():
-                    backup.setdefault(name, named[name].detach().clone())
-                    named[name].copy_(torch.where(mask, each.values[name], named[name]))
+        for name, part in places.items():
+            part.put(named[name], part.of(difference.values[name]))
         yield
     finally:
-        with torch.no_grad():
-            for name, values in backup.items():
-                named[name].copy_(values)
+        for name, part in places.items():
+            part.put(named[name], backup[name])
+
+
+class _Claims:
+    """Owners of the parameters of a model; what one has claimed, no other gets."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.names = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.free: dict[str, tuple[int, Tensor]] = {}
+        self.owners: dict[Owner, Places] = {}
+
+    def claim(self, owner: Owner, parameter: Any, axis: int = 0, at: Tensor | None = None) -> None:
+        """Give an owner entries along an axis of a parameter, or all; those of a parameter are of one axis."""
+        name = self.names.get(id(parameter))
+        if name is None:
+            return
+        whole = at is None and name not in self.free
+        length = parameter.shape[axis] if parameter.ndim else 1
+        along, free = self.free.setdefault(name, (axis, torch.ones(length, dtype=torch.bool)))
+        at = torch.arange(len(free)) if at is None else at if along == axis else at[:0]
+        mine = at[free[at]]
+        if len(mine):
+            free[mine] = False
+            places = self.owners.setdefault(owner, {})
+            # queries, keys and values may be one matrix
+            before = places[name].at if name in places else None
+            places[name] = Slice() if whole else Slice(along, mine if before is None else torch.cat([before, mine]))
+
+    def claim_module(self, owner: Owner, path: str) -> None:
+        """Give an owner all that is free in a module."""
+        for parameter in self.model.get_submodule(path).parameters():
+            self.claim(owner, parameter)
 
 
 def _owners(lens: Lens) -> dict[Owner, Places]:
     """Divide every entry of every parameter among components, norms, embedding, output head, and the rest."""
     model, wiring = lens.model, lens.wiring
-    named = {id(parameter): name for name, parameter in model.named_parameters()}
-    free = {name: torch.ones_like(parameter, dtype=torch.bool) for name, parameter in model.named_parameters()}
-    owners: dict[Owner, Places] = {}
-
-    def claim(owner: Owner, parameter: Any, mask: Tensor | None = None) -> None:
-        name = named.get(id(parameter))
-        if name is None:
-            return
-        mine = free[name] if mask is None else free[name] & mask
-        if bool(mine.any()):
-            # queries, keys and values may be one matrix
-            places = owners.setdefault(owner, {})
-            places[name] = mine | places[name] if name in places else mine.clone()
-            free[name] &= ~mine
-
-    def claim_module(owner: Owner, path: str) -> None:
-        for parameter in model.get_submodule(path).parameters():
-            claim(owner, parameter)
-
+    claims = _Claims(model)
     layers = [(stack, layer) for stack in wiring.stacks for layer in range(stack.n_layers)]
     for stack, layer in layers:
         block = stack.block(layer)
         for row in stack.rows(layer):
             branch = Component(stack.name, layer, row.kind)
             if isinstance(row, Attention):
-                for owner, parameter, mask in _of_heads(model, stack, layer, row):
-                    claim(owner, parameter, mask)
+                for owner, parameter, axis, at in _of_heads(model, stack, layer, row):
+                    claims.claim(owner, parameter, axis, at)
             elif isinstance(row, Mlp):
                 for path in dict.fromkeys((row.i.module, *((row.gate.module,) if row.gate else ()), row.o)):
-                    claim_module(branch, f"{block}.{path}")
+                    claims.claim_module(branch, f"{block}.{path}")
             else:
-                claim_module(branch, f"{block}.{row.reads.module or row.write.module}")
+                claims.claim_module(branch, f"{block}.{row.reads.module or row.write.module}")
     for stack, layer in layers:
         norms = f"{stack.name}.{layer} norms".lstrip(".")
         for row in stack.rows(layer):
             for path in filter(None, (row.norm, row.post_norm)):
-                claim_module(norms, f"{stack.block(layer)}.{path}")
-    claim_module("embed", wiring.embed)
-    claim_module("unembed", wiring.unembed.module)
-    for parameter in model.parameters():
-        claim("rest", parameter)
-    return owners
+                claims.claim_module(norms, f"{stack.block(layer)}.{path}")
+    claims.claim_module("embed", wiring.embed)
+    claims.claim_module("unembed", wiring.unembed.module)
+    claims.claim_module("rest", "")
+    return claims.owners
 
 
 def _of_heads(
     model: nn.Module, stack: Stack, layer: int, row: Attention
-) -> Iterator[tuple[Component, Any, Tensor | None]]:
-    """Yield each head's rows of queries, keys and values, its columns of the output, and what the heads share."""
+) -> Iterator[tuple[Component, Any, int, Tensor | None]]:
+    """Yield owner, parameter, axis and entries of each head, and of what the heads share."""
     branch = Component(stack.name, layer, row.kind)
     for letter, part in [*row.inputs.items(), ("o", row.o)]:
         module = model.get_submodule(f"{stack.block(layer)}.{part.module}".rstrip("."))
@@ -278,10 +310,8 @@ def _of_heads(
         places = places[part.part] if part.parts > 1 else places
         for head in range(heads):
             owner = replace(branch, head=head) if heads == stack.n_heads else branch
-            mask = torch.zeros(weight.shape[axis], dtype=torch.bool, device=weight.device)
-            mask[places[head].to(weight.device)] = True
-            yield owner, weight, mask[None] if axis else mask[:, None]
+            yield owner, weight, axis, places[head]
             if bias is not None and not axis:
-                yield owner, bias, mask
+                yield owner, bias, 0, places[head]
         if bias is not None and axis:
-            yield branch, bias, None
+            yield branch, bias, 0, None
