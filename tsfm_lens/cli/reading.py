@@ -164,8 +164,7 @@ class Request:
         own, shortest = lens.adapter.prediction_length, min(run.batch.lengths)
         if run.horizon > own:
             warnings.filterwarnings("ignore", message="We recommend keeping prediction length")
-            paths = len(lens.adapter.unrolled or lens.levels) or 1 if run.horizon > lens.longest_pass else 1
-            times = 1 + (math.ceil(run.horizon / own) - 1) * paths
+            times = 1 + (math.ceil(run.horizon / own) - 1) * lens.adapter.quantile_paths(run.horizon)
             words = f"those beyond build on its forecast, and all take up to {times} times as long"
             echo(f"note: {lens.model_id} forecasts {own} steps at once; {words}", err=True)
         if run.horizon > shortest:

@@ -162,6 +162,10 @@ class Adapter(ABC):
         """Longest horizon of a single forward."""
         return self.prediction_length
 
+    def quantile_paths(self, horizon: int) -> int:
+        """Return the paths that a rollout of quantiles feeds back; 1 where one pass covers the horizon."""
+        return len(self.unrolled or self.levels) or 1 if horizon > self.longest_pass else 1
+
     @property
     def passes(self) -> int:
         """Number of forwards of one forecast."""

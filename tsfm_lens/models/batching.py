@@ -64,7 +64,7 @@ class ForecastRequest:
         adapter = self.lens.adapter
         if self.draws:
             return self.num_samples or adapter.samples
-        return len(adapter.unrolled or adapter.levels) or 1 if self.horizon > adapter.longest_pass else 1
+        return adapter.quantile_paths(self.horizon)
 
     @property
     def most(self) -> int | None:

@@ -76,9 +76,9 @@ def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
         canvas = sheet([120], min_width=420)
         next(iter(canvas)).note("no weight differs", 0.5, 0.5)
         return canvas.dress(title, f"nothing differs: this is the base model {base}")
-    shown = slice(0, top)
-    labels = [plain(name) for name in names(ds, "component")[shown]]
-    moved, effect = array(ds, "relative_norm", "component")[shown], array(ds, "share", "component", "series").mean(1)
+    first = slice(0, top)
+    labels = [plain(name) for name in names(ds, "component")[first]]
+    moved, effect = array(ds, "relative_norm", "component")[first], array(ds, "share", "component", "series").mean(1)
     noise = finding(ds, "share", "component", unit="of the range")
     mine = None if noise is None else noise.at(list(range(len(labels))))
     with_error = "cumulative_error" in ds
@@ -87,12 +87,12 @@ def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
     left, middle, *rest = canvas
     left.bars(labels, moved, "", "%{y}<br>moved by %{x:.3g} of its norm", colour=mixed(GREY, 0.6), across=True)
     middle.floor(mine, across=True)
-    middle.bars(labels, effect[shown], "", "%{y}<br>%{x:.3g} of the range", colour=BLUE, across=True, noise=mine)
+    middle.bars(labels, effect[first], "", "%{y}<br>%{x:.3g} of the range", colour=BLUE, across=True, noise=mine)
     if rest:
         error = array(ds, "cumulative_error", "back", "series").mean(1)
         unit = unit_of(ds) or "data units"
         hover = "with %{y} and all above set back<br>mean absolute error %{x:.4g}"
-        rest[0].dots(error[1:][shown], labels, "", hover, size=7)
+        rest[0].dots(error[1:][first], labels, "", hover, size=7)
         rest[0].upright(float(error[0]), dash="dash")
         rest[0].x(f"mean absolute error\nset back so far ({unit})", nticks=4)
     canvas.y(autorange="reversed", ticks="", showline=False, dtick=1)

@@ -123,8 +123,8 @@ class TimestralAdapter(Adapter):
         self.prediction_length = int(native.per_shot_horizon_patches) * self.patch
         self.levels = tuple(float(level) for level in native.quantile_levels)
         self.wiring = _wiring(native.config, self.prediction_length)
-        known = ("known",) if native.supports_known_covariates else ()
-        self.covariates = ("past", *known, "categories") if native.supports_covariates else ()
+        ahead = ("known",) if native.supports_known_covariates else ()
+        self.covariates = ("past", *ahead, "categories") if native.supports_covariates else ()
 
     @property
     def passes(self) -> int:
@@ -134,10 +134,10 @@ class TimestralAdapter(Adapter):
     def encode(self, batch: SeriesBatch, horizon: int | None = None) -> Encoded:
         """Stack items with their variates; known covariates have values in the patches to forecast."""
         steps = self.prediction_length if horizon is None else horizon
-        given, library, n_future = self._native_input(batch, steps), self.native, -(-steps // self.patch)
-        values, mask = library._as_context(given.pop("context"), None)
-        sizes = {name: (len(values), values.shape[-1] + steps * name.startswith("known")) for name in given}
-        covariates = [library._as_covariates(each, *sizes[name], name) for name, each in given.items()]
+        native, library, n_future = self._native_input(batch, steps), self.native, -(-steps // self.patch)
+        values, mask = library._as_context(native.pop("context"), None)
+        sizes = {name: (len(values), values.shape[-1] + steps * name.startswith("known")) for name in native}
+        covariates = [library._as_covariates(each, *sizes[name], name) for name, each in native.items()]
         values, mask, *others, _ = library._assemble_rows(values, mask, steps, *covariates)
         inputs = {"inputs": values.flatten(0, 1), "observed": mask.flatten(0, 1), "horizon_patches": n_future}
         inputs |= dict(zip(("role_ids", "known_future", "known_future_mask"), others, strict=True))

@@ -76,8 +76,8 @@ def _rows(source: SeriesSource, step: int, stage: Stage, member: np.ndarray, con
     parts = source.batch(step, mix=stage.mix, rows=3 * groups, **sizes)
     series = standardised(torch.cat(parts, 1)).view(groups, 3, -1)
     if stage.drivers:
-        drawn = source.batch(DRIVER_STEPS + step, mix=stage.drivers, rows=2 * groups, **sizes)
-        causes = standardised(torch.cat(drawn, 1)).view(groups, 2, -1)
+        pair = source.batch(DRIVER_STEPS + step, mix=stage.drivers, rows=2 * groups, **sizes)
+        causes = standardised(torch.cat(pair, 1)).view(groups, 2, -1)
         drives = torch.from_numpy(member).to(source.device)[..., None]
         series = torch.cat([series[:, :1], torch.where(drives, causes, series[:, 1:])], 1)
     return series, parts[0].isnan().view(groups, 3, context)[:, :1]
