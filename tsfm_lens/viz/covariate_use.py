@@ -90,17 +90,23 @@ def _response(ds: xr.Dataset, place: int) -> str:
         return ""
     scale, unit = _scale(ds)
     size = slope.told(place, lambda value: f"{signed(value * float(scale[0]))} {after_number(unit)}", over=True)
+    sure = ", significantly" * bool(slope.significant[place])
+    return f"Response: the forecast {_way(ds, place)}{sure}, {size} for {_steps(ds, place)}."
+
+
+def _way(ds: xr.Dataset, place: int) -> str:
+    """State whether forecasts rise, fall or bend with a covariate, or differ from series to series."""
     line = medians(array(ds, "response", "shift", "series", covariate=place))
     rises = np.diff(line[np.isfinite(line)])
     up, down = float(rises[rises > 0].sum()), float(-rises[rises < 0].sum())
+    if min(up, down) > _BENT * max(up, down):
+        return "bends with it"
     low, high = (float(array(ds, f"slope_{end}", "covariate")[place]) for end in ("low", "high"))
-    many = array(ds, "slope", "covariate", "series")[place]
-    rising, count = int((many > 0).sum()), int(np.isfinite(many).sum())
-    alike = f"rises with it in {rising} of {count} series, falls in the others"
-    way = "rises with it" if slope.size[place] > 0 else "falls with it"
-    way = "bends with it" if min(up, down) > _BENT * max(up, down) else alike if low < 0 < high else way
-    sure = ", significantly" * bool(slope.significant[place])
-    return f"Response: the forecast {way}{sure}, {size} for {_steps(ds, place)}."
+    if low < 0 < high:
+        many = array(ds, "slope", "covariate", "series")[place]
+        rising, count = int((many > 0).sum()), int(np.isfinite(many).sum())
+        return f"rises with it in {rising} of {count} series, falls in the others"
+    return "rises with it" if judged(ds, "slope", "covariate").size[place] > 0 else "falls with it"
 
 
 def _share(ds: xr.Dataset, place: int) -> str:

@@ -66,7 +66,8 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         first = np.argsort(-size, kind="stable")[:_MAX_NAMES]
         routes = [f"{names(ds, 'component')[at]} ({amount(float(size[at]))})" for at in first if size[at] > 0]
         if routes:
-            out.append(f"Most of it goes through {listed(routes)}.")
+            overlap = "; those in series carry the same effect, so these do not add up" * (len(routes) > 1)
+            out.append(f"Most of it goes through {listed(routes)}{overlap}.")
     return out
 
 
