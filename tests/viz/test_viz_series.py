@@ -8,6 +8,7 @@ import xarray as xr
 
 from tsfm_lens import viz
 from tsfm_lens.errors import InputError
+from tsfm_lens.report.build import panels_of
 from tsfm_lens.testing import assert_close
 from tsfm_lens.viz.grid import columns_for
 from tsfm_lens.viz.logit_lens import visible_rows
@@ -29,6 +30,15 @@ def test_fan_draws_bands_median_context_and_truth(forecast):
     np.testing.assert_allclose(named(fig, "context")[0].x, np.arange(-30, 0))
     np.testing.assert_allclose(named(fig, "truth")[0].x, h)
     assert "80 % probability 98.4 to 101.6" in named(fig, "median forecast")[0].text[0]
+
+
+def test_a_page_says_how_many_of_many_series_it_draws(forecast):
+    names = [f"s{i}" for i in range(26)]
+    many = forecast.isel(series=[0] * 26).assign_coords(series=names)
+    panels = panels_of({"forecast": many})["forecast"]
+    assert len(panels) == 24
+    assert panels[0].sentences[0] == "The first 24 of 26 series are drawn."
+    assert "are drawn" not in " ".join(panels_of({"forecast": many.isel(series=slice(24))})["forecast"][0].sentences)
 
 
 def test_fan_uses_dates_and_marks_the_start_between_two_days(dated_forecast):

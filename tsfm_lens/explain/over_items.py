@@ -27,14 +27,14 @@ from tsfm_lens.registry import probe
 __all__ = ["input_effects", "route_effects", "untrained_twin"]
 
 
-@probe("input_effects", options={"parts": 6})
+@probe("input_effects")
 @saying_once
 def input_effects(
     run: Run,
     *,
     method: str = "shapley",
     reference: Reference = "mean",
-    parts: Parts = None,
+    parts: Parts = 6,
     seed: int = 0,
     progress: Progress | None = None,
     **how: Any,
@@ -120,13 +120,12 @@ def _heights(one: xr.Dataset) -> np.ndarray:
     "route_effects",
     lambda results: (single_pass(results.run),),
     words="route_effects of all items",
-    options={"parts": 3, "reference": "mean"},
 )
 @saying_once
 def route_effects(
     run: Run,
     *,
-    parts: Parts = None,
+    parts: Parts = 3,
     reference: Reference = "mean",
     components: Sequence[str | Component] | None = None,
     seed: int = 0,
