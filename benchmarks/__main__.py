@@ -233,7 +233,7 @@ def main() -> None:
         if "b" in wanted:
             with console.status(f"(b) {name}"):
                 rows += capture(lens, options.rounds, options.batch)
-        if "c" in wanted:
+        if "c" in wanted and any(component.head is not None for component in lens.components()):
             with console.status(f"(c) {name}"):
                 rows += ablations(lens, PLANS[name], None if options.full else 16)
         del lens
