@@ -101,7 +101,9 @@ def _distance(rows: Tensor, source: Tensor) -> float:
 def _at_factor(rows: Tensor, source: Tensor, factor: Tensor) -> float:
     # rows of one direction and several lengths are told apart by the factor
     # torch has no distances in half precision
-    near = source[torch.cdist(rows.float(), (factor * source).float()).argmin(dim=-1)]
+    # by differences: by products, rows that are alike are not told apart
+    exact = "donot_use_mm_for_euclid_dist"
+    near = source[torch.cdist(rows.float(), (factor * source).float(), compute_mode=exact).argmin(dim=-1)]
     return relative(factor * near, rows)
 
 
