@@ -90,6 +90,7 @@ def said(linked: Linked, subject: str, run: Run, median: np.ndarray) -> None:
     until(lambda: f"{subject} the median {change}" in linked.words(), lambda: f"{change} not in {linked.words()}")
 
 
+@pytest.mark.campaign
 def test_by_keyboard_offline_and_nothing_left_running(
     served: tuple[subprocess.Popen[str], str], new_browser: Callable[..., Any], tmp_path: Path
 ) -> None:

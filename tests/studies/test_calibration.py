@@ -30,11 +30,11 @@ def test_pages_of_drawn_effects_claim_no_more_than_promised(drawn: str) -> None:
 
 
 def test_pages_of_untrained_models_call_hardly_anything_learned() -> None:
-    """Of eight models each, at 5 % a page, four claims or more would come once in 300 times."""
+    """Of four models each, at 5 % a page, three claims or more would come once in 2,000 times."""
     batch = bundled("co2", "nile", "elnino").tail(60)
-    shares = calibration.learned_pages(lens_of("chronos-bolt"), partial(calibration._run, batch, 4), models=8)
+    shares = calibration.learned_pages(lens_of("chronos-bolt"), partial(calibration._run, batch, 4), models=4)
     assert set(shares) == {"weights in random order", "new weights"}
-    assert max(shares.values()) <= 0.4
+    assert max(shares.values()) <= 0.5
 
 
 @pytest.mark.parametrize("architecture", ["chronos", "chronos-bolt", "chronos-2", "moirai-2"])

@@ -34,7 +34,7 @@ def expected(tasks: list[GroupTask]) -> pd.DataFrame:
     return rows.sort_values(list(KEY_COLUMNS), ignore_index=True)
 
 
-@pytest.mark.parametrize("engine", ["single", "processes"])
+@pytest.mark.parametrize("engine", [pytest.param("single", marks=pytest.mark.campaign), "processes"])
 def test_kills_end_in_the_table_of_an_undisturbed_run(
     tmp_path: Path, kill_often: Callable[..., int], wait_for: Callable[..., None], table_of: Table, engine: str
 ) -> None:

@@ -126,7 +126,8 @@ def test_a_sweep_of_a_model_gives_the_table_of_one_process(
         assert_close(actual[name], expected[name], depth=1000, dtype=np.float32, what=name)
 
 
-@pytest.mark.parametrize("victim", ["raylet/raylet", pytest.param("gcs/gcs_server", marks=pytest.mark.campaign)])
+@pytest.mark.campaign
+@pytest.mark.parametrize("victim", ["raylet/raylet", "gcs/gcs_server"])
 def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
