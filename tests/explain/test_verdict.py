@@ -99,6 +99,12 @@ def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
             "with R² 0.50 (-1.00 with signs flipped), slope 1.00 and the right sign for 70 % of the change: the inputs "
             f"fail, since R² is below {EXPLAINED:g} and less than 80 % of the change has the right sign.",
         ),
+        # rounded down, so that what is below a bound reads so
+        (
+            curves(r2=EXPLAINED - 0.0004, sign=0.7996),
+            "with R² 0.69 (-1.00 with signs flipped), slope 1.00 and the right",
+        ),
+        (curves(sign=0.7996), "the right sign for 79 % of the change"),
         (curves(equal_sizes=0.95), "(0.95 with equal sizes)"),
         (curves(equal_sizes=0.95), "the inputs fail, since equal sizes predicts as well or better."),
         (curves(r2=np.nan), "Scores without signs and sizes predict no effect"),

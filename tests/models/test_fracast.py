@@ -8,7 +8,10 @@ import pytest
 import tsfm_lens
 from refusals import expect_error
 from tsfm_lens import explain, probes
+from tsfm_lens.errors import InputError
 from tsfm_lens.models import Lens
+from tsfm_lens.report import pipeline
+from tsfm_lens.report.pipeline import checked_sections
 from tsfm_lens.testing import assert_close
 
 fracast = pytest.importorskip("fracast")
@@ -49,3 +52,14 @@ def test_what_needs_a_sum_of_writes_or_heads_says_why(lens: Lens) -> None:
     # inputs and routes need neither
     routes = explain.input_routes(run, parts=3)
     assert float(np.abs(routes["effect"]).max()) > 0
+
+
+def test_a_page_of_all_sections_says_which_the_model_cannot_have(lens: Lens) -> None:
+    left_out: dict[str, str] = {}
+    kinds = pipeline.defined_for(lens, pipeline.SECTIONS, left_out)
+    assert {"forecast", "ablation"} <= set(kinds)
+    assert not {"logit_lens", "attribution"} & set(kinds)
+    assert len(kinds) + len(left_out) == len(pipeline.SECTIONS)
+    assert "the sum of its writes, which" in left_out[checked_sections(["logit_lens"])[0].title]
+    with pytest.raises(InputError, match="the sum of its writes, which"):
+        pipeline.defined_for(lens, ["logit_lens"], {})
