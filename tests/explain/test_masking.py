@@ -154,6 +154,9 @@ def test_categories_are_masked_as_the_numbers_that_the_model_is_shown(covariate_
     assert_close(found["remainder"], 0.0, depth=100, magnitude=10.0)
     with pytest.raises(InputError, match="categories, which have no zero"):
         explain.attribute_inputs(run, reference="zero", parts=2)
+    codes = [np.zeros(steps + 8), np.full(steps + 8, 7.0)]
+    with pytest.raises(InputError, match=r"never 7 in its series.*'high', 'low'"):
+        explain.attribute_inputs(run, reference=codes, parts=2)
 
 
 @pytest.mark.parametrize("keep", [np.ones((1, 99)), np.full((1, 3), 0.5), np.ones((0, 3)), "all"])

@@ -136,6 +136,17 @@ def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
     assert_close(by_name["error_change"].sel(component="decoder.2.mlp"), error, depth=10, magnitude=400.0)
 
 
+def test_a_model_in_half_precision_is_compared_with_its_base() -> None:
+    base, tuned = tsfm_lens.load("bolt-nano"), tsfm_lens.load("bolt-nano", dtype="bfloat16")
+    with torch.no_grad():
+        for name, weight in base.adapter.model.named_parameters():
+            weight.copy_(dict(tuned.adapter.model.named_parameters())[name])
+    run = base.run(tsfm_lens.bundled("co2"), 8)
+    assert weight_effects(base, tuned, run).attrs["identical"] == 1
+    tuned.adapter.model.get_submodule("decoder.block.2.layer.2.DenseReluDense.wi").weight.data.mul_(1.5)
+    assert weight_effects(base, tuned, run)["component"].values.tolist() == ["decoder.2.mlp"]
+
+
 def test_a_copy_shows_nothing() -> None:
     base = tsfm_lens.load("chronos2-nano")
     found = weight_effects(base, copy.deepcopy(base.native), run_of(base))

@@ -16,7 +16,7 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.evaluation import seasonal_error
 from tsfm_lens.errors import InputError
-from tsfm_lens.explain.masking import category_numbers, in_numbers
+from tsfm_lens.explain.masking import category_numbers, in_numbers, whole
 from tsfm_lens.findings import judge
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.noise import noise_floor
@@ -140,8 +140,9 @@ def _notify(progress: Progress | None, before: int, total: int, done: int, of: i
 
 
 def _as_numbers(batch: SeriesBatch, tables: dict[str, np.ndarray]) -> SeriesBatch:
-    edited = _edited(batch, range(len(batch)), lambda row, codes: in_numbers(codes, batch, row, tables))
-    return replace(edited, categories=(None,) * len(batch)) if tables else batch
+    rows = [row for row, name in enumerate(batch.ids) if name in tables]
+    edited = _edited(batch, rows, lambda row, codes: in_numbers(codes, batch, row, tables))
+    return replace(edited, categories=(None,) * len(batch)) if rows else batch
 
 
 def _trials(
@@ -198,7 +199,7 @@ def _with_shift(batch: SeriesBatch, horizon: int, shift: int, row: int, both: np
 
 def _unit_step(batch: SeriesBatch, row: int) -> tuple[float, tuple[float, float] | None]:
     """Return the step of a covariate's response, and its two values if it has no more; NaN of more categories."""
-    values = _whole(batch, row)
+    values = whole(batch, row)
     levels = np.unique(values[np.isfinite(values)])
     if len(levels) == 2:
         return float(levels[1] - levels[0]), (float(levels[0]), float(levels[1]))
@@ -220,11 +221,11 @@ def _measure(run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[
         out["error_without"] = (
             np.stack([np.mean([mae(each, truth) for each in medians[way]], 0) for way in WAYS]) + blank
         )
-    whole = plain - medians["constant"][0]
-    ahead = np.zeros_like(whole)
+    full = plain - medians["constant"][0]
+    ahead = np.zeros_like(full)
     if PARTS[0] in medians:
         ahead = (plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]) / 2
-    out["share"] = np.stack([np.abs(whole - ahead).mean(-1), np.abs(ahead).mean(-1)]) + blank
+    out["share"] = np.stack([np.abs(full - ahead).mean(-1), np.abs(ahead).mean(-1)]) + blank
     out["response"], out["value"] = np.full((2, len(SHIFTS), len(owners)), np.nan)
     out["step_size"] = np.array([np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners])
     for place, shift in enumerate(SHIFTS):
@@ -264,7 +265,7 @@ def _informative_rows(batch: SeriesBatch) -> list[int]:
 
 def _fault(batch: SeriesBatch, row: int) -> str:
     """Return the reason for which a covariate is not informative in its item; "" if it is."""
-    name, values = batch.ids[row], _whole(batch, row)
+    name, values = batch.ids[row], whole(batch, row)
     finite = values[np.isfinite(values)]
     if not len(finite):
         return f"covariate {name!r} has no value"
@@ -282,12 +283,6 @@ def _fault(batch: SeriesBatch, row: int) -> str:
     return ""
 
 
-def _whole(batch: SeriesBatch, row: int) -> np.ndarray:
-    """Copy a series with its known future, if it has one."""
-    future = batch.futures[row]
-    return np.concatenate([batch.values[row], np.empty(0) if future is None else future]).astype(float)
-
-
 def _rows_of(batch: SeriesBatch, name: str) -> list[int]:
     return [row for row, variate in enumerate(batch.variates) if variate == name and batch.roles[row] != "target"]
 
@@ -303,7 +298,7 @@ def _with_covariate(batch: SeriesBatch, name: str, edit: Edit | None) -> SeriesB
 def _edited(batch: SeriesBatch, rows: Sequence[int], edit: Edit) -> SeriesBatch:
     values, futures = list(batch.values), list(batch.futures)
     for row in rows:
-        both = edit(row, _whole(batch, row))
+        both = edit(row, whole(batch, row))
         values[row] = both[: batch.lengths[row]]
         futures[row] = None if batch.futures[row] is None else both[batch.lengths[row] :]
     return replace(batch, values=tuple(values), futures=tuple(futures))

@@ -92,22 +92,19 @@ def reference_rows(batch: SeriesBatch, reference: Reference, horizon: int, seed:
 
 
 def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
-    """Return the number that the model reads for each category, by series; NaN for one that the series lacks.
+    """Return the number that the model reads for each category, by series; empty where it reads their codes.
 
-    Libraries number a category by the context, in which a change or a mask may leave it out. None if they read codes.
+    NaN stands for a category that the series lacks. Libraries number a category by the context, in which a change or a
+    mask may leave it out.
     """
     numbered = lens.adapter.numbered(batch)
-    tables = {}
-    for row, name in enumerate(batch.ids):
-        categories = batch.categories[row]
-        if categories is not None and numbered is not batch:
-            ends = (each.futures[row] for each in (batch, numbered))
-            futures = [np.empty(0) if end is None else end for end in ends]
-            codes = np.concatenate([batch.values[row], futures[0]])
-            numbers = np.concatenate([numbered.values[row], futures[1]])
+    tables: dict[str, np.ndarray] = {}
+    for row, categories in enumerate(batch.categories if numbered is not batch else ()):
+        if categories is not None:
+            codes, numbers = whole(batch, row), whole(numbered, row)
             is_there = np.isfinite(codes)
-            tables[name] = np.full(len(categories), np.nan)
-            tables[name][codes[is_there].astype(int)] = numbers[is_there]
+            table = tables[batch.ids[row]] = np.full(len(categories), np.nan)
+            table[codes[is_there].astype(int)] = numbers[is_there]
     return tables
 
 
@@ -116,18 +113,24 @@ def in_numbers(codes: np.ndarray, batch: SeriesBatch, row: int, tables: Mapping[
     name, categories = batch.ids[row], batch.categories[row]
     if categories is None or name not in tables:
         return codes
-    is_there = np.isfinite(codes)
-    known = np.flatnonzero(np.isfinite(tables[name]))
-    unknown = np.setdiff1d(codes[is_there], known)
-    if len(unknown):
-        words = [categories[int(code)] if code in range(len(categories)) else f"{code:g}" for code in unknown]
+    table, is_there = tables[name], np.isfinite(codes)
+    choices = np.flatnonzero(np.isfinite(table))
+    others = np.setdiff1d(codes[is_there], choices)
+    if len(others):
+        word = repr(categories[int(others[0])]) if others[0] in range(len(categories)) else f"{others[0]:g}"
         raise InputError(
-            f"{name!r} is never {words[0]!r} in its series, so the model has no number for it; it can be "
-            f"{', '.join(repr(categories[code]) for code in known)}"
+            f"{name!r} is never {word} in its series, so the model has no number for it; it can be "
+            f"{', '.join(repr(categories[code]) for code in choices)}"
         )
     numbers = np.full(codes.shape, np.nan)
-    numbers[is_there] = tables[name][codes[is_there].astype(int)]
+    numbers[is_there] = table[codes[is_there].astype(int)]
     return numbers
+
+
+def whole(batch: SeriesBatch, row: int) -> np.ndarray:
+    """Copy a series with its known future, if it has one."""
+    future = batch.futures[row]
+    return np.concatenate([batch.values[row], np.empty(0) if future is None else future]).astype(float)
 
 
 def with_future(batch: SeriesBatch, row: int, horizon: int) -> np.ndarray:

@@ -116,11 +116,7 @@ def _heights(one: xr.Dataset) -> np.ndarray:
     return np.array(heights)
 
 
-@probe(
-    "route_effects",
-    lambda results: (single_pass(results.run),),
-    words="route_effects of all items",
-)
+@probe("route_effects", lambda results: (single_pass(results.run),), words="route_effects of all items")
 @saying_once
 def route_effects(
     run: Run,

@@ -269,21 +269,21 @@ def _expected(old: Run, new: Run, ahead: int) -> list[np.ndarray]:
 
 def _coded(old: SeriesBatch, new: SeriesBatch, row: int, values: np.ndarray) -> np.ndarray:
     """Return values of the earlier run, its categories by the codes that the same words have in the later one."""
-    name, words, known = new.ids[row], old.categories[row], new.categories[row]
-    if words == known:
+    name, words, choices = new.ids[row], old.categories[row], new.categories[row]
+    if words == choices:
         return values
-    if words is None or known is None:
+    if words is None or choices is None:
         raise InputError(f"{name!r} is of words in one run and of numbers in the other; make it the same in both")
     is_there = np.isfinite(values)
     places = values[is_there].astype(int)
-    gone = [words[place] for place in places if words[place] not in known]
+    gone = [words[place] for place in places if words[place] not in choices]
     if gone:
         raise InputError(
-            f"{name!r} was {gone[0]!r} in the earlier run and is only {', '.join(known)} in the later one, so the "
+            f"{name!r} was {gone[0]!r} in the earlier run and is only {', '.join(choices)} in the later one, so the "
             "model has no number for it"
         )
     codes = np.full(values.shape, np.nan)
-    codes[is_there] = [known.index(words[place]) for place in places]
+    codes[is_there] = [choices.index(words[place]) for place in places]
     return codes
 
 

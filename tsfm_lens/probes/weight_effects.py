@@ -195,10 +195,10 @@ def _differences(base: Lens, tuned: Lens) -> list[_Difference]:
             new = part.of(own[name])
             old = part.of(others[name]).to(new.device)
             before += float(old.double().square().sum())
-            if torch.equal(new, old):
+            change = new.double() - old.double()
+            if not bool(change.any()):
                 continue
             each.places[name], each.values[name] = part, others[name]
-            change = new.double() - old.double()
             each.norm += float(change.square().sum())
             rank, full = _rank(change, own[name])
             if rank > each.rank:

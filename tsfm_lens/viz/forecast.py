@@ -89,13 +89,13 @@ def forecast_fan(ds: Any, *, series: str | int = 0, context_steps: int | None = 
 @FORECAST.panels
 def _forecast(ds: xr.Dataset) -> Iterator[ReportPanel]:
     places = forecast_series(ds)
+    beside = [f"The first {_MAX_SERIES} of {len(places)} series are drawn."] if len(places) > _MAX_SERIES else []
     for i in places[:_MAX_SERIES]:
         table = quantile_table(ds, i)
         if "truth" in ds:
             table["truth"] = array(ds, "truth", "step", series=i)
-        rest = [f"The first {_MAX_SERIES} of {len(places)} series are drawn."] if len(places) > _MAX_SERIES else []
-        readings = read_forecast(ds, i)
-        yield ReportPanel(forecast_fan(ds, series=i), table, [*rest, *readings] if i == places[0] else readings)
+        yield ReportPanel(forecast_fan(ds, series=i), table, [*beside, *read_forecast(ds, i)])
+        beside = []
 
 
 def as_html(thing: Any) -> str:
