@@ -1,4 +1,4 @@
-"""The house stands as it was planned: imports lead downwards, no circle, and measures within their bounds."""
+"""The house stands as it was planned: imports lead downwards, no circle."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_contributing_names_the_packages_in_their_order() -> None:
     ]
 
 
-def test_measures_stay_within_their_bounds() -> None:
+def test_measures_of_structure_stay_within_their_bounds() -> None:
     measures = house.measures()
     assert {name: measures[name] for name, bound in house.BOUNDS.items() if measures[name] > bound} == {}
 

@@ -1,4 +1,4 @@
-"""The files by which others carry the project on: short, valid, and naming what exists."""
+"""The files by which others carry the project on: valid, and naming what exists."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ from benchmarks.probes import untimed
 ROOT = Path(__file__).parent.parent
 
 
-def test_the_readme_is_short_and_what_it_names_exists() -> None:
+def test_what_the_readme_names_exists() -> None:
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) < 150
     named = re.findall(r"`((?:docs|examples|tests|benchmarks|tsfm_lens)/[\w./-]*\w)`", text)
     assert named
     assert [path for path in named if not (ROOT / path).exists() and not path.startswith("docs/_build")] == []
@@ -40,12 +39,6 @@ def test_hosted_checks_and_hooks_run_what_everybody_runs() -> None:
     pinned = re.search(r"^ruff==(.+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
     assert pinned is not None
     assert hooks["rev"] == f"v{pinned[1]}"
-
-
-def test_texts_for_people_stay_short() -> None:
-    unreleased = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1]
-    assert unreleased.count("\n") < 80
-    assert (ROOT / "CONTRIBUTING.md").read_text().count("\n") < 200
 
 
 def test_the_table_of_costs_knows_every_probe() -> None:
