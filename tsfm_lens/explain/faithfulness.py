@@ -73,7 +73,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
 def route_faithfulness(
     run: Run,
     routes: xr.Dataset,
-    item: int | str = 0,
+    item: Item = None,
     *,
     target: int | str = 0,
     named: Mapping[str, Sequence[str]] | None = None,
@@ -247,7 +247,7 @@ def _reference(results: Any) -> dict[str, Any]:
 def deletion_curves(
     run: Run,
     explanations: Mapping[str, Any] | xr.Dataset,
-    item: int | str = 0,
+    item: Item = None,
     *,
     target: int | str = 0,
     parts: Parts = None,

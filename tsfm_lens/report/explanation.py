@@ -18,7 +18,7 @@ from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.parts import COMPONENTS
 from tsfm_lens.explain.scenarios import explain_change, what_if
-from tsfm_lens.explain.segments import item_rows
+from tsfm_lens.explain.segments import Item, item_rows
 from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import find, frame
@@ -99,7 +99,7 @@ def explain(
     run: Run,
     out: str | Path | None = None,
     *,
-    item: int | str = 0,
+    item: Item = None,
     method: str | None = None,
     reference: Reference = "mean",
     parts: Any = None,
@@ -122,7 +122,8 @@ def explain(
     Args:
         run: the forecast; at most one pass of the model.
         out: folder for index.html and the files of :meth:`Explanation.write`; nothing is written if None.
-        item: whose forecast is explained, by position or name; the use of covariates is measured over all.
+        item: whose forecast is explained, by position or name; the only one if None. Effects over items and the use of
+            covariates are measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         parts: units of the explanation, such as 6 stretches or "components", see
@@ -137,7 +138,8 @@ def explain(
 
     Raises:
         UnknownNameError: no such item, method, reference or section.
-        InputError: no section can be computed, or the folder cannot be written.
+        InputError: no section can be computed, the folder cannot be written, or one of several items would have to be
+            explained and none is chosen.
         RenderError: a PDF is asked for, and there is no browser.
 
     Example:
@@ -152,10 +154,11 @@ def explain(
         browser_at()
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, sections_for(run.batch, sections), missing)
-    run = _first(run, item)
+    if {*kinds} & {*_MASKING_KINDS} or changes or since is not None or item is not None:
+        run = _first(run, item)
     answers = Explanation()
     if changes:
-        answers["what_if"] = what_if(run, changes, start=start, stop=stop)
+        answers["what_if"] = what_if(run, changes, item=0, start=start, stop=stop)
     if since is not None:
         answers["forecast_change"] = explain_change(since, run, item=run.batch.groups[0])
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")}
@@ -209,7 +212,7 @@ def refuse_unknown(method: str | None, reference: Reference, parts: Any = None) 
         raise unknown_name("reference", reference, REFERENCES)
 
 
-def _first(run: Run, item: int | str) -> Run:
+def _first(run: Run, item: Item) -> Run:
     """Move the explained item to the front of a run."""
     rows = item_rows(run.batch, item)
     return run.select([*rows, *(row for row in range(len(run.batch)) if row not in rows)])

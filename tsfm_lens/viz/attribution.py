@@ -57,10 +57,10 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     """Describe the components of largest size, their signs, and whether the sum is complete."""
     shares = _shares_of(ds, decomposition, series)
     mean, size = shares.mean, shares.size
-    steady = (np.sign(shares.later) == np.sign(mean)[:, None]).mean(axis=1)
+    above, steps = (shares.later > 0).sum(axis=1), shares.later.shape[1]
     parts = [
-        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, same sign at {percent(steady[i])} "
-        "of steps)"
+        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, above 0 at {above[i]} of {steps} "
+        "steps)"
         for i in np.argsort(-size, kind="stable")[:3]
         if size[i] > 0
     ]
