@@ -115,11 +115,14 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
     done = run(*words, *asked, str(tmp_path / "earlier.csv"), *out)
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
-    if_, stretch, width, through, changed = told["answers"]
+    if_, stretch, through, width, changed, origin = told["answers"]
     assert if_.startswith("With temperature +5 from 2 until 2024-01-03 06:00 the forecast of A/load averages")
     assert stretch.startswith("At the 4 steps that were changed it moves by")
     assert width.startswith("The interval between the outer quantiles is")
-    assert through.startswith("Most of it goes through")
+    assert " goes through " in through
+    assert "(median)" in if_
+    assert "(median)" in changed
+    assert "1 steps nearer" in origin
     assert changed.startswith("For the same 11 steps the forecast of A/load averages")
     assert list(told["results"]) == ["what_if", "forecast_change", "forecast"]
     kept = told["results"]["what_if"]["coords"]

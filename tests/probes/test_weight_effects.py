@@ -182,7 +182,6 @@ def test_units_of_a_series_change_neither_order_nor_verdict(name: str, seed: int
             np.testing.assert_allclose(np.asarray(mine.x, float), np.asarray(its.x, float), atol=1e-4)
 
 
-
 def test_a_model_in_half_precision_is_compared_with_its_base() -> None:
     base, tuned = tsfm_lens.load("bolt-nano"), tsfm_lens.load("bolt-nano", dtype="bfloat16")
     with torch.no_grad():

@@ -316,13 +316,17 @@ def explain(
     start: Annotated[
         str,
         typer.Option(
-            "--from", metavar="STEP", help="First step that --set changes, or a date; 0, the forecast start, by default."
+            "--from",
+            metavar="STEP",
+            help="First step that --set changes, or a date; 0, the forecast start, by default.",
         ),
     ] = "",
     stop: Annotated[
         str,
         typer.Option(
-            "--until", metavar="STEP", help="The step after the last that changes, or a date; by default the series' end."
+            "--until",
+            metavar="STEP",
+            help="The step after the last that changes, or a date; by default the series' end.",
         ),
     ] = "",
     since: Annotated[

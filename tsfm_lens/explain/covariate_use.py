@@ -59,10 +59,11 @@ def covariate_use(
         (covariate, way, series), and ``worth``, their difference: above 0 the covariate helps. ``response`` (covariate,
         shift, series): change of the median forecast, mean over steps, where the mean of the shifted values is
         ``value``; ``slope`` (covariate, series) of that line for ``step_size``, one standard deviation or the distance
-        of the two values. ``share`` (covariate, part, series): the mean absolute change from "constant", split into past
-        and known future by Shapley values, which sum to it: below 0 where a part acts against the whole. What :func:`tsfm_lens.findings.judge` adds for ``moved`` and ``worth`` within
-        each way, and for ``slope``. ``role_of`` (covariate). NaN of a series whose context never changes, or in which
-        the covariate is missing, never changes, or is the target; of the response to more than two categories.
+        of the two values. ``share`` (covariate, part, series): the mean absolute change from "constant", split into
+        past and known future by Shapley values, which sum to it; below 0 where a part acts against the whole. What
+        :func:`tsfm_lens.findings.judge` adds for ``moved`` and ``worth`` within each way, and for ``slope``.
+        ``role_of`` (covariate). NaN of a series whose context never changes, or in which the covariate is missing,
+        never changes, or is the target; of the response to more than two categories.
 
     Source:
         Permutation importance (Breiman 2001) of whole series; partial dependence (Friedman 2001).

@@ -19,7 +19,7 @@ from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_writers
-from tsfm_lens.explain.segments import segment_coords, segments_in
+from tsfm_lens.explain.segments import Item, segment_coords, segments_in
 from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom

@@ -57,8 +57,8 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
         step); ``cumulative_forecast`` (back, series, step) with so many components set back, in the order of
         ``component``. With a truth ``cumulative_error`` (back, series), the mean absolute errors in data units, and
         free of units the natural logarithms of errors over those of the tuned model: ``error_change`` (component,
-        series), ``cumulative_error_change`` (back, series), whose median over series is ``cumulative_error_change_size``,
-        and of the base model ``base_error_change`` (series). ``share``, ``error_change`` and ``base_error_change`` come
+        series), ``cumulative_error_change`` (back, series), median over series ``cumulative_error_change_size``, and of
+        the base model ``base_error_change`` (series). ``share``, ``error_change`` and ``base_error_change`` come
         with what :func:`tsfm_lens.findings.judge` adds. Attributes: ``statistic`` of all forecasts; ``identical`` is 1
         where no weight differs: then there is no component; ``adapters`` counts unmerged ones.
 
@@ -145,9 +145,7 @@ class _Difference:
     full_rank: int = 0
 
 
-def _with_effects(
-    run: Run, differences: Sequence[_Difference], forecasts: np.ndarray, plain: np.ndarray
-) -> xr.Dataset:
+def _with_effects(run: Run, differences: Sequence[_Difference], forecasts: np.ndarray, plain: np.ndarray) -> xr.Dataset:
     """Label what the weights of components moved by, the forecasts with each set back, and their shares."""
     data = run.dataset().assign_coords(component_coords([each.owner for each in differences]))
     axes = ("component", "series", "step")

@@ -107,7 +107,10 @@ def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
         return canvas.dress(title, f"nothing differs: this is the base model {base}")
     first = slice(0, top)
     labels = [plain(name) for name in names(ds, "component")[first]]
-    moved, noise = array(ds, "relative_norm", "component")[first], finding(ds, "share", "component", unit="of the range")
+    moved, noise = (
+        array(ds, "relative_norm", "component")[first],
+        finding(ds, "share", "component", unit="of the range"),
+    )
     mine = None if noise is None else noise.at(list(range(len(labels))))
     with_error = "cumulative_error_change_size" in ds
     widths = [0.3, 0.4, 0.3] if with_error else [0.45, 0.55]
