@@ -136,6 +136,23 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
         assert not (tmp_path / "no").exists()
 
 
+@pytest.mark.parametrize(
+    ("where", "expected"), [((), (0, 12)), (("--until", "6"), (0, 6)), (("--from", "-5"), (-5, 12))]
+)
+def test_a_change_starts_at_the_forecast_unless_told(
+    where: tuple[str, ...], expected: tuple[int, int], tmp_path: Path
+) -> None:
+    words = ["--data", sheet(tmp_path / "load.csv"), *OPTIONS, "--horizon", "12", "--sections", "forecast"]
+    done = run("chronos2-nano", *words, "--set", "temperature==25", *where, "--out", str(tmp_path / "page"), "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["results"]["what_if"]
+    assert (*found["coords"]["start"]["data"], *found["coords"]["stop"]["data"]) == expected
+    before, after = (np.array(found["data_vars"][name]["data"], float) for name in ("context", "changed_context"))
+    row = found["coords"]["series"]["data"].index("A/temperature")
+    changed = np.flatnonzero(before[row] != after[row]) - before.shape[1]
+    assert changed.tolist() == list(range(min(expected[0], 0), 0))
+
+
 def test_unknown_parts_are_refused_before_anything_runs(tmp_path: Path) -> None:
     done = run("bolt-nano", "--data", "bundled:nile", "--parts", "component", "--out", str(tmp_path / "page"))
     assert done.exit_code == 1

@@ -55,12 +55,13 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
         set back, and ``effect``, that minus the tuned forecast. ``share`` (component, series): mean size of the effect
         over the range of context and forecast, NaN where that is 0. ``tuned_forecast`` and ``base_forecast`` (series,
         step); ``cumulative_forecast`` (back, series, step) with so many components set back, in the order of
-        ``component``. With a truth ``cumulative_error`` (back, series), the mean absolute errors in data units, and
-        free of units the natural logarithms of errors over those of the tuned model: ``error_change`` (component,
-        series), ``cumulative_error_change`` (back, series), median over series ``cumulative_error_change_size``, and of
-        the base model ``base_error_change`` (series). ``share``, ``error_change`` and ``base_error_change`` come
-        with what :func:`tsfm_lens.findings.judge` adds. Attributes: ``statistic`` of all forecasts; ``identical`` is 1
-        where no weight differs: then there is no component; ``adapters`` counts unmerged ones.
+        ``component``. With a truth ``cumulative_error`` (back, series) and ``base_error`` (series), the mean absolute
+        errors in data units. Free of units, as natural logarithms of errors over those of the tuned model,
+        ``error_change`` (component, series), ``cumulative_error_change`` (back, series), median over series
+        ``cumulative_error_change_size``, and of the base model ``base_error_change`` (series). ``share``,
+        ``error_change`` and ``base_error_change`` come with what :func:`tsfm_lens.findings.judge` adds. Attributes:
+        ``statistic`` of all forecasts; ``identical`` is 1 where no weight differs: then there is no component;
+        ``adapters`` counts unmerged ones.
 
     Raises:
         InputError: the two models are not of one architecture and size.
@@ -71,7 +72,8 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
     """
     first, (second, adapters) = _lens(base)[0], _lens(tuned)
     differences = _differences(first, second)
-    subject = run if run.lens is second else _by(second, run)
+    # also of a part of a larger run, whose paths would be drawn together with others
+    subject = _by(second, run)
     plain, of_base = subject.point, _by(first, run).point
     alone = []
     for done, each in enumerate(differences):
@@ -178,6 +180,7 @@ def _with_errors(data: xr.Dataset, run: Run) -> xr.Dataset:
 
     together, tuned = data["cumulative_forecast"].values, data["tuned_forecast"].values
     data["cumulative_error"] = (("back", "series"), mae(together, run.truth))
+    data["base_error"] = (("series",), mae(data["base_forecast"].values, run.truth))
     data["cumulative_error_change"] = (("back", "series"), change(together, tuned))
     data["error_change"] = (("component", "series"), change(data["forecast"].values, tuned))
     data["base_error_change"] = (("series",), change(data["base_forecast"].values, tuned))

@@ -156,14 +156,14 @@ def explain(
     kinds = pipeline.defined_for(run.lens, sections_for(run.batch, sections), missing)
     if {*kinds} & {*_MASKING_KINDS} or changes or since is not None or item is not None:
         run = _first(run, item)
-    answers = Explanation()
+    items, answers = run.batch.rows_by_group(), Explanation()
     if changes:
         answers["what_if"] = what_if(run, changes, item=0, start=start, stop=stop)
     if since is not None:
         answers["forecast_change"] = explain_change(since, run, item=run.batch.groups[0])
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")}
     # over many items few stretches, and no more masks than the segments ask for
-    most = _PARTS + 1 + 2 * max(map(len, run.batch.rows_by_group().values()))
+    most = _PARTS + 1 + 2 * max(map(len, items.values()))
     own["input_effects"] |= {"parts": _PARTS}
     if method in (None, "shapley"):
         own["input_effects"] |= {"exact": _EXACT, "budget": max(2**_EXACT, 4 * most)}
@@ -182,7 +182,8 @@ def explain(
         # one verdict on all of the page
         results[kind].attrs |= {"verdict": word, "reason": reasons[0], "masked": int("deletion_curves" in results)}
     if out is not None:
-        heading = title or f"Explanation of the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
+        of = f"{len(items)} items" if item is None and len(items) > 1 else run.batch.ids[0]
+        heading = title or f"Explanation of the forecast of {of} by {run.lens.model_id}"
         page = pipeline.write_page(run, results, out, heading, sources, progress, missing)
         results.write(page.parent)
         if pdf:

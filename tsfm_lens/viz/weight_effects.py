@@ -63,8 +63,9 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
     start = f"Tuning made the error of the {word} forecast {better}"
     if int(change.facts["entries"]) == 1:
         (row,) = forecast_series(ds)
-        error, amount = array(ds, "cumulative_error", "back", series=row), measured(unit_of(ds, row))
-        out = [f"{start}: a mean absolute error of {amount(error[0])}, and {amount(error[-1])} of the base model."]
+        of_tuned, of_base = array(ds, "cumulative_error", "series", back=0)[row], array(ds, "base_error", "series")[row]
+        amount = measured(unit_of(ds, row))
+        out = [f"{start}: a mean absolute error of {amount(of_tuned)}, and {amount(of_base)} of the base model."]
     else:
         middle, *ends = (_of_base(float(each)) for each in (change.size, change.high, change.low))
         out = [
@@ -72,7 +73,7 @@ def _read_errors(ds: xr.Dataset) -> list[str]:
             f"{capital(change.for_others())}."
         ]
     count = len(together) - 1
-    if count > 1:
+    if count > 1 and together[-1]:
         first = int(np.argmax(together / together[-1] >= _HALF))
         out.append(f"Setting back the first {first} of {count} components undoes half of that.")
     return out
