@@ -23,7 +23,9 @@ ASKED: dict[str, Callable[..., xr.Dataset]] = {
     "what_if": lambda run, **item: run.what_if(start=-8, routes=False, **{run.batch.ids[-1]: "+1"}, **item),
     "explain_change": lambda run, **item: tsfm_lens.explain_change(run, run, **item),
     "attribute_inputs": lambda run, **item: explain.attribute_inputs(run, **OCCLUSION, **item),
-    "input_routes": lambda run, **item: explain.input_routes(run, parts=1, components=["*0.mlp"], **item),
+    "input_routes": lambda run, **item: explain.input_routes(
+        run, parts=1, components=run.lens.components()[-1:], **item
+    ),
     "explain": lambda run, **item: run.explain(
         sections=("input_attribution",), options={"input_attribution": OCCLUSION}, **item
     )["input_attribution"],

@@ -101,7 +101,7 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
     facts["statistic"] = subject.statistic
     data.attrs = subject.describe("weight_effects", "Effects of tuned weights", _SOURCE, **facts)
     if differences and run.truth is not None and np.isfinite(run.truth).any():
-        data = _with_errors(data, subject)
+        data = _with_errors(data, subject, run.truth)
     return Result(data.data_vars, data.coords, data.attrs)
 
 
@@ -167,20 +167,20 @@ def _with_effects(run: Run, differences: Sequence[_Difference], forecasts: np.nd
     return judge(data, "share", floor=noise_floor(run, share), groups=head_or_kind(data))
 
 
-def _with_errors(data: xr.Dataset, run: Run) -> xr.Dataset:
+def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
     """Add errors, and how they compare with those of the tuned model, with tests."""
     # errors of less than rounding are the same error
     least = np.maximum(own_rounding(run), np.finfo(float).tiny)
 
     def log_error(forecast: np.ndarray) -> np.ndarray:
-        return np.log(np.maximum(mae(forecast, run.truth), least))
+        return np.log(np.maximum(mae(forecast, truth), least))
 
     def change(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         return log_error(other) - log_error(plain)
 
     together, tuned = data["cumulative_forecast"].values, data["tuned_forecast"].values
-    data["cumulative_error"] = (("back", "series"), mae(together, run.truth))
-    data["base_error"] = (("series",), mae(data["base_forecast"].values, run.truth))
+    data["cumulative_error"] = (("back", "series"), mae(together, truth))
+    data["base_error"] = (("series",), mae(data["base_forecast"].values, truth))
     data["cumulative_error_change"] = (("back", "series"), change(together, tuned))
     data["error_change"] = (("component", "series"), change(data["forecast"].values, tuned))
     data["base_error_change"] = (("series",), change(data["base_forecast"].values, tuned))

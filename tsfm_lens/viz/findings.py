@@ -133,7 +133,7 @@ class Finding:
         if self.significant.flat[flat]:
             return f"significant for {target}"
         if units < needed:
-            return f"{units} {self._noun} are too few to test this for {target}; {needed} are needed"
+            return f"{units} {self._noun} are too few to test this for others; {needed} are needed"
         return f"not significant for {target}"
 
     def standing(self, labels: Sequence[str], noun: str, among: np.ndarray | None = None) -> list[str]:
