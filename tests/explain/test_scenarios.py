@@ -245,7 +245,7 @@ def test_routes_say_of_which_statistic_they_are(name: str) -> None:
     whole = abs(found["through_total"]).mean("step").sum("change").item()
     size = abs(found["through"]).mean("step").sum("change")
     told = " ".join(read_what_if(found))
-    assert ("by its expected value, in one pass" in told) == run.tokens_read
+    assert ("In one pass, the expected value moves" in told) == run.tokens_read
     assert found["through"].attrs["statistic"] == run.statistic
     largest = str(size["component"].values[int(np.argmax(size.values))])
     assert f"{percent(float(size.max()) / whole)} goes through {largest}" in told

@@ -89,9 +89,11 @@ def _routes(ds: xr.Dataset) -> list[str]:
         return []
     parts = [f"{percent(float(size[at]) / whole)} goes through {names(ds, 'component')[at]}" for at in first]
     word, amount = str(ds["through"].attrs["statistic"]), measured(unit_of(ds).strip())
-    by = "" if word == statistic_of(ds) else f" by its {word}, in one pass"
-    overlap = "; those in series carry the same effect, so these do not add up" if len(parts) > 1 else ""
-    return [f"Of the {amount(whole)} at a step{by}, {listed(parts)}{overlap}."]
+    start = f"Of the {amount(whole)} at a step"
+    if word != statistic_of(ds):
+        start = f"In one pass, the {word} moves by {amount(whole)} at a step; of that"
+    overlap = " Components in series carry the same effect, so these do not add up." if len(parts) > 1 else ""
+    return [f"{start}, {listed(parts)}.{overlap}"]
 
 
 @WHAT_IF.figure(table=lambda ds: frame(ds, "forecast", "changed_forecast"), sentences=read_what_if)
