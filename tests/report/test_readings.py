@@ -69,8 +69,8 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (
         *(read_attribution, "attribution", ("expected_value", 0)),
         (
-            "decoder.0.mlp (3; signed mean +3, same sign at 100 %",
-            "decoder.1.cross_attn.0 (1; signed mean −1, same sign at 80 % of steps)",
+            "decoder.0.mlp (3; signed mean +3, above 0 at 5 of 5 steps)",
+            "decoder.1.cross_attn.0 (1; signed mean −1, below 0 at 4 of 5 steps)",
             "Contributions do not sum to the forecast (completeness error 25 %).",
         ),
     ),

@@ -314,9 +314,21 @@ def explain(
         typer.Option("--set", metavar="NAME=CHANGE", help="What if: temperature=+5, price=*1.1, promo==1, …"),
     ] = None,
     start: Annotated[
-        str, typer.Option("--from", metavar="STEP", help="First step that --set changes: from the forecast, or a date.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="STEP",
+            help="First step that --set changes, or a date; 0, the forecast start, by default.",
+        ),
     ] = "",
-    stop: Annotated[str, typer.Option("--until", metavar="STEP", help="The step after the last that changes.")] = "",
+    stop: Annotated[
+        str,
+        typer.Option(
+            "--until",
+            metavar="STEP",
+            help="The step after the last that changes, or a date; by default the series' end.",
+        ),
+    ] = "",
     since: Annotated[
         str, typer.Option(metavar="FILE", help="The same series as an earlier forecast knew them: why did it change?")
     ] = "",

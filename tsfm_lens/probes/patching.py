@@ -373,7 +373,8 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
 
 def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]) -> Activations:
     """Record activations of one forward and a loss's gradients at them; weights get no gradients, to save time."""
-    lens, leaves = run.lens, dict[str, list[Tensor]]()
+    # the path of a token model is no forecast under these hooks
+    lens, encoded, leaves = run.lens, run.encoded, dict[str, list[Tensor]]()
     refuse_run(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
@@ -383,7 +384,7 @@ def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tens
         return leaf
 
     with torch.enable_grad(), lens.hooks([(name, enter) for name in names]):
-        output, acts = lens.run_with_cache(run.encoded, names_filter=list(names))
+        output, acts = lens.run_with_cache(encoded, names_filter=list(names))
         places = [(name, call) for name in names for call in range(len(leaves[name]))]
         tensors = [leaves[name][call] for name, call in places]
         losses = loss(output)

@@ -162,27 +162,33 @@ def _trust(ds: xr.Dataset, _: int) -> Card:
 
 
 def _worth(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by the accuracy that is lost without them, over all series, or by how far they move forecasts."""
-    name = "worth_size" if "worth_size" in ds else "moved_size"
+    """Rank covariates by the accuracy that is lost without them, over all series; nothing without a truth."""
+    if "worth_size" not in ds:
+        return {}
+    return _ranked(ds, "worth_size", signed, "rise of the error with it in random order; above 0: it helps")
+
+
+def _shuffling(ds: xr.Dataset, _: int) -> Card:
+    """Rank covariates by how far forecasts move without their order, where no truth says what they are worth."""
+    if "worth_size" in ds:
+        return {}
+    return _ranked(ds, "moved_size", number, "mean size of the forecast's change with it in random order")
+
+
+def _ranked(ds: xr.Dataset, name: str, write: Callable[[float], str], what: str) -> Card:
     values = array(ds, name, "covariate", "way")[:, names(ds, "way").index("shuffled")]
     order = [int(place) for place in np.argsort(-np.nan_to_num(values, nan=-np.inf))][:_MAX_BARS]
     labels, series = names(ds, "covariate"), len(forecast_series(ds))
-    acts, low, high = (array(ds, f"slope_{part}", "covariate") for part in ("acts", "low", "high"))
-    ways = [
-        f" {'↑' if least > 0 else '↓' if most < 0 else '↕'}" * bool(moves)
-        for moves, least, most in zip(acts, low, high, strict=True)
-    ]
-    bars = _bars([(labels[place] + ways[place], float(values[place])) for place in order], signed)
-    worth = name == "worth_size"
-    what = "rise of the error with it in random order; above 0: it helps" if worth else "change of the forecast"
-    note = f"{what} (MASE, median over {series} series); ↑ the forecast rises with it, ↓ falls, ↕ not alike"
-    return {"big": labels[order[0]], "note": note, "bars": bars}
+    over = f", median over {series} series" if series > 1 else ""
+    bars = _bars([(labels[place], float(values[place])) for place in order], write)
+    return {"big": labels[order[0]], "note": f"{what} (MASE{over})", "bars": bars}
 
 
 _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
     ("What moved it", "input_attribution", _moving),
     ("Can it be trusted", "deletion_curves", _trust),
     ("What a covariate is worth", "covariate_use", _worth),
+    ("How far a covariate moves it", "covariate_use", _shuffling),
     ("Accuracy", "forecast", _accuracy),
     ("Where it forms", "logit_lens", _forming),
     ("What it needs", "ablation", _needs),

@@ -268,7 +268,12 @@ class Page(widgets.VBox):
 
     def _explanation(self, run: Run) -> Iterator[widgets.Widget]:
         missing: dict[str, str] = {}
-        results = explanation.explain(run, progress=self._progress, left_out=missing)
+        items = len(set(run.batch.groups))
+        if items > 1:
+            yield widgets.HTML(
+                f"<p>One item is explained at a time: this is {escape(run.batch.groups[0])}, the first of {items}.</p>"
+            )
+        results = explanation.explain(run, item=0, progress=self._progress, left_out=missing)
         for result in results.values():
             yield from _section(result)
         yield Fit()

@@ -57,10 +57,12 @@ def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[st
     """Describe the components of largest size, their signs, and whether the sum is complete."""
     shares = _shares_of(ds, decomposition, series)
     mean, size = shares.mean, shares.size
-    steady = (np.sign(shares.later) == np.sign(mean)[:, None]).mean(axis=1)
+    above, below, steps = (shares.later > 0).sum(axis=1), (shares.later < 0).sum(axis=1), shares.later.shape[1]
+    sides = [
+        f"above 0 at {a}" if value >= 0 else f"below 0 at {b}" for value, a, b in zip(mean, above, below, strict=True)
+    ]
     parts = [
-        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, same sign at {percent(steady[i])} "
-        "of steps)"
+        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, {sides[i]} of {steps} steps)"
         for i in np.argsort(-size, kind="stable")[:3]
         if size[i] > 0
     ]

@@ -126,6 +126,16 @@ class Finding:
         """What sizes and ranges are, as a sentence puts it in brackets; "" of one series."""
         return f" (median and range over {self.over})" if self.spread else ""
 
+    def for_others(self, flat: int = 0) -> str:
+        """Say whether a member is significant, and for what, or how many units a test of it needs."""
+        units, needed = (int(self.facts.get(name, 1)) for name in ("units", "needed"))
+        target = str(self.facts.get("target", "others"))
+        if self.significant.flat[flat]:
+            return f"significant for {target}"
+        if units < needed:
+            return f"{units} {self._noun} are too few to test this for others; {needed} are needed"
+        return f"not significant for {target}"
+
     def standing(self, labels: Sequence[str], noun: str, among: np.ndarray | None = None) -> list[str]:
         """Say on how many series members act, which are significant and for what, and which are learned.
 
