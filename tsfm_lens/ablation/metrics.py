@@ -40,18 +40,20 @@ def _inner(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _correlation_distance(a: np.ndarray, b: np.ndarray, product: Callable[..., np.ndarray] = _inner) -> np.ndarray:
-    """Compute 1 - correlation of rows, Pearson's unless by another product; 1 of constant rows, NaN if not finite."""
+    """Compute 1 - correlation of rows, Pearson's unless by another product; 0 of equal rows, NaN of constant ones."""
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     size = np.sqrt(_inner(x, x) * _inner(y, y))
     varies = x_varies & y_varies & (size > 0)
-    correlation = np.where(varies, product(x, y) / np.where(varies, size, 1.0), 0.0)
-    return _where_finite(a, b, 1.0 - np.clip(correlation, -1.0, 1.0))
+    correlation = np.where(varies, product(x, y) / np.where(varies, size, 1.0), np.nan)
+    distance = np.where((a == b).all(axis=-1), 0.0, 1.0 - np.clip(correlation, -1.0, 1.0))
+    return _where_finite(a, b, distance)
 
 
 def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute 1 - rank correlation of two forecasts, step by step: 0 = same shape, 1 = unrelated, 2 = reversed.
 
-    The distance of a constant forecast is 1, that of one that is not finite NaN.
+    Equal forecasts have distance 0. A constant one has no order, so that its distance from any other is NaN, as is
+    that of a forecast that is not finite.
 
     Args:
         a, b: (…, step), at least 2 steps.
@@ -83,7 +85,8 @@ def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute the Hellinger distance of two forecasts' normalised power spectra: blind to level, scale and phase.
 
-    Shape (…), 0 for equal spectra, 1 for spectra without a common frequency; arguments of `spearman_distance`.
+    Shape (…), 0 for equal spectra, 1 for spectra without a common frequency; a constant forecast has no spectrum, so
+    that its distance is NaN from all but an equal one. Arguments of `spearman_distance`.
 
     Source:
         Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics, appendix on evaluation measures.
@@ -98,7 +101,8 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     p, q = spectra
     # half the squared distance of the roots: exactly 0 for equal spectra, unlike 1 - sum sqrt(p q)
     distance = np.sqrt(np.clip(((np.sqrt(p) - np.sqrt(q)) ** 2).sum(axis=-1) / 2, 0.0, 1.0))
-    distance = np.where(varies[0] & varies[1], distance, np.where(varies[0] == varies[1], 0.0, 1.0))
+    distance = np.where(varies[0] & varies[1], distance, np.nan)
+    distance = np.where((a == b).all(axis=-1), 0.0, distance)
     return _where_finite(a, b, distance)
 
 
@@ -148,8 +152,8 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
     return scale if scale > 0 else float("nan")
 
 
-def relative_change(value: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """Compute value / baseline - 1; NaN where the baseline is 0 or unknown.
+def relative_change(value: np.ndarray, baseline: np.ndarray, smallest: np.ndarray | float = 0.0) -> np.ndarray:
+    """Compute value / baseline - 1; NaN where the baseline is unknown, or its size is up to ``smallest``.
 
     Example:
         >>> ablation.relative_change(np.array([3.0]), np.array([2.0])).tolist()
@@ -157,5 +161,5 @@ def relative_change(value: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """
     value, baseline = np.broadcast_arrays(np.asarray(value, float), np.asarray(baseline, float))
     out = np.full(value.shape, np.nan)
-    np.divide(value, baseline, out=out, where=np.isfinite(baseline) & (baseline != 0))
+    np.divide(value, baseline, out=out, where=np.isfinite(baseline) & (np.abs(baseline) > smallest))
     return out - 1.0
