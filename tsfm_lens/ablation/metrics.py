@@ -21,9 +21,11 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
-def _where_finite(a: np.ndarray, b: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Replace values of rows that are not finite in both forecasts by NaN."""
-    return np.where(np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1), values, np.nan)
+def _of_rows(a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """Set distances of equal rows to 0, and of rows that are not finite in both forecasts to NaN."""
+    finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
+    apart = np.where((a == b).all(axis=-1), 0.0, distances)
+    return np.where(finite, apart, np.nan)
 
 
 def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -40,13 +42,12 @@ def _inner(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _correlation_distance(a: np.ndarray, b: np.ndarray, product: Callable[..., np.ndarray] = _inner) -> np.ndarray:
-    """Compute 1 - correlation of rows, Pearson's unless by another product; 0 of equal rows, NaN of constant ones."""
+    """Compute 1 - correlation of rows, Pearson's unless by another product; NaN of constant rows."""
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     size = np.sqrt(_inner(x, x) * _inner(y, y))
     varies = x_varies & y_varies & (size > 0)
     correlation = np.where(varies, product(x, y) / np.where(varies, size, 1.0), np.nan)
-    distance = np.where((a == b).all(axis=-1), 0.0, 1.0 - np.clip(correlation, -1.0, 1.0))
-    return _where_finite(a, b, distance)
+    return 1.0 - np.clip(correlation, -1.0, 1.0)
 
 
 def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -72,14 +73,13 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         2.0
     """
     a, b = _pair(a, b)
-    # ranks of rows with NaN are NaN, and a rank of infinity is a rank: finiteness is asked of the values
-    distance = _correlation_distance(rankdata(a, axis=-1), rankdata(b, axis=-1))
-    return _where_finite(a, b, distance)
+    return _of_rows(a, b, _correlation_distance(rankdata(a, axis=-1), rankdata(b, axis=-1)))
 
 
 def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute 1 - linear correlation of two forecasts, in [0, 2]; arguments and errors of `spearman_distance`."""
-    return _correlation_distance(*_pair(a, b))
+    a, b = _pair(a, b)
+    return _of_rows(a, b, _correlation_distance(a, b))
 
 
 def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -102,8 +102,7 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     # half the squared distance of the roots: exactly 0 for equal spectra, unlike 1 - sum sqrt(p q)
     distance = np.sqrt(np.clip(((np.sqrt(p) - np.sqrt(q)) ** 2).sum(axis=-1) / 2, 0.0, 1.0))
     distance = np.where(varies[0] & varies[1], distance, np.nan)
-    distance = np.where((a == b).all(axis=-1), 0.0, distance)
-    return _where_finite(a, b, distance)
+    return _of_rows(a, b, distance)
 
 
 def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -114,14 +113,16 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Source:
         Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance, coefficient normalisation).
     """
-    return _correlation_distance(*_pair(a, b), lambda x, y: fftconvolve(x, y[..., ::-1], axes=-1).max(axis=-1))
+    a, b = _pair(a, b)
+    convolved = _correlation_distance(a, b, lambda x, y: fftconvolve(x, y[..., ::-1], axes=-1).max(axis=-1))
+    return _of_rows(a, b, convolved)
 
 
 def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute the share of steps at which one forecast rises, falls or rests and the other does not; (…)."""
     a, b = _pair(a, b)
     differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(axis=-1)
-    return _where_finite(a, b, differs)
+    return _of_rows(a, b, differs)
 
 
 def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
