@@ -78,7 +78,7 @@ def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
     if not most:
         return []
     name = labels[most[0]]
-    out = [f"Farthest moves the forecast without {name}, by {shift.told(most[0], percent)} of the series' range."]
+    out = [f"Without {name} the forecast moves farthest, by {shift.told(most[0], percent)} of the series' range."]
     if first and first != most:
         out.append(
             f"That is size, in which {name} leads; Spearman distance is shape, in which {labels[first[0]]} leads. "
@@ -94,7 +94,10 @@ def better_without(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
     change, labels = judged(ds, "mae_change", "component"), names(ds, "component")
     better = [at for at in components if change.large[at] and change.size[at] < 0]
     falls = [f"{labels[at]} ({change.told(at, percent)})" for at in better]
-    return [f"Without it the error falls: {listed(falls)}. A large effect is not always a useful one."] if falls else []
+    if not falls:
+        return []
+    over = " in the median" if change.spread else ""
+    return [f"Without it the error falls{over}: {listed(falls)}. A large effect is not always a useful one."]
 
 
 def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
