@@ -19,7 +19,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import category_numbers, in_numbers, whole
 from tsfm_lens.findings import judge
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.models.noise import noise_floor
+from tsfm_lens.models.noise import marked_dataset, noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import probe
 
@@ -103,7 +103,7 @@ def covariate_use(
                 count += 1
         owners = {batch.groups[row]: row for row in informative if batch.variates[row] == name}
         measured.append(_measure(run, medians, [owners.get(batch.groups[row]) for row in rows]))
-    data = run.dataset().isel(series=rows)
+    data = marked_dataset(run).isel(series=rows)
     axes = {"covariate": [*roles], "way": [*WAYS], "shift": [*SHIFTS], "part": [*PARTS]}
     data = data.assign_coords(axes | {"role_of": ("covariate", [*roles.values()])})
     for name, dims in _VARIABLES.items():

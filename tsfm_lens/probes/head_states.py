@@ -12,6 +12,7 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Zero
+from tsfm_lens.models.noise import marked_dataset
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_patterns, forecast_queries, normalise, refuse_variates, shown_attention
 from tsfm_lens.probes.attribution import decomposed, of_median
@@ -76,7 +77,7 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     rows = refuse_variates(run, covariates=True)
     maps, views = _attention(run, rows, kind)
     attention = str(maps.attrs["attention"])
-    data = run.dataset().isel(series=rows).assign_coords(layer=maps["layer"], head=maps["head"])
+    data = marked_dataset(run).isel(series=rows).assign_coords(layer=maps["layer"], head=maps["head"])
     stack, heads = str(maps.attrs["stack"]), data["head"].values
     layers = [int(layer) for layer in data["layer"].values]
     names = [[str(Component(stack, layer, attention, int(head))) for head in heads] for layer in layers]

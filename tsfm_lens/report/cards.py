@@ -9,12 +9,13 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.verdict import verdict
-from tsfm_lens.viz.findings import finding
+from tsfm_lens.viz.findings import WORTH_A_WORD, finding
+from tsfm_lens.viz.forecast import naive_forecast
 from tsfm_lens.viz.head_states import head_name
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
 from tsfm_lens.viz.linked import EVEN, MOSTLY, effects, other_keys
 from tsfm_lens.viz.panels import segment_words
-from tsfm_lens.viz.select import array, forecast_series, layer_name, median_position, names, unit_of
+from tsfm_lens.viz.select import array, flat_series, forecast_series, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.theme import number, percent
 from tsfm_lens.viz.words import measured, signed
 
@@ -58,18 +59,16 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
     error = float(np.abs(values[median_position(levels)] - truth)[finite].mean())
     inside = int(((truth >= low) & (truth <= high))[finite].sum())
     bars, note = [("this forecast", error)], f"{inside} of {int(finite.sum())} steps lie in the {share} band"
-    context = array(ds, "context", "time", series=series) if "context" in ds else np.empty(0)
-    context = context[np.isfinite(context)]
-    season = int(ds["season"].values[series]) if "season" in ds.coords else 1
-    if len(context) >= season:
-        repeated = np.resize(context[-season:], len(truth))
-        label = f"last season repeated ({season} steps)" if season > 1 else "last value repeated"
+    label, repeated = naive_forecast(ds, series)
+    if len(repeated):
         bars.append((label, float(np.abs(repeated - truth)[finite].mean())))
     return {"big": measured(unit)(error), "note": f"mean absolute error; {note}", "bars": _bars(bars)}
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
     """Follow the entropy of the lens forecast over layers, or its distance from the final one where it has none."""
+    if flat_series(ds)[series]:
+        return {}
     layers = [layer_name(label) for label in names(ds, "layer")]
     if "entropy" in ds:
         values, what = array(ds, "entropy", "layer", "step", series=series).mean(axis=-1), "entropy"
@@ -93,6 +92,8 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
 
 def _needs(ds: xr.Dataset, series: int) -> Card:
     """Rank heads and MLPs by how far the forecast moves without them, marked where significant over series."""
+    if flat_series(ds)[series]:
+        return {}
     parts = [place for place, kind in enumerate(ds["kind"].values) if kind != "layer"]
     labels, effect = names(ds, "component"), finding(ds, "mean_shift", "component")
     values, unit = array(ds, "mean_shift", "component", series=series), unit_of(ds, series) or "data units"
@@ -107,10 +108,20 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
         return " ★" * bool(effect.significant[place]) + " ◆" * learned
 
     bars = _bars([(labels[place] + mark(place), values[place]) for place in order])
-    marks = {" ★": "★ significant over series", " ◆": "◆ larger than in untrained twins"}
+    marks = {" ★": "★ significant over series", " ◆": "◆ passes the test beside untrained twins"}
     legend = [words for sign, words in marks.items() if any(sign in label for label, *_ in bars)]
     tested = "; ".join(legend) or "none is significant over series"
-    return {"big": labels[order[0]], "note": f"mean change of the forecast without it ({unit}); {tested}", "bars": bars}
+    note = f"size: mean change of the forecast without it ({unit}); {tested}{_error_without(ds, series, order[0])}"
+    return {"big": labels[order[0]], "note": note, "bars": bars}
+
+
+def _error_without(ds: xr.Dataset, series: int, place: int) -> str:
+    """Say that the forecast of a series is better without a component, where it is."""
+    if "mae_change" not in ds or not array(ds, "mae_change", "component", series=series)[place] < -WORTH_A_WORD:
+        return ""
+    amount = measured(unit_of(ds, series))
+    before, after = array(ds, "mae_baseline", series=series), array(ds, "mae", "component", series=series)[place]
+    return f"; without it the error falls from {amount(float(before))} to {amount(float(after))}"
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:

@@ -12,7 +12,7 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
-from tsfm_lens.viz.findings import Finding, finding, judged
+from tsfm_lens.viz.findings import Finding, finding, flat_words, judged
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SUMS
 from tsfm_lens.viz.panels import fitted_range, timeline
@@ -55,6 +55,8 @@ ATTRIBUTION = measurement("attribution", needs=SUMS)
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe the components of largest size, their signs, and whether the sum is complete."""
+    if flat := flat_words(ds, series, "components"):
+        return flat
     shares = _shares_of(ds, decomposition, series)
     mean, size = shares.mean, shares.size
     above, below, steps = (shares.later > 0).sum(axis=1), (shares.later < 0).sum(axis=1), shares.later.shape[1]
@@ -103,6 +105,8 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
 
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe which component varies most over the steps, and which one leads how often."""
+    if flat := flat_words(ds, series, "components"):
+        return flat
     shares = _shares_of(ds, decomposition, series)
     steps = names(ds, "step")[-shares.later.shape[1] :]
     varying = int(np.ptp(shares.later, axis=1).argmax())

@@ -11,6 +11,7 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.attention import attention_kind
+from tsfm_lens.viz.findings import flat_words
 from tsfm_lens.viz.maps import HeadMap, under
 from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import scene
@@ -41,6 +42,8 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
 
 def read_explore(ds: xr.Dataset) -> list[str]:
     """Name the head of the largest ablation effect and the one that writes most."""
+    if flat := flat_words(ds, 0, "heads"):
+        return flat
     amount = measured(unit_of(ds, 0) or "data units")
     shift, size = (array(ds, key, "layer", "head", series=0) for key in ("mean_shift", "write_size"))
     names_of = ds["component"].transpose("layer", "head").values.astype(str)

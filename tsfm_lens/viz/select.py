@@ -117,6 +117,19 @@ def shown(ids: Sequence[str], limit: int = 3) -> str:
     return ", ".join(ids) if len(ids) <= limit else f"{len(ids)} series"
 
 
+def flat_series(ds: xr.Dataset) -> np.ndarray:
+    """Mark the series that are flat, or have a flat forecast, (series,); none where a result does not say so."""
+    if "flat" not in ds.coords:
+        return np.zeros(ds.sizes["series"], dtype=bool)
+    return np.asarray(ds["flat"].values).astype(bool)
+
+
+def varying(ds: xr.Dataset) -> np.ndarray:
+    """Return the positions of the series that a summary is over: those that are not flat, or all if all are."""
+    flat = flat_series(ds)
+    return np.flatnonzero(~flat | flat.all())
+
+
 def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:
     """Average over series, the last axis, where any value is finite; NaN elsewhere."""
     valid, out = np.isfinite(values).any(axis=-1), np.full(values.shape[:-1], np.nan)
