@@ -142,7 +142,7 @@ def page_of(
 def _first_screen(results: Mapping[str, Any], anchors: Mapping[str, str]) -> dict[str, Any]:
     """Collect the line of facts, the series, the linked view's state and the cards."""
     of_runs = [ds for ds in results.values() if isinstance(ds, xr.Dataset)]
-    linked = next((ds for ds in of_runs if ds.attrs.get("kind") == "explore" and "attention_row" in ds), None)
+    linked = next((ds for ds in of_runs if ds.attrs.get("kind") == "explore" and "attention" in ds), None)
     cards = cards_of(results, anchors) if len(of_runs) == len(results) else []
     series = list(dict.fromkeys(name for card in cards for name in card["cards"]))
     facts: list[str] = []
