@@ -207,7 +207,8 @@ def test_a_day_that_is_copied_is_a_day_on_the_whole_page(daily: Run, new_browser
         assert f"24 steps back ({mean})" in linked.words()
         cards = driver.find_element("css selector", ".cards").text
         assert f"head 3: 24 steps back\n{mean}" in cards
-        assert f"It looks most 24 steps back ({mean} of its attention" in driver.execute_script("return document.body.textContent")
+        chapters = driver.execute_script("return document.body.textContent").replace("\u00a0", " ")
+        assert f"It looks most 24 steps back ({mean} of its attention" in chapters
         assert f"up to {100 * shares.max():.3g} %" in linked.text("context")
         # at every step the slider says the same of its own row
         for step in range(DAY):

@@ -10,7 +10,7 @@ import xarray as xr
 
 from tsfm_lens.verdict import verdict
 from tsfm_lens.viz.findings import finding
-from tsfm_lens.viz.head_states import effects_of_heads, head_name, other_keys, reading_of
+from tsfm_lens.viz.head_states import effects_of_heads, head_name, reading_of
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, forecast_series, layer_name, median_position, names, unit_of
@@ -122,9 +122,8 @@ def _reads(ds: xr.Dataset, series: int) -> Card:
         if effect[layer, head] <= floor:
             break
         reading = reading_of(ds, series, layer, head)
-        others = reading.form in ("rest", "nothing")
-        places.append(other_keys(ds) if others else reading.words)
-        bars.append((f"{head_name(ds, layer, head)}: {places[-1]}", reading.rest if others else reading.share))
+        places.append(reading.words)
+        bars.append((f"{head_name(ds, layer, head)}: {reading.words}", reading.most))
     if not bars:
         return {}
     note = "the heads with the largest effects, largest first; where each looks most, and its attention there"

@@ -58,6 +58,7 @@ class Reading:
         start, stop: steps of a place, counted from the forecast's start.
         share: of the attention that is there.
         rest: share on other tokens than those of the past.
+        others: what those tokens are.
     """
 
     form: str
@@ -66,12 +67,22 @@ class Reading:
     stop: int
     share: float
     rest: float
+    others: str
 
     @property
     def words(self) -> str:
         """Say where, in a few words."""
+        if self.form == "even":
+            return "evenly"
+        if self.form in ("rest", "nothing"):
+            return self.others
         steps = f"{self.back} step{'' if self.back == 1 else 's'}"
-        return {"even": "evenly", "lag": f"{steps} back"}.get(self.form, f"{steps} before the forecast")
+        return f"{steps} back" if self.form == "lag" else f"{steps} before the forecast"
+
+    @property
+    def most(self) -> float:
+        """Share of the attention that the words speak of."""
+        return self.rest if self.form in ("rest", "nothing") else self.share
 
     def as_plain(self) -> dict[str, Any]:
         """Return it for a page."""
@@ -81,7 +92,8 @@ class Reading:
 def reading_of(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
     """Read the attention of one head, all arguments positions: along the lag or at the place that has more of it."""
     one = ds.isel(series=series, layer=layer, head=head)
-    rest = float(one["attention_forecast"] + one["attention_other"])
+    ahead, other = float(one["attention_forecast"]), float(one["attention_other"])
+    rest = ahead + other
     by_lag, at_place = float(one["lag_share"]), float(one["place_share"])
     share = max(by_lag, at_place)
     key = one.sel(key=int(one["place"])) if share > 0 else one.isel(key=slice(0)).assign(key_start=0, key_stop=0)
@@ -96,13 +108,13 @@ def reading_of(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
         form = "rest"
     if share < UNREAD:
         form = "nothing"
-    return Reading(form, back, start, stop, share, rest)
-
-
-def other_keys(ds: xr.Dataset) -> str:
-    """Name the keys of an "explore" result that are no stretch of the series: its special tokens, if they are all."""
     special = str(ds.attrs.get("special", ""))
-    return special if special and not ds["attention_forecast"].any() else "other tokens"
+    others = "other tokens"
+    if special and ahead < UNREAD:
+        others = special
+    elif ahead > 0 and other < UNREAD:
+        others = "tokens of the forecast"
+    return Reading(form, back, start, stop, share, rest, others)
 
 
 def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
@@ -122,42 +134,44 @@ def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     return table[["series", "layer", "head", *columns, *ranks]].rename(columns={"name": "component"})
 
 
-def read_explore(ds: xr.Dataset) -> list[str]:
+def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
     """Name the head of the largest ablation effect with what it reads, and the one that writes most."""
-    amount = measured(unit_of(ds, 0) or "data units")
-    shift = effects_of_heads(ds, "mean_shift").isel(series=0).transpose("layer", "head").values
-    size = array(ds, "write_size", "layer", "head", series=0)
+    amount = measured(unit_of(ds, series) or "data units")
+    shift = effects_of_heads(ds, "mean_shift").isel(series=series).transpose("layer", "head").values
+    size = array(ds, "write_size", "layer", "head", series=series)
     names_of = ds["name"].transpose("layer", "head").values.astype(str)
     loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
-    share = array(ds, "write_share", "layer", "head", series=0)[loudest]
-    if not effects_of_heads(ds, "mean_shift_acts").values.any():
+    share = array(ds, "write_share", "layer", "head", series=series)[loudest]
+    if not (shift > float(ds["mean_shift_floor"].values[series])).any():
         return [f"No head of {attention_kind(ds)} moves the forecast beyond rounding when it is ablated."]
     most = tuple(int(v) for v in np.unravel_index(shift.argmax(), shift.shape))
     out = [
         f"Among heads of {attention_kind(ds)}, ablating {names_of[most]} moves the forecast most "
         f"({amount(shift[most])} on average; median head {amount(float(np.median(shift)))})."
     ]
-    reading = reading_of(ds, 0, *most)
+    reading = reading_of(ds, series, *most)
     if reading.form in ("lag", "place"):
         out.append(f"It looks most {reading.words} ({percent(reading.share)} of its attention, mean over steps).")
     elif reading.form == "even":
         out.append(f"It attends evenly: {percent(reading.share)} at most to one token or distance.")
     else:
-        out.append(f"It attends mostly to {other_keys(ds)} ({percent(reading.rest)}).")
+        out.append(f"It attends mostly to {reading.others} ({percent(reading.rest)}).")
     same = "It also writes most" if most == loudest else f"{names_of[loudest]} writes most"
     out.append(f"{same}: {amount(size[loudest])} on average, {percent(float(share))} of all writes.")
     return out
 
 
 @EXPLORE.figure(variables=("context",))
-def explore_figure(ds: xr.Dataset, *, layer: str | int | None = None, head: str | int | None = None) -> go.Figure:
+def explore_figure(
+    ds: xr.Dataset, *, series: str | int = 0, layer: str | int | None = None, head: str | int | None = None
+) -> go.Figure:
     """Draw by how much the forecast moves without each head, and of one head the forecast with and without it.
 
     Args:
         layer, head: labels of that head; the one with the largest effect unless both are given.
     """
-    view = scene(ds, 0, max(2 * ds.sizes["step"], 24))
-    shift = effects_of_heads(ds, "mean_shift").isel(series=0).transpose("layer", "head").values
+    view = scene(ds, series, max(2 * ds.sizes["step"], 24))
+    shift = effects_of_heads(ds, "mean_shift").isel(series=view.place).transpose("layer", "head").values
     layers, heads = layer_names(ds), names(ds, "head")
     row, col = (int(at) for at in np.unravel_index(np.nanargmax(shift), shift.shape))
     if layer is not None and head is not None:
@@ -173,8 +187,8 @@ def explore_figure(ds: xr.Dataset, *, layer: str | int | None = None, head: str 
     left.x("head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0)
     left.y(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
     canvas.fig.update_layout(coloraxis=each.colours(**under(canvas.fig.get_subplot(1, 1), canvas.plot_height)))
-    alone = effects_of_heads(ds, "forecast").isel(series=0, layer=row, head=col).values
-    view.forecast(right, array(ds, "baseline_forecast", "step", series=0), "complete model", BLUE)
+    alone = effects_of_heads(ds, "forecast").isel(series=view.place, layer=row, head=col).values
+    view.forecast(right, array(ds, "baseline_forecast", "step", series=view.place), "complete model", BLUE)
     view.forecast(right, alone, f"without {name}", VERMILION)
     view.draw(right)
     view.title_axes(right)
@@ -202,4 +216,6 @@ def component_name(ds: xr.Dataset, place: int) -> str:
 
 @EXPLORE.panels
 def _explore(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(explore_figure(ds), heads_table(ds), read_explore(ds))
+    for place, of in enumerate(names(ds, "series")):
+        table = heads_table(ds.isel(series=[place]))
+        yield ReportPanel(explore_figure(ds, series=place), table, read_explore(ds, place), series=of)

@@ -94,7 +94,7 @@ function linkedView(root, state, ask) {
     const [start, stop] = series().keys[weights.indexOf(share)] || [0, 0], rest = Math.max(1 - sum(weights), 0);
     const form = share < state.unread ? "nothing" : rest > state.mostly ? "rest"
       : share * weights.length < state.even ? "even" : "step";
-    return {form, start, stop, share, rest, back: state.queries[query] - start};
+    return {form, start, stop, share, rest, back: state.queries[query] - start, others: own.reading.others};
   }
 
   function element(name, attributes, parent, text) {
@@ -295,7 +295,7 @@ function linkedView(root, state, ask) {
       : ` (mean absolute error ${number(own.error)} → ${number(forecast.error)})`;
     return `${subject} the ${state.statistic} moves by ${number(forecast.effect)} ${own.unit} on average${errors}.`;
   }
-  function saidOf({form, back, start, stop, share, rest}, head) {
+  function saidOf({form, back, start, stop, share, rest, others}, head) {
     const own = series(), shared = state.queries.length === 1, steps = `${back} step${back === 1 ? "" : "s"}`;
     const when = view.step >= 0 && (head.rows || shared) ? `For step ${view.step + 1}, ${own.ahead[view.step]},`
       : shared ? "Over all steps, which share one query," : view.step < 0 ? "Over all steps" : "Over all steps (single steps of this head are not in this file)";
@@ -304,8 +304,8 @@ function linkedView(root, state, ask) {
     // a lag is that of every step, so it has no date
     const where = form === "lag" ? `${steps} back` : form === "step" && !shared ? `at ${dates}, ${steps} back` : `at ${dates}, ${steps} before the forecast`;
     if (form === "even") return `${when} it attends evenly: ${percent(share)} at most to one token or distance.`;
-    if (form === "rest") return `${when} it attends mostly to ${state.rest}, ${percent(rest)}; the most of the series is ${percent(share)}, ${where}.`;
-    return `${when} it looks most ${where} (${percent(share)}${rest > 0.1 ? `; ${percent(rest)} is on ${state.rest}` : ""}).`;
+    if (form === "rest") return `${when} it attends mostly to ${others}, ${percent(rest)}; the most of the series is ${percent(share)}, ${where}.`;
+    return `${when} it looks most ${where} (${percent(share)}${rest > 0.1 ? `; ${percent(rest)} is on ${others}` : ""}).`;
   }
   function say() {
     const own = series(), head = own.states[view.head], label = state.labels[view.head];

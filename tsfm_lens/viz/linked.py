@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.attention import attention_kind
-from tsfm_lens.viz.head_states import EVEN, MOSTLY, UNREAD, component_name, other_keys, reading_of
+from tsfm_lens.viz.head_states import EVEN, MOSTLY, UNREAD, component_name, reading_of
 from tsfm_lens.viz.panels import scene
 from tsfm_lens.viz.select import array, kind_word, layer_name, names, statistic_of, unit_of
 
@@ -44,7 +44,6 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
         "notes": notes,
         "kind": attention_kind(ds),
         "statistic": statistic_of(ds),
-        "rest": other_keys(ds),
         "unread": UNREAD,
         "mostly": MOSTLY,
         "even": EVEN,
