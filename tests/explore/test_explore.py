@@ -185,7 +185,9 @@ def test_every_press_shows_its_number(
 
     # a head by itself needs no answer
     linked.press_component(HEADS[0])
-    assert f"Layer 1, cross-attention head 2 of co2: without it {change(view, without(lens, HEADS[0]))}" in linked.words()
+    assert (
+        f"Layer 1, cross-attention head 2 of co2: without it {change(view, without(lens, HEADS[0]))}" in linked.words()
+    )
     assert linked.lines() == ["observed", "truth", "median", "without"]
     python()
     assert view.state["names"][view.chosen] == HEADS[0]
@@ -227,7 +229,8 @@ def test_every_press_shows_its_number(
     assert (view.marked, view.ablated) == (None, ())
     assert linked.text("set") == "none"
     assert (
-        f"Layer 0, cross-attention head 0 of co2: without it {change(view, without(lens, 'decoder.0.cross_attn.0'))}" in linked.words()
+        f"Layer 0, cross-attention head 0 of co2: without it {change(view, without(lens, 'decoder.0.cross_attn.0'))}"
+        in linked.words()
     )
     # Python's own choices arrive as well
     view.select("1", 2)

@@ -128,7 +128,9 @@ def test_several_series_have_what_each_has_alone(name: str) -> None:
     run = lens.run(type(long).concat([long, short]), H)
     both, alone = head_states(run), head_states(run.select([1]))
     tokens = alone.sizes["key"]
-    assert_close(both["attention"].isel(series=1, key=slice(-tokens, None)), alone["attention"].isel(series=0), depth=16)
+    assert_close(
+        both["attention"].isel(series=1, key=slice(-tokens, None)), alone["attention"].isel(series=0), depth=16
+    )
     # where the short series has no token there is no attention, and no stretch of steps
     before = both.isel(series=1, key=slice(0, -tokens))
     assert before.sizes["key"] > 0

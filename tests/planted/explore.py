@@ -11,8 +11,8 @@ from planted.series import THREE, described
 def explore(on: xr.Dataset = THREE) -> xr.Dataset:
     """2 × 3 heads and 2 MLPs: on series s, without head h of layer l the forecast is (10 l + h) (s + 1) higher.
 
-    Without the MLP of layer l it is 5 (l + 1) (s + 1) higher, and a head writes as much as it moves. With three quarters
-    of its attention head 0 of layer 1 looks 7 + s steps back from each step, and another h + s + 1 steps before the
+    Without the MLP of layer l it is 5 (l + 1) (s + 1) higher, and a head writes as much as it moves. Three quarters of
+    the attention of head 0 of layer 1 are 7 + s steps back from each step, those of another h + s + 1 steps before the
     forecast's start, whatever the step.
     """
     about = {"stack": "decoder", "attention": "cross_attn", "statistic": "expected value", "write_to": "expected value"}

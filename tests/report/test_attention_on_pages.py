@@ -48,7 +48,7 @@ def bolt(patch: int) -> Lens:
 
 
 def planted(lens: Lens) -> Callable[[Tensor], Tensor]:
-    """Give the heads of one layer 97 % of their attention on a token 64 steps back, on the last, on REG, and nowhere."""
+    """Put 97 % of the attention of one layer's heads on a token 64 steps back, on the last, on REG, and nowhere."""
     stack = lens.wiring.output_stack
     kind = lens.wiring.output_stack.attention_kinds()[-1 if stack.name else 0]
 
@@ -80,7 +80,11 @@ def series() -> Any:
 
 @contextmanager
 def with_planted_heads(lens: Lens) -> Iterator[Run]:
-    name = next(str(each) for each in lens.components("**") if each.level == "branch" and each.kind in ("time_attn", "cross_attn"))
+    name = next(
+        str(each)
+        for each in lens.components("**")
+        if each.level == "branch" and each.kind in ("time_attn", "cross_attn")
+    )
     with lens.edit(EditPattern(name, planted(lens))):
         yield lens.run(series(), HORIZON)
 
@@ -136,7 +140,9 @@ def test_one_query_for_all_steps_has_a_place(patch: int, tmp_path: Path) -> None
     assert "head0:64stepsbeforetheforecast97%" in page.text
 
 
-@pytest.mark.parametrize(("name", "length", "steps"), [("chronos", 40, 7), ("chronos-bolt", 41, 7), ("chronos-2", 43, 10)])
+@pytest.mark.parametrize(
+    ("name", "length", "steps"), [("chronos", 40, 7), ("chronos-bolt", 41, 7), ("chronos-2", 43, 10)]
+)
 def test_lags_and_places_are_those_of_the_captured_pattern(name: str, length: int, steps: int) -> None:
     """By brute force over every step of the forecast and every token, special ones and parts of tokens among them."""
     lens = load(architectures()[name].tiny(), check=False)

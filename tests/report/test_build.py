@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+import planted
 from browsing import Page
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report import build, build_report
@@ -56,6 +57,25 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
     text = " ".join(found.text.split())
     assert [words for words in map(build._typeset, told) if " ".join(words.split()) not in text] == []
     assert len([p for p in found.all("p") if p.get("class") == "main"]) == len(counts)
+
+
+def test_every_series_has_its_figures_or_a_note(tmp_path):
+    """Of ten series every chapter draws the first eight, each under its tab, and says so of the others."""
+    ids = [f"river-{place}" for place in range(10)]
+    every = planted.in_report(ids)
+    kinds = ("forecast", "lens", "ablation", "attribution", "explore", "attention")
+    found = page({kind: every[kind] for kind in kinds}, tmp_path)
+    for place, kind in enumerate(kinds, start=1):
+        own = [attrs for attrs in found.all("figure") if (attrs["id"] or "").startswith(f"s{place}-")]
+        drawn = {attrs["data-series"] for attrs in own if "data-series" in attrs}
+        expected = {"forecast": ids, "explore": ids, "attention": []}.get(kind, ids[:8])
+        assert drawn == set(expected), kind
+    notes = [
+        attrs["data-series"] for attrs in found.all("p") if attrs.get("class") == "note" and "data-series" in attrs
+    ]
+    # lens, ablation and attribution leave out two series; attention is of one
+    assert sorted(notes) == sorted([*3 * ids[8:], *ids[1:]])
+    assert found.text.count("it draws 8 series") == 6
 
 
 def test_what_any_chapter_may_say_is_said_once(results, tmp_path):

@@ -7,7 +7,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
 import planted
-from browsing import Linked, press, until, until_ready
+from browsing import Linked, press, until, until_drawn, until_ready
 from tsfm_lens.report import build_report
 from tsfm_lens.report.cards import cards_of
 from tsfm_lens.viz.head_states import read_explore
@@ -64,6 +64,40 @@ def test_a_tab_switches_the_view_and_the_numbers_of_the_cards(screen):
     until(lambda: second.is_selected(), "the second tab is not selected")
     assert said(screen).startswith("Layer 1, head 2 of b: without it the expected value moves by 24 m on average")
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
+
+
+# of every chapter what is on the screen: the series that its figures are of, and those that it says not to draw
+SEEN = """const there = each => each.offsetParent !== null;
+return Array.from(document.querySelectorAll("section:not(#provenance)")).map(section => ({
+  figures: Array.from(section.querySelectorAll("figure")).filter(there).map(each => each.dataset.series || ""),
+  folded: Array.from(section.querySelectorAll("details > figure")).filter(each => there(each.parentElement))
+    .map(each => each.dataset.series || ""),
+  notes: Array.from(section.querySelectorAll("p.note[data-series]")).filter(there).map(each => each.textContent),
+}));"""
+
+
+def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
+    for place, name in enumerate("abc"):
+        screen.execute_script("document.querySelectorAll('.tabs input')[arguments[0]].click()", place)
+        chapters = screen.execute_script(SEEN)
+        assert len(chapters) == len(DEFAULT)
+        for kind, chapter in zip(DEFAULT, chapters, strict=True):
+            shown = {*chapter["figures"], *chapter["folded"]}
+            assert shown, kind
+            assert shown <= {"", name}, kind
+            # one first figure stands open under every tab
+            assert chapter["figures"], kind
+            # the attention is of the first series alone
+            alone = kind == "attention" and name != "a"
+            assert [name in note and "draws a" in note for note in chapter["notes"]] == [True] * alone, kind
+            if kind in ("forecast", "lens", "attribution", "ablation", "explore"):
+                assert name in shown, kind
+    # a figure that was drawn under another tab is as wide as its place
+    until_drawn(screen)
+    screen.execute_script("document.querySelectorAll('.tabs input')[1].click()")
+    script = """const plot = document.querySelector("figure[data-series=b] .plot");
+    return plot._fullLayout && Math.abs(plot._fullLayout.width - plot.clientWidth) < 2;"""
+    until(lambda: screen.execute_script(script), "a figure is not as wide as its place")
 
 
 def test_a_click_on_a_head_shows_its_name_and_its_effect(screen):

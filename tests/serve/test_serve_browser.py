@@ -153,7 +153,9 @@ def test_by_keyboard_offline_and_nothing_left_running(
         until(lambda: driver.find_elements("css selector", ".linked .cell"), "no view of heads")
         linked = Linked(driver)
         linked.press_component("decoder.1.cross_attn.1")
-        said(linked, "Layer 1, cross-attention head 1 of level: without it", run, without(run, "decoder.1.cross_attn.1"))
+        said(
+            linked, "Layer 1, cross-attention head 1 of level: without it", run, without(run, "decoder.1.cross_attn.1")
+        )
         linked.press("ablate")
         said(linked, "Without the ablated component", run, without(run, "decoder.1.cross_attn.1"))
         linked.press_component("decoder.0.cross_attn.2", shift=True)

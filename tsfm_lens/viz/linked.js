@@ -244,8 +244,8 @@ function linkedView(root, state, ask) {
         if (row.cells.length === 1) cell.style.gridColumn = `2 / span ${columns}`;
         cell.className = `cell${share > 0.55 ? " deep" : ""}${view.ablated.includes(at) ? " out" : ""}${within ? " within" : ""}`;
         const text = value === null ? "" : view.brush ? percent(value) : number(value);
-        // four characters have room
-        cell.textContent = small ? "" : value !== null && !view.brush && value < 0.1 ? String(Number(value.toPrecision(1))) : text;
+        // five characters have room
+        cell.textContent = small ? "" : value !== null && !view.brush && value < 0.1 ? String(Number(value.toPrecision(2))) : text;
         cell.title = `${state.labels[at]}: ${value === null ? "its attention is not shown here"
           : view.brush ? `${text} of its attention` : `${text} ${own.unit}${within ? ", within rounding" : ""}`}`;
         cell.setAttribute("aria-label", cell.title);

@@ -33,7 +33,10 @@ def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
         notes.append(f"Forecasts are in this file for {n_lines} of {len(components)} components, the strongest.")
     first = int(ds.attrs.get("first_step", 0))
     if first:
-        notes.append("Effects and errors leave out the first step, whose decoder reads no value.")
+        notes.append(
+            f"Effects and errors are of the {statistic_of(ds)} along the forecast's own path; they leave out its first "
+            "step, whose decoder reads no value."
+        )
     return {
         "series": [_series(ds, place, n_rows, n_lines) for place in range(ds.sizes["series"])],
         "rows": _map_rows(ds),
@@ -68,7 +71,9 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
     effect = array(ds, "mean_shift", "component", series=place)
     ranks = np.argsort(np.argsort(-effect, kind="stable"), kind="stable")
     states: list[dict[str, Any]] = [{"effect": _short(size)} for size in effect]
-    for state, rank, forecast in zip(states, ranks, array(ds, "forecast", "component", "step", series=place), strict=True):
+    for state, rank, forecast in zip(
+        states, ranks, array(ds, "forecast", "component", "step", series=place), strict=True
+    ):
         if rank < n_lines:
             state |= line(ds, forecast, place)
     # stretches of the context, the padding of shorter series left away
