@@ -163,7 +163,7 @@ def test_the_page_is_short_and_small_at_every_width_in_dark_and_light(screen, pa
 
 
 def test_a_large_model_keeps_what_it_has_room_for():
-    """Of 6 heads with 20,000 queries on 24 tokens of 3 series not all fit: the strongest stays, and the view says so."""
+    """Of 6 heads with 20,000 queries on 24 tokens of 3 series the strongest alone fits, and the view says so."""
     ds = planted.explore()
     state = linked_state(ds.isel(query=np.arange(20_000) % 5))
     rows = [["rows" in head for head in series["states"]] for series in state["series"]]

@@ -113,7 +113,7 @@ def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, 
 
 
 def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any]:
-    """Describe a forecast (step,): ``effect``, its mean distance from the plain one, and its mean absolute ``error``."""
+    """Describe a forecast (step,): ``effect``, its mean distance from the plain one, and its mean ``error``."""
     later = slice(int(ds.attrs.get("first_step", 0)), None)
     gaps = np.abs(forecast - array(ds, "truth", "step", series=series))[later] if "truth" in ds else np.empty(0)
     gaps = gaps[np.isfinite(gaps)]
