@@ -146,9 +146,10 @@ def past_attention(maps: xr.Dataset) -> xr.Dataset:
     weights, at_place = pattern[..., past], mean[..., past]
     back = begin[:, None] - start[past]
     lags, index = np.unique(back, return_inverse=True)
-    by_lag = np.zeros((*mean.shape[:2], len(lags)))
+    sums = np.zeros((len(lags), *mean.shape[:2]))
     for query, at in enumerate(index.reshape(back.shape)):
-        np.add.at(by_lag, (slice(None), slice(None), at), counts[query] * weights[:, :, query])
+        np.add.at(sums, at, counts[query] * np.moveaxis(weights[:, :, query], -1, 0))
+    by_lag = np.moveaxis(sums, 0, -1)
     keys, heads = np.arange(-int(past.sum()), 0), ("layer", "head")
     values = {
         "entropy": maps["entropy"].variable,
