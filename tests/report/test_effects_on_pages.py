@@ -78,7 +78,7 @@ def test_another_seed_changes_no_effect(tmp_path: Path) -> None:
 def test_what_is_read_is_what_the_strongest_head_reads() -> None:
     """Not the head with the sharpest attention, and no head that does nothing."""
     ds = planted.explore()
-    ds["lag_share"][:, 0, 1] = 1.0
+    ds["lag_share"][:, 0, 2] = 1.0
     (card,) = cards_of({"explore": ds}, {"explore": "s1"})
     one = card["cards"]["a"]
     # head 2 of layer 1, then 1 and 0; head 2 of layer 0; heads 1 and 0, which does nothing, are not among the four
