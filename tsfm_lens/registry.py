@@ -153,12 +153,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class ReportPanel:
-    """Figure of a report with its table and its sentences; a name where it gets files of its own."""
+    """Figure of a report with its table and its sentences.
+
+    Attributes:
+        name: of its files, where it gets files of its own.
+        series: the one series that is drawn; "" where it is of several.
+    """
 
     figure: go.Figure
     table: pd.DataFrame
     sentences: list[str]
     name: str = ""
+    series: str = ""
 
 
 @dataclass

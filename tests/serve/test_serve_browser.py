@@ -152,13 +152,15 @@ def test_by_keyboard_offline_and_nothing_left_running(
         next(tab for tab in driver.find_elements("css selector", "[role=tab]") if tab.text == "Heads").click()
         until(lambda: driver.find_elements("css selector", ".linked .cell"), "no view of heads")
         linked = Linked(driver)
-        linked.press_head(5)
-        said(linked, "Layer 1, head 1 of level: without it", run, without(run, "decoder.1.cross_attn.1"))
+        linked.press_component("decoder.1.cross_attn.1")
+        said(
+            linked, "Layer 1, cross-attention head 1 of level: without it", run, without(run, "decoder.1.cross_attn.1")
+        )
         linked.press("ablate")
-        said(linked, "Without the ablated head", run, without(run, "decoder.1.cross_attn.1"))
-        linked.press_head(2, shift=True)
+        said(linked, "Without the ablated component", run, without(run, "decoder.1.cross_attn.1"))
+        linked.press_component("decoder.0.cross_attn.2", shift=True)
         two = without(run, "decoder.1.cross_attn.1", "decoder.0.cross_attn.2")
-        said(linked, "Without the 2 ablated heads", run, two)
+        said(linked, "Without the 2 ablated components", run, two)
         assert linked.text("set") == "decoder.1.cross_attn.1, decoder.0.cross_attn.2"
         linked.drag(10.5, 20.5, 25)
         masks = Masks(run, (Segment("x", 0, -15, -4, "past"),), "mean")
@@ -166,7 +168,7 @@ def test_by_keyboard_offline_and_nothing_left_running(
         said(linked, "Without the brushed steps, their series' mean in their place,", run, stretch)
         assert linked.lines() == ["observed", "truth", "median", "without", "masked"]
         linked.press("empty")
-        until(lambda: linked.text("set") == "no head", "the set is not empty")
+        until(lambda: linked.text("set") == "none", "the set is not empty")
         linked.press("clear")
         until(lambda: linked.lines() == ["observed", "truth", "median", "without"], "the stretch is still left out")
         assert linked.text("news") == ""

@@ -11,9 +11,8 @@ import xarray as xr
 from tsfm_lens.verdict import verdict
 from tsfm_lens.viz.findings import WORTH_A_WORD, finding
 from tsfm_lens.viz.forecast import naive_forecast
-from tsfm_lens.viz.head_states import head_name
+from tsfm_lens.viz.head_states import effects_of_heads, head_name, reading_of
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
-from tsfm_lens.viz.linked import EVEN, MOSTLY, effects, other_keys
 from tsfm_lens.viz.panels import segment_words
 from tsfm_lens.viz.select import array, flat_series, forecast_series, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.theme import number, percent
@@ -125,26 +124,21 @@ def _error_without(ds: xr.Dataset, series: int, place: int) -> str:
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
-    """Name the main lag of the heads with the largest effects, or of a single query the place."""
-    effect = effects(ds, series)
-    rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=series)
-    width, n_bins = int(ds["attention_row"].attrs["bin_steps"]), rows.shape[-1]
-    start = (n_bins - np.arange(n_bins)) * width
-    steps = array(ds, "step_row", "step", series=series).astype(int)
-    bars = []
+    """Say where the heads with the largest effects look most, the one with the largest first."""
+    effect = effects_of_heads(ds, "mean_shift").isel(series=series).transpose("layer", "head").values
+    floor = float(ds["mean_shift_floor"].values[series])
+    bars, places = [], []
     for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
         layer, head = (int(each) for each in np.unravel_index(flat, effect.shape))
-        lags = np.zeros(start[0] + len(steps) + 1)
-        for step, row in enumerate(steps):
-            lags[start + (step if len(set(steps)) > 1 else 0)] += rows[layer, head, row] / len(steps)
-        lag, rest = int(lags.argmax()), max(1 - float(lags.sum()), 0.0)
-        # special tokens, padding, and of self-attention the forecast
-        where, share = (f"{lag} steps back", float(lags[lag])) if rest < MOSTLY else (other_keys(ds), rest)
-        where = "evenly" if share * n_bins < EVEN else where
-        bars.append((f"{head_name(ds, layer, head)}: {where}", share))
-    since = "from the step that is forecast" if len(set(steps)) > 1 else "from the forecast start"
-    note = f"main lag {since} of the heads with the largest effects, and their attention there"
-    return {"big": max(bars, key=lambda bar: bar[1])[0].split(": ")[1], "note": note, "bars": _bars(bars, percent)}
+        if effect[layer, head] <= floor:
+            break
+        reading = reading_of(ds, series, layer, head)
+        places.append(reading.words)
+        bars.append((f"{head_name(ds, layer, head)}: {reading.words}", reading.most))
+    if not bars:
+        return {}
+    note = "the heads with the largest effects, largest first; where each looks most, and its attention there"
+    return {"big": places[0], "note": f"{note} (mean over steps)", "bars": _bars(bars, percent)}
 
 
 def _bars(entries: list[tuple[str, float]], write: Callable[[float], str] = number) -> list[tuple[str, str, float]]:

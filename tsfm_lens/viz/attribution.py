@@ -17,6 +17,7 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SUMS
 from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
+    MAX_DRAWN,
     array,
     forecast_series,
     kind_word,
@@ -48,7 +49,6 @@ _METHOD_WORDS = {
     "linearised": "linearised attribution",
     "integrated": "integrated attribution",
 }
-_MAX_SERIES = 3  # series with figures of their own
 
 ATTRIBUTION = measurement("attribution", needs=SUMS)
 
@@ -291,14 +291,15 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
 def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
     decompositions = names(ds, "decomposition")
     main = decompositions[0]
-    several = [(main, i) for i in forecast_series(ds, _MAX_SERIES)]
+    several = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]
     for decomposition, i in [*several, *((other, 0) for other in decompositions if other != main)]:
         table, words = attribution_table(ds, decomposition, i), read_attribution(ds, decomposition, i)
-        words += read_attribution_over_series(ds, main) if i == 0 and decomposition == main else []
-        yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=i), table, words)
+        words += read_attribution_over_series(ds, main) if decomposition == main else []
+        of = names(ds, "series")[i]
+        yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=i), table, words, series=of)
         if decomposition == main:
             steps = read_attribution_steps(ds, main, i)
-            yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps)
+            yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps, series=of)
 
 
 _STREAM, _BOX, _ENDS = 0.0, (0.8, 3.25), (-0.95, 3.35)  # where the stream and the boxes stand, and where all ends

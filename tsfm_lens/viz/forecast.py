@@ -111,7 +111,8 @@ def _forecast(ds: xr.Dataset) -> Iterator[ReportPanel]:
         table = quantile_table(ds, i)
         if "truth" in ds:
             table["truth"] = array(ds, "truth", "step", series=i)
-        yield ReportPanel(forecast_fan(ds, series=i), table, [*beside, *read_forecast(ds, i)])
+        words, of = [*beside, *read_forecast(ds, i)], names(ds, "series")[i]
+        yield ReportPanel(forecast_fan(ds, series=i), table, words, series=of)
         beside = []
 
 

@@ -16,6 +16,7 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SUMS, TOKENS
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, scene
 from tsfm_lens.viz.select import (
+    MAX_DRAWN,
     array,
     forecast_series,
     median_position,
@@ -40,7 +41,6 @@ _CELLS = 150_000  # in the whole figure
 _LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this
 _MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
-_LENSES, _MAPS = 6, 3  # series with a figure of their own
 
 LOGIT_LENS = measurement("logit_lens", needs=SUMS)
 
@@ -327,17 +327,18 @@ def layer_axis(canvas: Sheet, labels: list[str], title: str = "layer", *, most: 
 @LOGIT_LENS.panels
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     if "probability" not in ds:
-        for i in forecast_series(ds, _LENSES):
+        for i in forecast_series(ds, MAX_DRAWN):
             tables = [quantile_table(ds, i, layer=layer) for layer in range(ds.sizes["layer"])]
             table = pd.concat(tables, ignore_index=True)
-            yield ReportPanel(lens_forecast(ds, series=i), table, read_lens_forecast(ds, i))
+            words, of = read_lens_forecast(ds, i), names(ds, "series")[i]
+            yield ReportPanel(lens_forecast(ds, series=i), table, words, series=of)
         return
     if "entropy" in ds:
         table = frame(ds[["entropy"]].astype(float).mean("step", skipna=False), "entropy")
         yield ReportPanel(layer_entropy(ds), table, read_entropy(ds))
-    for i in forecast_series(ds, _MAPS):
+    for i in forecast_series(ds, MAX_DRAWN):
         fig = logit_map(ds, series=i)
-        yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i))
+        yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i), series=names(ds, "series")[i])
 
 
 LAYER_GAIN = measurement("layer_gain", needs=SUMS)

@@ -45,6 +45,10 @@ def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
     return list(range(ds.sizes["series"])) if series is None else [series_position(ds, series)]
 
 
+MAX_DRAWN = 8
+"""Most series that have figures of their own in a chapter of a report."""
+
+
 def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
     """Return places of the series that are forecast, the first ``most`` of them; covariates are not."""
     roles = ds["role"].values if "role" in ds.coords else ["target"] * ds.sizes.get("series", 1)

@@ -18,6 +18,7 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.places import Places, coordinate, places_in
 from tsfm_lens.viz.select import (
+    MAX_DRAWN,
     array,
     flat_series,
     forecast_series,
@@ -38,7 +39,6 @@ from tsfm_lens.viz.words import listed, measured, num
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
 _MAX_NAMES = 3  # components in a sentence
-_MAX_SERIES = 2  # series with a figure of their own
 
 ABLATION = measurement("ablation")
 
@@ -105,7 +105,7 @@ def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) 
     base, row = array(ds, "baseline_forecast", "step", series=series), names(ds, "component").index(components[0])
     after = array(ds, "forecast", "step", component=row, series=series)
     amount, span = measured(unit_of(ds, series)), float(np.ptp(base))
-    distance = float(np.abs(after - base).mean())
+    distance = float(array(ds, "mean_shift", component=row, series=series))
     against = f" ({100 * distance / span:.3g} % of its range)" if span > 0 else ""
     return [
         f"Without {components[0]} the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} moves by "
@@ -330,7 +330,8 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
         yield ReportPanel(ablation_heatmap(ds, metric=metric), ablation_table(ds, metric), read_ablation(ds, metric))
     if not {"forecast", "baseline_forecast", "spearman_distance"} <= set(ds.data_vars):
         return
-    for i in forecast_series(ds, _MAX_SERIES):
+    for i in forecast_series(ds, MAX_DRAWN):
         if top := strongest(ds, i):
             fig = ablation_forecasts(ds, components=top, series=i)
-            yield ReportPanel(fig, ablated_forecast_table(ds, i, top), read_ablation_forecasts(ds, i, top))
+            words = read_ablation_forecasts(ds, i, top)
+            yield ReportPanel(fig, ablated_forecast_table(ds, i, top), words, series=names(ds, "series")[i])
