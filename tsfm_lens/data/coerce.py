@@ -13,7 +13,7 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
 from tsfm_lens.data.files import in_units, read_series, with_season
-from tsfm_lens.data.frames import continued, from_frame
+from tsfm_lens.data.frames import from_frame
 from tsfm_lens.data.frequencies import stamp_frequency
 from tsfm_lens.data.times import times_of
 from tsfm_lens.data.values import is_missing, label, numbers_or_categories, plain_array, texts, to_floats, to_pandas
@@ -67,8 +67,8 @@ def as_series(
         targets, variates, id_column, time_column, time_format, timezone, round_time, known, past: see
             :func:`tsfm_lens.data.from_frame`.
         delimiter, decimal, thousands, encoding, header: of a file of text; see :func:`tsfm_lens.data.read_series`.
-        future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends. Unless
-            ``known`` names some, each of its columns that is no id and no timestamp is a known covariate.
+        future: a frame of later rows than those of ``data``, a frame: with its ids, timestamps and known covariates,
+            and no targets; see :func:`tsfm_lens.data.from_frame`.
 
     Raises:
         InputError: the data cannot be used; the message names the series and the position.
@@ -84,11 +84,10 @@ def as_series(
     options |= {name: texts(options[name], name) for name in _LISTS if name in options}
     data = to_pandas(data)
     if future is not None:
-        parts = {"the data": data, "future": to_pandas(future)}
-        for name, frame in parts.items():
+        options["future"] = to_pandas(future)
+        for name, frame in (("the data", data), ("future", options["future"])):
             if not isinstance(frame, pd.DataFrame):
                 raise InputError(f"{name} is {type(frame).__name__}; future=… needs both as frames")
-        data, options = continued(parts["the data"], parts["future"], options)
     batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
     if freq is not None:

@@ -320,9 +320,6 @@ def grids_of(
                 raise InputError(f"series {group!r} goes forward on {clock}, not in UTC; one of the offsets is wrong")
         if times.utc is not None and (times.utc != times.clock).any():
             notes.append(f"timestamps have a zone or offsets; the series stand on the grid of {clock}")
-        for (group, _), grid in zip(groups, grids, strict=True):
-            missing = grid.length - len(grid.places)
-            notes += [f"{group}: {missing} missing timestamps were filled with NaN"] if missing else []
         return grids, notes, clock == "UTC"
     raise errors[0]
 
