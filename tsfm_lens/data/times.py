@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tsfm_lens.data.frequencies import offset_of
+from tsfm_lens.data.frequencies import nearest_dates, offset_of
 from tsfm_lens.data.text import MISSING, NUMBER
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -289,7 +289,9 @@ def on_clock(
 
 
 def _jitter(index: pd.DatetimeIndex) -> str:
-    """Name the option that rounds sorted times which keep near a grid; "" of others."""
+    """Name the option that rounds sorted times which keep near a grid; "" of others, and of a single one."""
+    if len(index) < 2:
+        return ""
     middle = pd.Timedelta(np.median(np.diff(index)))
     for interval in _INTERVALS:
         near = 0.4 * pd.Timedelta(interval)
@@ -424,10 +426,16 @@ def _date_places(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) 
         places = grid.get_indexer(index)
         off = np.flatnonzero(places < 0)
     if len(off):
-        raise InputError(
+        message = (
             f"series {name!r} has a value at {index[off[0]]} (row {rows[off[0]]}), which is off the regular grid of "
-            f"frequency {freq!r}{f'; if times are off by chance, give {option}' if (option := _jitter(index)) else ''}"
+            f"frequency {freq!r}"
         )
+        if not isinstance(offset, pd.offsets.Tick):
+            message += f"; {nearest_dates(index[off[0]], freq)}"
+        option = _jitter(index)
+        if option:
+            message += f"; if times are off by chance, give {option}"
+        raise InputError(message)
     return np.asarray(places, dtype=np.int64)
 
 
