@@ -69,7 +69,7 @@ def from_frame(
         ('a', 'b')
     """
     freq = None if freq is None else known_frequency(freq)
-    index_names, id_option = frame.index.names, id_column
+    level_names, id_option = frame.index.names, id_column
     frame, id_column, time_column = flat(frame, id_column, time_column)
     frame, notes = without_arrow(frame), []
     key, time = key_and_time(frame.columns, id_column, time_column)
@@ -80,7 +80,7 @@ def from_frame(
         notes += [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
     requested = targets if variates is None else variates
     if future is not None:
-        later = _flat_future(future, index_names, id_option, key, time)
+        later = _flat_future(future, level_names, id_option, key, time)
         known, more = _known_in_future(frame, later, {time, key}, requested, known, past)
         notes += more
     roles = covariate_roles(frame.columns, known, past, {time, key})
@@ -310,13 +310,13 @@ def flat(frame: pd.DataFrame, id_column: Any, time_column: str | None) -> tuple[
     if frame.columns.has_duplicates:
         raise InputError(f"the frame has two columns {str(frame.columns[frame.columns.duplicated()][0])!r}")
     frame, index = pd.DataFrame(frame), frame.index
-    names = _index_names(index, id_column, time_column)
+    names = index_names(index, id_column, time_column)
     both = sorted(set(names) & set(map(str, frame.columns)))
     if both:
         raise InputError(f"the frame has {both[0]!r} both in its index and as a column; drop one of them")
     if index.nlevels > 1:
         id_column, time_column = _levels(index, names, id_column, time_column)
-    elif names and time_column is None and _is_time(index) and find(frame.columns, TIME_COLUMNS) is None:
+    elif names and time_column is None and holds_times(index) and find(frame.columns, TIME_COLUMNS) is None:
         time_column = names[0]
     frame = frame.set_axis(index.set_names(names)).reset_index() if names else frame
     keys = id_names(id_column, frame.columns)
@@ -330,19 +330,20 @@ def flat(frame: pd.DataFrame, id_column: Any, time_column: str | None) -> tuple[
     return _without_row_numbers(frame, {id_column, time_column}), id_column, time_column
 
 
-def _index_names(index: pd.Index, id_column: Any, time_column: str | None) -> list[str]:
+def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> list[str]:
     """Name the levels that are to be columns; none of an index that only numbers the rows."""
     if index.nlevels > 1:
         return [f"level_{place}" if name is None else str(name) for place, name in enumerate(index.names)]
     if index.name is None:
         if isinstance(index, pd.RangeIndex) or pd.api.types.is_integer_dtype(index.dtype):
             return []
-        return ["timestamp" if _is_time(index) else "index"]
+        return ["timestamp" if holds_times(index) else "index"]
     counts = pd.api.types.is_integer_dtype(index.dtype) and find([index.name], (*ID_COLUMNS, *TIME_COLUMNS)) is None
     return [] if counts and index.name not in (id_column, time_column) else [str(index.name)]
 
 
-def _is_time(index: pd.Index) -> bool:
+def holds_times(index: pd.Index) -> bool:
+    """Return True for an index of dates, or one without a name whose text looks like dates."""
     return holds_dates(index.dtype) or (index.name is None and looks_like_dates(pd.Series(index.array)))
 
 
@@ -451,15 +452,15 @@ def covariate_roles(
 
 def _flat_future(
     future: pd.DataFrame,
-    index_names: Sequence[Hashable],
+    level_names: Sequence[Hashable],
     id_column: Any,
     key: Hashable | None,
     time: Any,
 ) -> pd.DataFrame:
     """Turn the index of a future into columns named as in the data; refuse one that lacks their ids or timestamps."""
-    unnamed = all(name is None for name in future.index.names) and future.index.nlevels == len(index_names)
-    if unnamed and not set(index_names) & set(future.columns):
-        future = future.set_axis(future.index.set_names(index_names))
+    unnamed = all(name is None for name in future.index.names) and future.index.nlevels == len(level_names)
+    if unnamed and not set(level_names) & set(future.columns):
+        future = future.set_axis(future.index.set_names(level_names))
     try:
         later, *_ = flat(future, id_column, time)
     except (InputError, UnknownNameError) as error:
