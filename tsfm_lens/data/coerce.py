@@ -15,7 +15,7 @@ from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_freq
 from tsfm_lens.data.files import in_units, read_series, with_season
 from tsfm_lens.data.frames import find, from_frame, holds_times, index_names
 from tsfm_lens.data.frequencies import stamp_frequency
-from tsfm_lens.data.text import ID_COLUMNS, TIME_COLUMNS
+from tsfm_lens.data.text import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import times_of
 from tsfm_lens.data.values import is_missing, label, numbers_or_categories, plain_array, texts, to_floats, to_pandas
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
@@ -27,6 +27,10 @@ FIELDS = (
 """Of gluonts's data entries and of Chronos-2's inputs."""
 _LISTS = ("targets", "variates", "known", "past")
 _TEXT = ("delimiter", "decimal", "thousands", "encoding", "header")
+_LABELS = ("item_id", "unique_id", "series_id", "timestamp", "ds", "datetime")
+"""Names of columns that no series has."""
+_NO_VALUES = ("string", "date", "datetime", "datetime64", "period")
+"""Kinds of cells, as pandas infers them, that are no values of a series."""
 _LEVELS = ("id_column", "time_column", "time_format", "timezone", "round_time")
 
 
@@ -117,6 +121,8 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         return from_frame(data, freq=freq, **options)
     if isinstance(data, pd.Series):
         return _from_pandas(data, freq, **levels)
+    if isinstance(data, Mapping):
+        _check_no_columns(data)
     if is_entry(data):
         return from_entries([data], freq)
     if isinstance(data, list | tuple) and data and all(map(is_entry, data)):
@@ -157,6 +163,32 @@ def _members(data: Any) -> list[Any]:
     if not isinstance(data, list | tuple):
         data = [data]
     return [to_pandas(item) for item in data if not isinstance(item, int | float)]
+
+
+def _check_no_columns(data: Mapping[Any, Any]) -> None:
+    """Refuse a dict of the columns of a table, whose ids or timestamps would become series; only what is certain."""
+    names = {key: str(key).strip().lower() for key in data}
+    keys = [key for key, name in names.items() if name in ID_COLUMNS or name in TIME_COLUMNS]
+    if not keys or len(data) < 2:
+        return
+    if not all(map(_is_column, data.values())) or len(set(map(len, data.values()))) > 1:
+        return
+    is_certain = any(name in TARGET_COLUMNS for name in names.values())
+    for key in keys:
+        kind = pd.api.types.infer_dtype(data[key], skipna=True)
+        is_certain |= names[key] in _LABELS or kind in _NO_VALUES
+    if is_certain:
+        raise InputError(
+            f"the data is a dict with columns of a table, of which {str(keys[0])!r} is no series; read it with "
+            "as_series(pd.DataFrame(data))"
+        )
+
+
+def _is_column(values: Any) -> bool:
+    """Return True for an array, Series or list of single cells."""
+    if isinstance(values, np.ndarray | pd.Series | pd.Index):
+        return values.ndim == 1
+    return isinstance(values, list | tuple) and all(isinstance(cell, str) or np.ndim(cell) == 0 for cell in values)
 
 
 def _items(

@@ -12,7 +12,18 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, noted_ends
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
-from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, on_clock, time_text, times_of
+from tsfm_lens.data.times import (
+    Grid,
+    Times,
+    digit_dates,
+    grids_of,
+    holds_dates,
+    is_date_name,
+    looks_like_dates,
+    on_clock,
+    time_text,
+    times_of,
+)
 from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, texts, to_floats, without_arrow
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 
@@ -20,6 +31,8 @@ _MANY = 10  # texts, from which on quantities are no categories
 _QUANTITY = re.compile(r"[-+]?\d[\d.,' ]*[^\w\s]{0,2}\s*[^\W\d]{0,4}\.?")
 _TRUTHS = {"true": 1.0, "false": 0.0}
 _MOST_NAMES = 8  # columns
+_CHOICES = {ID_COLUMNS: "id_column=…", TIME_COLUMNS: "time_column=…", TARGET_COLUMNS: "targets=[…]"}
+"""Standard names -> the option that chooses another column."""
 
 
 def from_frame(
@@ -69,7 +82,7 @@ def from_frame(
         ('a', 'b')
     """
     freq = None if freq is None else known_frequency(freq)
-    level_names, id_option = frame.index.names, id_column
+    table, id_option = frame, id_column
     frame, id_column, time_column = flat(frame, id_column, time_column)
     frame, notes = without_arrow(frame), []
     key, time = key_and_time(frame.columns, id_column, time_column)
@@ -79,8 +92,10 @@ def from_frame(
         time = dated_column(frame, {key, *chain.from_iterable(filter(None, (targets, variates, known, past)))})
         notes += [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
     requested = targets if variates is None else variates
+    if time is None and requested is None:
+        _check_not_wide(table, frame, key, id_option)
     if future is not None:
-        later = _flat_future(future, level_names, id_option, key, time)
+        later = _flat_future(future, table.index.names, id_option, key, time)
         known, more = _known_in_future(frame, later, {time, key}, requested, known, past)
         notes += more
     roles = covariate_roles(frame.columns, known, past, {time, key})
@@ -134,6 +149,41 @@ def from_frame(
     clock = (timezone or "UTC") if in_utc else ""
     batch = batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes), clock=clock)
     return noted_ends(batch)
+
+
+def _check_not_wide(table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | None, id_column: Any) -> None:
+    """Refuse a table with a column per date, which would be read transposed; name the call that reads it.
+
+    Digits in names count as dates only where each id has one row. ``frame`` is the table with its index as columns.
+    """
+    free = [name for name in frame.columns if name != key]
+    dates, time_format = [name for name in free if is_date_name(name)], None
+    if not dates and key is not None and not frame[key].duplicated().any():
+        dates, time_format = digit_dates(free)
+    numeric = [name for name in free if pd.api.types.is_numeric_dtype(frame[name])]
+    if len(dates) < 2 or len(numeric) > 2 * len(dates):
+        return
+    keys = id_names(id_column, [*index_names(table.index, None, None), *table.columns])
+    columns = [name for name in table.columns if name in keys or (name in frame.columns and name not in dates)]
+    labels = [*index_names(table.index, None, None), *columns]
+    source = "frame"
+    if not labels:
+        labels = [table.index.name or "index"]
+    if len(labels) > len(columns):
+        source = "frame.reset_index()"
+    row_numbers = [name for name in table.columns if name not in columns and name not in dates]
+    if row_numbers:
+        source += f".drop(columns={row_numbers!r})"
+    if key is None:
+        keys = [name for name in labels if name not in numeric] or labels[:1]
+    options = f", id_column={','.join(map(str, keys))!r}" if keys else ""
+    if time_format is not None:
+        options += f", time_format={time_format!r}"
+    raise InputError(
+        f"the columns are named by dates ({', '.join(map(str, dates[:3]))} …): expected one row per time step; "
+        "transpose the table, or name columns that are series with targets=[…]. In pandas: "
+        f"as_series({source}.melt({labels!r}, var_name='timestamp', value_name='target'){options})"
+    )
 
 
 def _choices(frame: pd.DataFrame, columns: Sequence[Hashable], unread: Sequence[Hashable], named: bool) -> list[str]:
@@ -405,9 +455,25 @@ def dated_column(frame: pd.DataFrame, other_columns: Collection[Hashable | None]
 
 
 def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
-    """Find the column with the first of these names, in any case; None if there is none."""
-    lower = {str(column).strip().lower(): column for column in columns}
-    return next((lower[name] for name in names if name in lower), None)
+    """Find the column with the first of these names, spelled so or with other case or blanks; None if there is none.
+
+    Raises:
+        InputError: no column has a name exactly, and several are alike.
+    """
+    exact: dict[str, Any] = {}
+    folded: dict[str, list[Any]] = {}
+    for column in columns:
+        exact[str(column)] = column
+        folded.setdefault(str(column).strip().lower(), []).append(column)
+    for name in names:
+        if name in exact:
+            return exact[name]
+        if len(folded.get(name, ())) > 1:
+            option = _CHOICES.get(tuple(names), "its own option")
+            raise InputError(f"any of the columns {_listed(folded[name])} may be {name!r}; name one with {option}")
+        if name in folded:
+            return folded[name][0]
+    return None
 
 
 def value_columns(

@@ -23,6 +23,11 @@ _OFFSET = r"Z|UTC|GMT|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?"
 _ZONED = re.compile(rf"(.*\d[T ]\d{{1,2}}(?::?\d{{2}})*(?:\.\d+)?(?: ?[AP]M)?) ?({_OFFSET})", re.I)
 _MONTH = re.compile(r"(0[1-9]|1[0-2])\.(1[789]|2[01])\d{2}")
 _YEAR_MONTH = re.compile(r"(1[789]|2[01])\d\d\.(0?[1-9]|1[0-2])")
+_CENTURY = r"(?:1[789]|2[01])\d\d"
+_DATE_NAME = re.compile(
+    rf"{_CENTURY}(?:[-/](?:0?[1-9]|1[0-2])|[-/.](?:0?[1-9]|1[0-2])[-/.]\d{{1,2}})(?:[T ]\d.*)?"
+    rf"|\d{{1,2}}[-/.]\d{{1,2}}[-/.]{_CENTURY}(?:[T ]\d.*)?|{_CENTURY}-?[QW]\d\d?"
+)
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _UNITS = ("s", "ms", "us", "ns")
 _INTERVALS = "1s 2s 5s 10s 15s 30s 1min 2min 5min 10min 15min 20min 30min 1h 2h 3h 6h 12h 1D".split()
@@ -101,6 +106,21 @@ def looks_like_dates(column: pd.Series) -> bool:
         isinstance(cell, date | np.datetime64) or (isinstance(cell, str) and _ISO_DATE.fullmatch(cell.strip()))
         for cell in cells
     )
+
+
+def is_date_name(name: Any) -> bool:
+    """Return True for the name of a column that is a date, or text written as one."""
+    return isinstance(name, date | np.datetime64 | pd.Period) or _DATE_NAME.fullmatch(str(name).strip()) is not None
+
+
+def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
+    """Return names of digits if all of them are dates of one format, such as years, and that; no names if not."""
+    digits = [name for name in names if re.fullmatch(r"\d{4}|\d{6}|\d{8}", str(name))]
+    formats = _date_formats(np.array([int(name) for name in digits])) if digits else []
+    if not formats or formats[0] in _UNITS:
+        return [], None
+    stamps = pd.to_datetime(pd.Series(list(map(str, digits))), format=formats[0], errors="coerce")
+    return (digits, formats[0]) if stamps.dt.year.between(1700, 2200).all() else ([], None)
 
 
 def _plain(column: pd.Series) -> pd.Series:
