@@ -55,7 +55,7 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
         :func:`tsfm_lens.findings.judge` adds. ``cumulative_forecast`` (back, series, step) and ``cumulative_error``
         (back, series) with so many components set back, in the order of ``component``. ``tuned_forecast`` and
         ``base_forecast`` (series, step). Attribute ``identical`` is 1 where no weight differs: then there is no
-        component; ``adapters`` counts unmerged ones.
+        component; ``adapters`` counts unmerged ones; ``base_files`` and ``tuned_files`` are what was read.
 
     Raises:
         InputError: the two models are not of one architecture and size.
@@ -102,7 +102,8 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
         tuned_forecast=(axes[1:], plain),
         base_forecast=(axes[1:], together[-1]),
     )
-    facts = {"base": first.model_id, "identical": int(not differences), "adapters": len(adapters)}
+    facts: dict[str, Any] = {"base": first.model_id, "identical": int(not differences), "adapters": len(adapters)}
+    facts["base_files"], facts["tuned_files"] = (", ".join(map(str, lens.files)) for lens in (first, second))
     data.attrs = subject.describe("weight_effects", "Effects of tuned weights", _SOURCE, **facts)
     data = _judged(data, subject, forecasts, plain) if differences else data
     return Result(data.data_vars, data.coords, data.attrs)
