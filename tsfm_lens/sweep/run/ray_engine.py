@@ -19,7 +19,6 @@ import pyarrow as pa
 from tsfm_lens.errors import InputError, SweepFailedError, missing_extra
 from tsfm_lens.sweep.run.tasks import GroupTask, MakeWorker, Worker, cores
 
-
 _ADDRESS_SECONDS = 5.0
 
 
