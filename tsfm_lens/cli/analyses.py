@@ -205,6 +205,8 @@ def compare(
         run = request.run(second, series)
         with stage(bar, "setting weights back", None) as progress:
             result = weight_effects(first, second, run, progress=progress)
+    for lens in (first, second):
+        echo(f"{lens.model_id}: read from {', '.join(file.name for file in lens.files)}", err=True)
     if out is not None:
         title = f"{tuned} against {base}"
         page = pipeline.write_page(run, {"weight_effects": result}, out, title, request.data, None, {})

@@ -61,7 +61,7 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
         ``cumulative_error_change_size``, and of the base model ``base_error_change`` (series). ``share``,
         ``error_change`` and ``base_error_change`` come with what :func:`tsfm_lens.findings.judge` adds. Attributes:
         ``statistic`` of all forecasts; ``identical`` is 1 where no weight differs: then there is no component;
-        ``adapters`` counts unmerged ones.
+        ``adapters`` counts unmerged ones; ``base_files`` and ``tuned_files`` are what was read.
 
     Raises:
         InputError: the two models are not of one architecture and size.
@@ -97,8 +97,9 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
     axes = ("series", "step")
     data["cumulative_forecast"] = (("back", *axes), np.array(together))
     data["tuned_forecast"], data["base_forecast"] = (axes, plain), (axes, of_base)
-    facts = {"base": first.model_id, "identical": int(not differences), "adapters": len(adapters)}
+    facts: dict[str, Any] = {"base": first.model_id, "identical": int(not differences), "adapters": len(adapters)}
     facts["statistic"] = subject.statistic
+    facts["base_files"], facts["tuned_files"] = (", ".join(map(str, lens.files)) for lens in (first, second))
     data.attrs = subject.describe("weight_effects", "Effects of tuned weights", _SOURCE, **facts)
     if differences and run.truth is not None and np.isfinite(run.truth).any():
         data = _with_errors(data, subject, run.truth)
@@ -149,7 +150,7 @@ class _Difference:
 
 def _with_effects(run: Run, differences: Sequence[_Difference], forecasts: np.ndarray, plain: np.ndarray) -> xr.Dataset:
     """Label what the weights of components moved by, the forecasts with each set back, and their shares."""
-    data = run.dataset().assign_coords(component_coords([each.owner for each in differences]))
+    data = marked_dataset(run).assign_coords(component_coords([each.owner for each in differences]))
     axes = ("component", "series", "step")
     for name in _SIZES:
         data[name] = ("component", np.array([getattr(each, name) for each in differences]))
