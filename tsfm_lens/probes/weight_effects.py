@@ -21,7 +21,7 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.merging import merged
-from tsfm_lens.models.noise import noise_floor, own_rounding, ranges
+from tsfm_lens.models.noise import marked_dataset, noise_floor, own_rounding, ranges
 from tsfm_lens.models.opening import load
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind
