@@ -62,6 +62,11 @@ def test_a_figure_that_cannot_be_written_is_refused_by_its_path(tmp_path, place,
     assert {file.name for file in tmp_path.iterdir()} == {"afile", "folder.html"}
 
 
+@pytest.mark.parametrize("letters", ["ABCD", 1, None, ["a"]])
+def test_letters_of_panels_are_there_or_not(letters, forecast):
+    expect_error("letters", viz.compose, [viz.forecast_fan(forecast)], letters=letters)
+
+
 def test_without_kaleido_or_a_browser_the_message_says_what_to_install(tmp_path, monkeypatch):
     pytest.importorskip("kaleido")
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nothing"))
