@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import load
-from tsfm_lens.places import replacing
+from tsfm_lens.places import replacing, write_whole
 from tsfm_lens.studies.experiments.config import FileData, InContextData, OptimizerFields, TrainConfig
 from tsfm_lens.studies.samformer import benchmark
 from tsfm_lens.studies.samformer.models import make_model
@@ -212,8 +212,8 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
         "seconds": round(run.seconds, 2),
         "parameters": sum(weight.numel() for weight in task.model.parameters()),
     }
-    with replacing(folder / WEIGHTS) as part:
-        save_file({name: value.contiguous().cpu() for name, value in task.model.state_dict().items()}, part)
+    weights = {name: value.contiguous().cpu() for name, value in task.model.state_dict().items()}
+    write_whole(folder / WEIGHTS, save(weights))
     _write(folder / RESULT, json.dumps(result, indent=1))
     return result
 
