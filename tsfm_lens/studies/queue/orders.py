@@ -1,0 +1,17 @@
+"""All cells of the queue, in their order, from its plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tsfm_lens.registry import declarations
+from tsfm_lens.studies.queue.benchmarks import benchmark_cells
+from tsfm_lens.studies.queue.driver import Cell
+
+PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
+
+
+def all_cells(data: Path) -> list[Cell]:
+    """Return the cells of all orders; ``data`` is the folder of the benchmarks' files."""
+    return list(benchmark_cells(PLAN["samformer"], data))
