@@ -12,16 +12,16 @@ import xarray as xr
 from tsfm_lens.studies.experiments import grids
 from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, run_arms
-from tsfm_lens.studies.queue.driver import Cell
+from tsfm_lens.studies.queue.driver import Cell, Place
 
 RUNS, RADII = "samformer_runs", "samformer_radii"
 
 
-def trained(arm: Arm, folder: Path) -> xr.Dataset | None:
+def trained(arm: Arm, place: Place) -> xr.Dataset | None:
     """Train one run and measure it at its end; None if it was stopped."""
-    if not run_arms([arm], folder, quiet=True):
+    if not run_arms([arm], place.folder, quiet=True):
         return None
-    return xr.merge([gathered([arm], folder), ends([arm], folder)], combine_attrs="override")
+    return xr.merge([gathered([arm], place.folder), ends([arm], place.folder)], combine_attrs="override")
 
 
 def benchmark_cells(plan: Mapping[str, Any], data: Path) -> Iterator[Cell]:

@@ -22,10 +22,18 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.places import replacing
 
-__all__ = ["Cell", "Queue", "added", "read_record", "unfinished"]
+__all__ = ["Cell", "Place", "Queue", "added", "read_record", "unfinished"]
 
 SECONDS = "processor_seconds"
 """Variable of a record over ``cell``, the names of what it holds."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a cell runs: a folder for what it needs to go on after a stop, and the folder of all records."""
+
+    folder: Path
+    records: Path
 
 
 @dataclass(frozen=True)
@@ -36,8 +44,7 @@ class Cell:
         order: place of its subject in the queue; cells of one order run as they are listed.
         record: name of the record that it is kept in.
         name: its own name, once in a record.
-        run: computes its part of the record, given a folder for what it needs to go on after a stop; returns None if
-            it was stopped.
+        run: computes its part of the record, given its place; returns None if it was stopped.
         group: cells that cost about the same; the record if empty.
         seconds: processor seconds that it is expected to take.
         files: files that it reads.
@@ -46,7 +53,7 @@ class Cell:
     order: int
     record: str
     name: str
-    run: Callable[[Path], xr.Dataset | None]
+    run: Callable[[Place], xr.Dataset | None]
     group: str = ""
     seconds: float = 0.0
     files: tuple[Path, ...] = ()
@@ -176,7 +183,7 @@ class Queue:
         spent, start = folder / "spent", time.process_time()
         before = float(spent.read_text()) if spent.exists() else 0.0
         try:
-            part = cell.run(folder)
+            part = cell.run(Place(folder, self.records))
             seconds = before + time.process_time() - start
             if part is None:
                 self.stopped = True

@@ -8,10 +8,11 @@ from typing import Any
 from tsfm_lens.registry import declarations
 from tsfm_lens.studies.queue.benchmarks import benchmark_cells
 from tsfm_lens.studies.queue.driver import Cell
+from tsfm_lens.studies.queue.lens_paper import lens_cells
 
 PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
 
 
 def all_cells(data: Path) -> list[Cell]:
     """Return the cells of all orders; ``data`` is the folder of the benchmarks' files."""
-    return list(benchmark_cells(PLAN["samformer"], data))
+    return [*lens_cells(PLAN["lens paper"]), *benchmark_cells(PLAN["samformer"], data)]
