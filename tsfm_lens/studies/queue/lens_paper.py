@@ -1,4 +1,4 @@
-"""Cells of the tsfm-lens paper on small models: forecasts without parts, layers and heads, beside random parts and twins.
+"""Cells of the tsfm-lens paper on small models: forecasts without parts, layers and heads, beside their nulls.
 
 A set of parts is written as a code, so that a record says what was ablated: "1:h023m" is layer 1 without the heads 0, 2
 and 3 of all its attentions over time and without its MLP; "x" are heads of the last attention alone, "c" is a
@@ -45,6 +45,8 @@ from tsfm_lens.sweep.statistics.scores import SUMS, forecast_distances, pooled, 
 ORDER = 1
 LEVELS = tuple(level / 10 for level in range(1, 10))
 METRICS = ("MASE", "sMAPE", "NRMSE", "CRPS", "MSIS")
+EVERY = ("MASE", "CRPS")
+"""Metrics that are kept of every variant."""
 DISTANCE = "spearman_distance"
 PLAIN, NAIVE, MODEL = "plain", "seasonal naive", "model"
 TOLERANCE = 0.01
@@ -52,8 +54,8 @@ ABLATIONS, TWINS, LAYERS, HEADS, PATCHES = (
     f"lens_{name}" for name in ("ablations", "twin_ablations", "layers", "heads", "patches")
 )
 IDS = {
-    ABLATIONS: "S3-F2 S3-F3 S3-F4 S3-F5 S3-F6 S3-F7 S3-F8 S3-F9 S3-F10 S3-F11 S3-F12 S3-F13 S3-F14 S3-F15 S3-F16 S3-F17 "
-    "S3-F18 S3-F19 S3-F20 S3-T1 S3-T4",
+    ABLATIONS: "S3-F2 S3-F3 S3-F4 S3-F5 S3-F6 S3-F7 S3-F8 S3-F9 S3-F10 S3-F11 S3-F12 S3-F13 S3-F14 S3-F15 S3-F16 "
+    "S3-F17 S3-F18 S3-F19 S3-F20 S3-T1 S3-T4",
     TWINS: "S3-F2 S3-F8 S3-F9",
     LAYERS: "S3-F1D S3-F1E S3-F22",
     HEADS: "S3-F23 S3-T5 S3-HENT S3-PREF S3-SRANK",
@@ -180,11 +182,11 @@ def codes_of(lens: Lens, family: str, plan: Mapping[str, Any], model: str, place
     if family in ("layers", "ranges") and not heads:
         return dict(_plain_names(_branch_codes(len(layers), family)))
     if family == "layers":
-        return _plain_names(code_of({each: (heads, True) for each in some}) for some in _subsets(layers))
+        return _plain_names(code_of(dict.fromkeys(some, (heads, True))) for some in _subsets(layers))
     if family == "all heads":
-        return _plain_names(code_of({each: (heads, False) for each in some}) for some in _subsets(layers))
+        return _plain_names(code_of(dict.fromkeys(some, (heads, False))) for some in _subsets(layers))
     if family == "mlps":
-        return _plain_names(code_of({each: ((), True) for each in some}) for some in _subsets(layers))
+        return _plain_names(code_of(dict.fromkeys(some, ((), True))) for some in _subsets(layers))
     if family.startswith("heads "):
         layer = int(family.split()[1])
         return _plain_names(code_of({layer: (some, False)}) for some in _subsets(heads))
@@ -205,7 +207,7 @@ def codes_of(lens: Lens, family: str, plan: Mapping[str, Any], model: str, place
 
     def in_place() -> str:
         """Draw as many heads of each layer, with the same MLPs (figure 12)."""
-        picked = {layer: rng.permutation(len(heads))[:count] for layer, count in counts.items()}
+        picked = {layer: rng.permutation(len(heads))[:count].tolist() for layer, count in counts.items()}
         return code_of({layer: (picked.get(layer, ()), layer in mlps) for layer in layers})
 
     return {
@@ -323,10 +325,17 @@ def ablated(model: str, family: str, seed: int, plan: Mapping[str, Any], place: 
     names = {
         f"{family} | {name}" if name == code else f"{family} | {name}: {code}": code for name, code in codes.items()
     }
-    data = scores.sel(code=[*names.values(), PLAIN, NAIVE]).drop_vars("code").rename(code="variant")
-    data = data.assign_coords(variant=[*names, PLAIN, NAIVE])
-    if family != "layers":
-        data = data.isel(variant=slice(len(names)))
+    if family == "layers":
+        names |= {PLAIN: PLAIN, NAIVE: NAIVE}
+    data = scores[[*EVERY, DISTANCE]].sel(code=list(names.values())).drop_vars("code").rename(code="variant")
+    data = data.assign_coords(variant=list(names))
+    # the further metrics of table 4 only of what it has: recipes, and the forecasts that they are compared with
+    rows = (
+        {family: codes["chosen"]} if "chosen" in codes else {PLAIN: PLAIN, NAIVE: NAIVE} if family == "layers" else {}
+    )
+    if rows:
+        more = scores[[name for name in METRICS if name not in EVERY]].sel(code=list(rows.values())).drop_vars("code")
+        data = data.merge(more.rename(code="recipe").assign_coords(recipe=list(rows)))
     return data.expand_dims(seed=[seed]).assign_attrs(_attrs(ABLATIONS, plan, model=model))
 
 
@@ -481,7 +490,8 @@ def lens_cells(plan: Mapping[str, Any]) -> Iterator[Cell]:
             yield cell(PATCHES, model, partial(patches_measured, model, plan), model, costs[PATCHES][model])
     for model, facts in plan["models"].items():
         for family in families_of(facts, plan):
-            for seed in plan["seeds"] if facts["drawn"] else plan["seeds"][:1]:
+            both = facts["drawn"] and family in plan["two_seeds"]
+            for seed in plan["seeds"] if both else plan["seeds"][:1]:
                 function = partial(ablated, model, family, seed, plan)
                 seconds = costs[ABLATIONS][model]
                 yield cell(f"{ABLATIONS}_{model}", f"{family}, seed {seed}", function, family, seconds)
