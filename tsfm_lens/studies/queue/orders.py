@@ -8,6 +8,7 @@ from typing import Any
 from tsfm_lens.registry import declarations
 from tsfm_lens.studies.queue.benchmarks import benchmark_cells
 from tsfm_lens.studies.queue.driver import Cell
+from tsfm_lens.studies.queue.language import language_cells, rate_cells
 from tsfm_lens.studies.queue.lens_paper import lens_cells
 
 PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
@@ -15,4 +16,9 @@ PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
 
 def all_cells(data: Path) -> list[Cell]:
     """Return the cells of all orders; ``data`` is the folder of the benchmarks' files."""
-    return [*lens_cells(PLAN["lens paper"]), *benchmark_cells(PLAN["samformer"], data)]
+    return [
+        *lens_cells(PLAN["lens paper"]),
+        *benchmark_cells(PLAN["samformer"], data),
+        *language_cells(PLAN["language"]),
+        *rate_cells(PLAN["rates"]),
+    ]
