@@ -10,6 +10,7 @@ from tsfm_lens.studies.queue.benchmarks import benchmark_cells
 from tsfm_lens.studies.queue.driver import Cell
 from tsfm_lens.studies.queue.language import language_cells, rate_cells
 from tsfm_lens.studies.queue.lens_paper import lens_cells
+from tsfm_lens.studies.queue.ranks import rank_cells
 
 PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
 
@@ -19,6 +20,7 @@ def all_cells(data: Path) -> list[Cell]:
     return [
         *lens_cells(PLAN["lens paper"]),
         *benchmark_cells(PLAN["samformer"], data),
+        *rank_cells(PLAN["ranks"]),
         *language_cells(PLAN["language"]),
         *rate_cells(PLAN["rates"]),
     ]

@@ -70,3 +70,8 @@ def _documents() -> Iterator[str]:
 def _encoded(document: str) -> np.ndarray:
     places = {symbol: number for number, symbol in enumerate(SYMBOLS)}
     return np.array([places[symbol] for symbol in document if symbol in places], dtype=np.uint8)
+
+
+def decoded(symbols: np.ndarray) -> str:
+    """Return the characters of numbers."""
+    return "".join(SYMBOLS[number] for number in symbols)
