@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,9 @@ from tsfm_lens.studies.experiments.grid import Arm, gathered, run_arms
 from tsfm_lens.studies.experiments.running import optimizer_of
 from tsfm_lens.studies.queue.driver import Cell, Place, read_record
 from tsfm_lens.studies.queue.text import SYMBOLS, Text, python_text
+from tsfm_lens.studies.recipes.corpus import load_corpus
+from tsfm_lens.studies.recipes.levels import level_record, level_runs
+from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, trained
 from tsfm_lens.studies.samformer.tasks import cosine_by_epoch, stream
 from tsfm_lens.studies.structured.counts import level_attention_operations
 from tsfm_lens.studies.structured.forms import ScoringForm, Standard, TokenLevels, form_of_name, mixed
@@ -28,8 +32,9 @@ from tsfm_lens.studies.structured.training import redraw
 from tsfm_lens.training import Plan, Training, read_log
 from tsfm_lens.training.state import LOG, STATE
 
-ORDER = 4
+ORDER, LAST_ORDER = 4, 6
 LANGUAGE, RATES = "language_runs", "transfer_rates"
+SINGLE, ENCODERS, LEVELLED = "in_context_single", "encoder_runs", "chronos_level_runs"
 
 
 class LanguageModel(nn.Module):
@@ -151,8 +156,8 @@ def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place
     return data.assign_attrs(**text.facts, **facts, steps=steps, ids="S2-LM S2-F4 S2-F13")
 
 
-def regression_run(arm: Arm, place: Place) -> xr.Dataset | None:
-    """Train one regressor in context; None if it was stopped."""
+def grid_run(arm: Arm, place: Place) -> xr.Dataset | None:
+    """Train one run of a grid, a regressor in context or an encoder of ETTh1; None if it was stopped."""
     return gathered([arm], place.folder) if run_arms([arm], place.folder, quiet=True) else None
 
 
@@ -174,4 +179,33 @@ def rate_cells(plan: Mapping[str, Any]) -> Iterator[Cell]:
             arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
             seconds = plan["seconds"][config.model.options["width"]]
             group = title.rpartition(", ")[0]
-            yield Cell(ORDER, RATES, f"{title}, seed {seed}", partial(regression_run, arm), group, seconds)
+            yield Cell(ORDER, RATES, f"{title}, seed {seed}", partial(grid_run, arm), group, seconds)
+
+
+def level_run(run: RecipeRun, place: Place) -> xr.Dataset | None:
+    """Train one cut-down Chronos whose encoder scores by levels of tokens; None if it was stopped."""
+    corpus = load_corpus(run.recipe.corpus, seed=CORPUS_SEED, cache=place.folder.parent.parent / "corpora")
+    return level_record([run], place.folder, corpus) if trained(run, place.folder, corpus, quiet=True) else None
+
+
+def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[Cell]:
+    """List regression in context with the paper's single tokens, encoders of ETTh1, and Chronos by levels."""
+    single, encoders, levels = (plan[name] for name in (SINGLE, ENCODERS, LEVELLED))
+    subset = {name: grids.IN_CONTEXT_ARMS[name] for name in single["arms"]}
+    configs = grids.in_context_arms(subset, epochs=single["epochs"], tokens="single")
+    for seed in single["seeds"]:
+        for title, config in configs.items():
+            arm = Arm(title, config.model_copy(update={"seed": seed}))
+            yield Cell(LAST_ORDER, SINGLE, f"{title}, seed {seed}", partial(grid_run, arm), title, single["seconds"])
+    file = data / encoders["file"]
+    for seed in encoders["seeds"]:
+        for title, config in grids.encoder_arms(file, horizons=encoders["horizons"]).items():
+            longer = config.plan.model_copy(update={"epochs": encoders["epochs"]})
+            arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
+            seconds, horizon = encoders["seconds"], title.rpartition(" ")[2]
+            function = partial(grid_run, arm)
+            yield Cell(LAST_ORDER, ENCODERS, f"{title}, seed {seed}", function, horizon, seconds, (file,))
+    for run in level_runs(steps=levels["steps"], seeds=levels["seeds"]):
+        yield Cell(
+            LAST_ORDER, LEVELLED, f"{run.name}, seed {run.seed}", partial(level_run, run), run.name, levels["seconds"]
+        )

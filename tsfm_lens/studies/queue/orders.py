@@ -8,7 +8,7 @@ from typing import Any
 from tsfm_lens.registry import declarations
 from tsfm_lens.studies.queue.benchmarks import benchmark_cells
 from tsfm_lens.studies.queue.driver import Cell
-from tsfm_lens.studies.queue.language import language_cells, rate_cells
+from tsfm_lens.studies.queue.language import language_cells, last_cells, rate_cells
 from tsfm_lens.studies.queue.lens_paper import lens_cells
 from tsfm_lens.studies.queue.ranks import rank_cells
 
@@ -23,4 +23,5 @@ def all_cells(data: Path) -> list[Cell]:
         *rank_cells(PLAN["ranks"]),
         *language_cells(PLAN["language"]),
         *rate_cells(PLAN["rates"]),
+        *last_cells(PLAN["last"], data),
     ]
