@@ -15,7 +15,7 @@ import pytest
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.queue.driver import Cell, Place, Queue, added, read_record, unfinished
+from tsfm_lens.studies.queue.driver import RECORDS, Cell, Place, Queue, added, read_record, unfinished
 from tsfm_lens.studies.queue.orders import all_cells
 
 SIZES = {"a": 2, "b": 4, "c": 3}
@@ -200,3 +200,16 @@ def test_every_cell_of_the_plan_has_a_name_of_its_own_and_says_which_files_it_la
     assert {name for each in cells for name in each.missing} == {"ETTh1.csv", "ETTh2.csv", "exchange_rate.txt.gz"}
     waiting = Queue(cells, tmp_path, tmp_path / "state").status()["no file"]
     assert waiting.xs("samformer_runs", level="record").tolist() == [220, 100]
+
+
+def test_what_ships_is_of_the_plan_and_described(tmp_path: Path) -> None:
+    planned = {each.key for each in all_cells(tmp_path)}
+    card = (RECORDS / "README.md").read_text(encoding="utf-8")
+    for name in {record for record, _ in planned}:
+        model = name.removeprefix("lens_ablations_")
+        words = name if model == name else "lens_ablations_MODEL"
+        assert f"`{words}.nc`" in card
+    for file in RECORDS.glob("*.nc"):
+        found = read_record(file)
+        assert found is not None
+        assert {(file.stem, str(each)) for each in found["cell"].values} <= planned

@@ -10,12 +10,10 @@ import typer
 
 import tsfm_lens
 from tsfm_lens.console import console
-from tsfm_lens.studies import experiments
-from tsfm_lens.studies.queue.driver import Queue, unfinished
+from tsfm_lens.studies.queue.driver import RECORDS, Queue, unfinished
 from tsfm_lens.studies.queue.orders import all_cells
 from tsfm_lens.training.command import run_command
 
-RECORDS = Path(experiments.__file__).parent / "results"
 STATE = Path(tsfm_lens.__file__).parents[1] / ".queue"
 VARIABLE = "TSFM_LENS_BENCHMARKS"
 

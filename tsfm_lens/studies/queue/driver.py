@@ -22,7 +22,10 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.places import replacing
 
-__all__ = ["Cell", "Place", "Queue", "added", "read_record", "unfinished"]
+__all__ = ["RECORDS", "Cell", "Place", "Queue", "added", "read_record", "unfinished"]
+
+RECORDS = Path(__file__).parents[1] / "experiments" / "results" / "queue"
+"""Folder of the records that ship; its README describes them."""
 
 SECONDS = "processor_seconds"
 """Variable of a record over ``cell``, the names of what it holds."""
@@ -164,7 +167,8 @@ class Queue:
         Raises:
             InputError: another queue works on this state.
         """
-        self.state.mkdir(parents=True, exist_ok=True)
+        for folder in (self.state, self.records):
+            folder.mkdir(parents=True, exist_ok=True)
         done, finished, failed = 0, self.finished(), self.failures()
         with self._alone(), self._until_stopped():
             for cell in self.cells:
