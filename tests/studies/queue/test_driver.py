@@ -15,7 +15,7 @@ import pytest
 import xarray as xr
 
 from tsfm_lens.errors import InputError
-from tsfm_lens.studies.queue.driver import RECORDS, Cell, Place, Queue, added, read_record, unfinished
+from tsfm_lens.studies.queue.driver import RECORDS, Queue, QueueCell, Workplace, added, read_record, unfinished
 from tsfm_lens.studies.queue.orders import all_cells
 
 SIZES = {"a": 2, "b": 4, "c": 3}
@@ -35,11 +35,11 @@ def part_of(arm: str, seed: int) -> xr.Dataset:
     )
 
 
-def cell(arm: str, seed: int, run: Callable[[Place], xr.Dataset | None] | None = None, **more: object) -> Cell:
-    return Cell(1, "toy", f"{arm}, seed {seed}", run or (lambda place: part_of(arm, seed)), arm, 7200.0, **more)
+def cell(arm: str, seed: int, run: Callable[[Workplace], xr.Dataset | None] | None = None, **more: object) -> QueueCell:
+    return QueueCell(1, "toy", f"{arm}, seed {seed}", run or (lambda place: part_of(arm, seed)), arm, 7200.0, **more)
 
 
-def queue(tmp_path: Path, *cells: Cell) -> Queue:
+def queue(tmp_path: Path, *cells: QueueCell) -> Queue:
     records = tmp_path / "records"
     records.mkdir(exist_ok=True)
     return Queue(cells, records, tmp_path / "state")
@@ -105,7 +105,7 @@ def test_the_records_alone_say_what_is_done(tmp_path: Path) -> None:
 def test_a_failing_cell_is_noted_and_the_next_one_runs(tmp_path: Path) -> None:
     tries = []
 
-    def fail(place: Place) -> xr.Dataset:
+    def fail(place: Workplace) -> xr.Dataset:
         tries.append(place.folder)
         raise ValueError("no such number")
 
@@ -132,7 +132,7 @@ def test_a_stop_file_ends_it_between_cells(tmp_path: Path) -> None:
 
 
 def test_a_stopped_cell_goes_on_where_it_was(tmp_path: Path) -> None:
-    def by_halves(place: Place) -> xr.Dataset | None:
+    def by_halves(place: Workplace) -> xr.Dataset | None:
         half = place.folder / "half"
         if not half.exists():
             half.touch()
@@ -148,7 +148,7 @@ KILLED = """
     import os, sys
     from pathlib import Path
     import numpy as np, xarray as xr
-    from tsfm_lens.studies.queue.driver import Cell, Queue
+    from tsfm_lens.studies.queue.driver import QueueCell, Queue
 
     root, deadly, signal_number = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 
@@ -162,7 +162,7 @@ KILLED = """
             return xr.Dataset({"error": ("seed", [float(seed)])}, coords={"seed": [seed]})
         return run
 
-    cells = [Cell(1, "toy", f"seed {seed}", run_of(seed)) for seed in range(4)]
+    cells = [QueueCell(1, "toy", f"seed {seed}", run_of(seed)) for seed in range(4)]
     Queue(cells, root, root / "state").work(lambda line: None)
 """
 
@@ -184,7 +184,7 @@ def test_a_kill_loses_and_repeats_no_finished_cell(tmp_path: Path, number: int) 
 def test_one_queue_works_on_a_state(tmp_path: Path) -> None:
     other = queue(tmp_path, cell("b", 0))
 
-    def second(place: Place) -> xr.Dataset:
+    def second(place: Workplace) -> xr.Dataset:
         with pytest.raises(InputError, match="another queue"):
             other.work(quiet)
         return part_of("a", 0)

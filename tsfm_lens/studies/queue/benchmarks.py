@@ -12,19 +12,19 @@ import xarray as xr
 from tsfm_lens.studies.experiments import grids
 from tsfm_lens.studies.experiments.config import TrainConfig
 from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, run_arms
-from tsfm_lens.studies.queue.driver import Cell, Place
+from tsfm_lens.studies.queue.driver import QueueCell, Workplace
 
 RUNS, RADII = "samformer_runs", "samformer_radii"
 
 
-def trained(arm: Arm, place: Place) -> xr.Dataset | None:
+def trained(arm: Arm, place: Workplace) -> xr.Dataset | None:
     """Train one run and measure it at its end; None if it was stopped."""
     if not run_arms([arm], place.folder, quiet=True):
         return None
     return xr.merge([gathered([arm], place.folder), ends([arm], place.folder)], combine_attrs="override")
 
 
-def benchmark_cells(plan: Mapping[str, Any], data: Path) -> Iterator[Cell]:
+def benchmark_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
     """List the cells, seed by seed, so that what is there can be compared whenever the queue stops."""
     for part in plan["runs"]:
         for seed in plan["seeds"]:
@@ -45,7 +45,7 @@ def expected_seconds(plan: Mapping[str, Any], arm: str, data: str, horizon: int)
     return float(plan["epoch_seconds"][arm][data][horizon] * epochs)
 
 
-def _radii(plan: Mapping[str, Any], part: Mapping[str, Any], data: Path) -> Iterator[Cell]:
+def _radii(plan: Mapping[str, Any], part: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
     for seed in part["seeds"]:
         for name in part["data"]:
             file, horizon = data / plan["files"][name], part["horizon"]
@@ -54,6 +54,6 @@ def _radii(plan: Mapping[str, Any], part: Mapping[str, Any], data: Path) -> Iter
                 yield _cell(part["order"], RADII, title, config, seed, seconds, file)
 
 
-def _cell(order: int, record: str, title: str, config: TrainConfig, seed: int, seconds: float, file: Path) -> Cell:
+def _cell(order: int, record: str, title: str, config: TrainConfig, seed: int, seconds: float, file: Path) -> QueueCell:
     arm = Arm(title, config.model_copy(update={"seed": seed}))
-    return Cell(order, record, f"{title}, seed {seed}", partial(trained, arm), title, seconds, (file,))
+    return QueueCell(order, record, f"{title}, seed {seed}", partial(trained, arm), title, seconds, (file,))

@@ -22,7 +22,7 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.places import replacing
 
-__all__ = ["RECORDS", "Cell", "Place", "Queue", "added", "read_record", "unfinished"]
+__all__ = ["RECORDS", "QueueCell", "Workplace", "Queue", "added", "read_record", "unfinished"]
 
 RECORDS = Path(__file__).parents[1] / "experiments" / "results" / "queue"
 """Folder of the records that ship; its README describes them."""
@@ -32,7 +32,7 @@ SECONDS = "processor_seconds"
 
 
 @dataclass(frozen=True)
-class Place:
+class Workplace:
     """Where a cell runs: a folder for what it needs to go on after a stop, and the folder of all records."""
 
     folder: Path
@@ -40,7 +40,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Cell:
+class QueueCell:
     """One experiment of the queue.
 
     Attributes:
@@ -56,7 +56,7 @@ class Cell:
     order: int
     record: str
     name: str
-    run: Callable[[Place], xr.Dataset | None]
+    run: Callable[[Workplace], xr.Dataset | None]
     group: str = ""
     seconds: float = 0.0
     files: tuple[Path, ...] = ()
@@ -123,7 +123,7 @@ class Queue:
         InputError: two cells have one name in one record.
     """
 
-    def __init__(self, cells: Sequence[Cell], records: Path, state: Path) -> None:
+    def __init__(self, cells: Sequence[QueueCell], records: Path, state: Path) -> None:
         self.cells = sorted(cells, key=lambda cell: cell.order)
         self.records, self.state = records, state
         keys = [cell.key for cell in cells]
@@ -181,13 +181,13 @@ class Queue:
                 done += self._run(cell, say)
         return done
 
-    def _run(self, cell: Cell, say: Callable[[str], None]) -> bool:
+    def _run(self, cell: QueueCell, say: Callable[[str], None]) -> bool:
         folder = self.state / "work" / cell.folder
         folder.mkdir(parents=True, exist_ok=True)
         spent, start = folder / "spent", time.process_time()
         before = float(spent.read_text()) if spent.exists() else 0.0
         try:
-            part = cell.run(Place(folder, self.records))
+            part = cell.run(Workplace(folder, self.records))
             seconds = before + time.process_time() - start
             if part is None:
                 self.stopped = True
@@ -203,13 +203,13 @@ class Queue:
         say(f"{_now()} order {cell.order}, {cell.record}: {cell.name}, {seconds:.0f} s")
         return True
 
-    def _keep(self, cell: Cell, part: xr.Dataset, seconds: float) -> None:
+    def _keep(self, cell: QueueCell, part: xr.Dataset, seconds: float) -> None:
         file = self.records / f"{cell.record}.nc"
         record = added(read_record(file), part, cell.name, seconds)
         with replacing(file) as new:
             record.to_netcdf(new, engine="scipy")
 
-    def _note_failure(self, cell: Cell, error: Exception) -> None:
+    def _note_failure(self, cell: QueueCell, error: Exception) -> None:
         line = {"record": cell.record, "cell": cell.name, "error": f"{type(error).__name__}: {error}"}
         line |= {"when": _now(), "trace": traceback.format_exc()}
         with (self.state / "failed.jsonl").open("a", encoding="utf-8") as file:
@@ -262,11 +262,11 @@ class Queue:
         return pd.DataFrame(rows).groupby(["order", "record"]).sum()
 
 
-def _group(cell: Cell) -> tuple[str, str]:
+def _group(cell: QueueCell) -> tuple[str, str]:
     return cell.record, cell.group
 
 
-def _means(cells: Sequence[Cell], finished: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+def _means(cells: Sequence[QueueCell], finished: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
     """Return the mean seconds of the finished cells of each group."""
     by_group: dict[tuple[str, str], list[float]] = {}
     for cell in cells:
@@ -275,7 +275,7 @@ def _means(cells: Sequence[Cell], finished: Mapping[tuple[str, str], float]) -> 
     return {group: float(np.mean(seconds)) for group, seconds in by_group.items()}
 
 
-def unfinished(queue: Queue) -> list[Cell]:
+def unfinished(queue: Queue) -> list[QueueCell]:
     """List the cells that no record holds."""
     finished = queue.finished()
     return [cell for cell in queue.cells if cell.key not in finished]

@@ -19,7 +19,7 @@ from tsfm_lens.studies.experiments import grids
 from tsfm_lens.studies.experiments.config import OptimizerFields
 from tsfm_lens.studies.experiments.grid import Arm, gathered, run_arms
 from tsfm_lens.studies.experiments.running import optimizer_of
-from tsfm_lens.studies.queue.driver import Cell, Place, read_record
+from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
 from tsfm_lens.studies.queue.text import SYMBOLS, Text, python_text
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.levels import level_record, level_runs
@@ -111,7 +111,7 @@ def operations(forms: Sequence[ScoringForm], width: int, heads: int, tokens: int
     return {"scores": scores, "values": values, "rest": rest + 2 * tokens * width * len(SYMBOLS)}
 
 
-def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place: Place) -> xr.Dataset | None:
+def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset | None:
     """Train one model of characters; None if it was stopped.
 
     Raises:
@@ -156,22 +156,22 @@ def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place
     return data.assign_attrs(**text.facts, **facts, steps=steps, ids="S2-LM S2-F4 S2-F13")
 
 
-def grid_run(arm: Arm, place: Place) -> xr.Dataset | None:
+def grid_run(arm: Arm, place: Workplace) -> xr.Dataset | None:
     """Train one run of a grid, a regressor in context or an encoder of ETTh1; None if it was stopped."""
     return gathered([arm], place.folder) if run_arms([arm], place.folder, quiet=True) else None
 
 
-def language_cells(plan: Mapping[str, Any]) -> Iterator[Cell]:
+def language_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
     """List the language models, and the learning rates, seed by seed."""
     for seed in plan["seeds"]:
         for width in plan["widths"]:
             for arm in plan["arms"]:
                 title = f"{arm}, D = {width}"
                 function = partial(language_run, arm, width, seed, plan)
-                yield Cell(ORDER, LANGUAGE, f"{title}, seed {seed}", function, title, plan["seconds"][width])
+                yield QueueCell(ORDER, LANGUAGE, f"{title}, seed {seed}", function, title, plan["seconds"][width])
 
 
-def rate_cells(plan: Mapping[str, Any]) -> Iterator[Cell]:
+def rate_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
     """List the runs of the learning rates across widths (S2-F5, S2-MUPX)."""
     for seed in plan["seeds"]:
         for title, config in grids.transfer_arms().items():
@@ -179,16 +179,16 @@ def rate_cells(plan: Mapping[str, Any]) -> Iterator[Cell]:
             arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
             seconds = plan["seconds"][config.model.options["width"]]
             group = title.rpartition(", ")[0]
-            yield Cell(ORDER, RATES, f"{title}, seed {seed}", partial(grid_run, arm), group, seconds)
+            yield QueueCell(ORDER, RATES, f"{title}, seed {seed}", partial(grid_run, arm), group, seconds)
 
 
-def level_run(run: RecipeRun, place: Place) -> xr.Dataset | None:
+def level_run(run: RecipeRun, place: Workplace) -> xr.Dataset | None:
     """Train one cut-down Chronos whose encoder scores by levels of tokens; None if it was stopped."""
     corpus = load_corpus(run.recipe.corpus, seed=CORPUS_SEED, cache=place.folder.parent.parent / "corpora")
     return level_record([run], place.folder, corpus) if trained(run, place.folder, corpus, quiet=True) else None
 
 
-def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[Cell]:
+def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
     """List regression in context with the paper's single tokens, encoders of ETTh1, and Chronos by levels."""
     single, encoders, levels = (plan[name] for name in (SINGLE, ENCODERS, LEVELLED))
     subset = {name: grids.IN_CONTEXT_ARMS[name] for name in single["arms"]}
@@ -196,7 +196,9 @@ def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[Cell]:
     for seed in single["seeds"]:
         for title, config in configs.items():
             arm = Arm(title, config.model_copy(update={"seed": seed}))
-            yield Cell(LAST_ORDER, SINGLE, f"{title}, seed {seed}", partial(grid_run, arm), title, single["seconds"])
+            yield QueueCell(
+                LAST_ORDER, SINGLE, f"{title}, seed {seed}", partial(grid_run, arm), title, single["seconds"]
+            )
     file = data / encoders["file"]
     for seed in encoders["seeds"]:
         for title, config in grids.encoder_arms(file, horizons=encoders["horizons"]).items():
@@ -204,8 +206,8 @@ def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[Cell]:
             arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
             seconds, horizon = encoders["seconds"], title.rpartition(" ")[2]
             function = partial(grid_run, arm)
-            yield Cell(LAST_ORDER, ENCODERS, f"{title}, seed {seed}", function, horizon, seconds, (file,))
+            yield QueueCell(LAST_ORDER, ENCODERS, f"{title}, seed {seed}", function, horizon, seconds, (file,))
     for run in level_runs(steps=levels["steps"], seeds=levels["seeds"]):
-        yield Cell(
+        yield QueueCell(
             LAST_ORDER, LEVELLED, f"{run.name}, seed {run.seed}", partial(level_run, run), run.name, levels["seconds"]
         )

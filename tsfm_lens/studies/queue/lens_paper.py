@@ -36,7 +36,7 @@ from tsfm_lens.probes import (
     logit_lens,
     sharp_heads,
 )
-from tsfm_lens.studies.queue.driver import Cell, Place, read_record
+from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
 from tsfm_lens.sweep.plan.orders import rankings
 from tsfm_lens.sweep.plan.recipes import Recipe, heads_of, parse_recipe, read_recipe
 from tsfm_lens.sweep.plan.variants import heads_in, kinds_of
@@ -67,7 +67,7 @@ IDS = {
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class SeriesWindows:
     """Windows of bundled series and chaotic systems: contexts, truths (window, step), scales, and their series."""
 
     contexts: SeriesBatch
@@ -99,7 +99,7 @@ def _draws(lens: Lens) -> bool:
     return lens.adapter.readout == "token"
 
 
-def windows_of(plan: Mapping[str, Any], context: int) -> Windows:
+def windows_of(plan: Mapping[str, Any], context: int) -> SeriesWindows:
     """Cut the windows of the plan's series to a model's context."""
     chaos = plan["chaos"]
     sizes = chaos["windows"], chaos["stride"], chaos["points"], chaos["periods"]
@@ -113,8 +113,8 @@ def windows_of(plan: Mapping[str, Any], context: int) -> Windows:
         scales.append(each.scales(range(len(each))))
         naive.append(each.seasonal_naive(range(len(each)), LEVELS))
         series += [each.name.partition("/")[2]] * len(each)
-    arrays = (np.concatenate(part) for part in (truths, scales, naive))
-    return Windows(SeriesBatch.concat(batches), *arrays, tuple(series))
+    truth, scale, forecast = (np.concatenate(part) for part in (truths, scales, naive))
+    return SeriesWindows(SeriesBatch.concat(batches), truth, scale, forecast, tuple(series))
 
 
 @cache
@@ -173,7 +173,7 @@ def families_of(models: Mapping[str, Any], plan: Mapping[str, Any]) -> list[str]
     return ["layers", "all heads", "mlps", *heads, "cross heads", "random", "sharp", *plan["recipes"], *own]
 
 
-def codes_of(lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Place) -> dict[str, str]:
+def codes_of(lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Workplace) -> dict[str, str]:
     """Return the codes of a family's variants by their names, which say how each was chosen."""
     stack = lens.wiring.output_stack
     layers, heads = range(stack.n_layers), range(stack.n_heads)
@@ -282,7 +282,7 @@ def _sharp_codes(lens: Lens, plan: Mapping[str, Any], rng: np.random.Generator) 
 
 
 def _recipe(
-    lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Place
+    lens: Lens, family: str, plan: Mapping[str, Any], model: str, place: Workplace
 ) -> tuple[Recipe, dict[int, list[int]] | None]:
     """Return a published recipe, or one at the model's own heads@1pp with the heads that go in each layer."""
     if not family.startswith("own "):
@@ -291,7 +291,7 @@ def _recipe(
     return parse_recipe({"name": name, **plan["own_recipes"][name]}), own_heads(lens, model, place)
 
 
-def own_heads(lens: Lens, model: str, place: Place) -> dict[int, list[int]]:
+def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
     """Return by layer the heads that can go within 1 % of the error, by the better order of stable rank (S3-H1PP).
 
     Raises:
@@ -300,7 +300,7 @@ def own_heads(lens: Lens, model: str, place: Place) -> dict[int, list[int]]:
     record = read_record(place.records / f"{ABLATIONS}_{model}.nc")
     if record is None:
         raise InputError(f"heads of {model} are ablated by heads@1pp once the record has the heads of every layer")
-    error = np.log(record["MASE"].mean("seed"))
+    error = record["MASE"].mean("seed").pipe(np.log)
     change = np.exp((error - error.sel(variant=PLAIN)).mean("series")) - 1
     best: dict[int, list[int]] = {}
     for by_layer in rankings(lens, ["stable_rank"]).values():
@@ -317,7 +317,7 @@ def own_heads(lens: Lens, model: str, place: Place) -> dict[int, list[int]]:
 # --- forecasts without parts -------------------------------------------------------------------------------------
 
 
-def ablated(model: str, family: str, seed: int, plan: Mapping[str, Any], place: Place) -> xr.Dataset:
+def ablated(model: str, family: str, seed: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
     """Forecast without the parts of each variant of a family: errors, and the distance of the forecast, by series."""
     lens = load(plan["models"][model]["source"])
     codes = codes_of(lens, family, plan, model, place)
@@ -363,12 +363,12 @@ def scores_of(lens: Lens, codes: Sequence[str], seed: int, plan: Mapping[str, An
     return xr.Dataset(columns, coords={"code": [PLAIN, *codes, NAIVE], "series": windows.names})
 
 
-def _metrics(windows: Windows, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def _metrics(windows: SeriesWindows, sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Compute the metrics of each series from the sums of its windows."""
     return pooled({name: windows.by_series(sums[name], total=True) for name in SUMS}, METRICS)
 
 
-def twins_ablated(model: str, number: int, plan: Mapping[str, Any], place: Place) -> xr.Dataset:
+def twins_ablated(model: str, number: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
     """Forecast without whole layers, their heads or their MLPs, by an untrained twin: distances by series."""
     lens = twin_of(load(plan["models"][model]["source"]), number)
     stack = lens.wiring.output_stack
@@ -394,7 +394,7 @@ def _subject(model: str, number: int, plan: Mapping[str, Any]) -> tuple[Lens, st
     return (lens, MODEL) if number < 0 else (twin_of(lens, number), f"twin {number}")
 
 
-def layers_measured(model: str, number: int, plan: Mapping[str, Any], place: Place) -> xr.Dataset:
+def layers_measured(model: str, number: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
     """Measure the lens forecast's error, the entropy of logits and of head writes after every layer, by series."""
     lens, subject = _subject(model, number, plan)
     windows = windows_of(plan, lens.adapter.context_length)
@@ -415,11 +415,11 @@ def layers_measured(model: str, number: int, plan: Mapping[str, Any], place: Pla
     return data.expand_dims(model=[model], subject=[subject]).assign_attrs(_attrs(LAYERS, plan))
 
 
-def _mean(windows: Windows, values: xr.DataArray) -> np.ndarray:
+def _mean(windows: SeriesWindows, values: xr.DataArray) -> np.ndarray:
     return windows.by_series(values.transpose(..., "series").values).astype(np.float32)
 
 
-def heads_measured(model: str, number: int, plan: Mapping[str, Any], place: Place) -> xr.Dataset:
+def heads_measured(model: str, number: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
     """Measure the attention entropy of every head by series, stable ranks, and scores of induction by sequences."""
     lens, subject = _subject(model, number, plan)
     windows = windows_of(plan, lens.adapter.context_length)
@@ -457,7 +457,7 @@ def _induction(lens: Lens, plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"prefix_matching": (where, prefix), "copy_score": (where, copy), "copy_accuracy": ("block", accuracy)}
 
 
-def patches_measured(model: str, plan: Mapping[str, Any], place: Place) -> xr.Dataset:
+def patches_measured(model: str, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset:
     """Measure cross-attention between patches along a long forecast of Lorenz-63 (figure 21)."""
     lens, part = load(plan["models"][model]["source"]), plan["patches"]
     (lorenz,) = dysts_sets(["Lorenz"], part["horizon"], points=part["points"], periods=part["periods"])
@@ -474,12 +474,12 @@ def patches_measured(model: str, plan: Mapping[str, Any], place: Place) -> xr.Da
 # --- the list ----------------------------------------------------------------------------------------------------
 
 
-def lens_cells(plan: Mapping[str, Any]) -> Iterator[Cell]:
+def lens_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
     """List the cells: the models themselves first, then their twins."""
     costs = plan["seconds"]
 
-    def cell(record: str, name: str, function: Any, group: str, seconds: float) -> Cell:
-        return Cell(ORDER, record, name, function, group, seconds)
+    def cell(record: str, name: str, function: Any, group: str, seconds: float) -> QueueCell:
+        return QueueCell(ORDER, record, name, function, group, seconds)
 
     for model, facts in plan["models"].items():
         if facts["heads"]:

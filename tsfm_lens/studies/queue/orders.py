@@ -7,7 +7,7 @@ from typing import Any
 
 from tsfm_lens.registry import declarations
 from tsfm_lens.studies.queue.benchmarks import benchmark_cells
-from tsfm_lens.studies.queue.driver import Cell
+from tsfm_lens.studies.queue.driver import QueueCell
 from tsfm_lens.studies.queue.language import language_cells, last_cells, rate_cells
 from tsfm_lens.studies.queue.lens_paper import lens_cells
 from tsfm_lens.studies.queue.ranks import rank_cells
@@ -15,7 +15,7 @@ from tsfm_lens.studies.queue.ranks import rank_cells
 PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
 
 
-def all_cells(data: Path) -> list[Cell]:
+def all_cells(data: Path) -> list[QueueCell]:
     """Return the cells of all orders; ``data`` is the folder of the benchmarks' files."""
     return [
         *lens_cells(PLAN["lens paper"]),

@@ -21,7 +21,7 @@ from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles
 from tsfm_lens.probes.weights import weight_matrices
 from tsfm_lens.studies.papers.measures.low_rank import RATIOS, at_ratio
-from tsfm_lens.studies.queue.driver import Cell, Place
+from tsfm_lens.studies.queue.driver import QueueCell, Workplace
 from tsfm_lens.studies.queue.text import Text, decoded, python_text
 from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
 from tsfm_lens.studies.recipes.corpus import load_corpus
@@ -101,7 +101,7 @@ def _named(data: xr.Dataset, arm: str, seed: int, record: str, **facts: Any) -> 
 # --- models of series --------------------------------------------------------------------------------------------
 
 
-def trained_lens(run: RecipeRun, place: Place, *, plain_embedding: bool = False) -> Lens | None:
+def trained_lens(run: RecipeRun, place: Workplace, *, plain_embedding: bool = False) -> Lens | None:
     """Train a recipe to its end and open it; None if it was stopped.
 
     ``plain_embedding`` draws a token model's embedding as that of T5, in place of features of the bins' ranks.
@@ -112,7 +112,7 @@ def trained_lens(run: RecipeRun, place: Place, *, plain_embedding: bool = False)
     if plain_embedding:
         generator = torch.Generator().manual_seed(run.seed)
         with torch.no_grad():
-            weight = trainer.model.shared.weight
+            weight = trainer.model.get_parameter("shared.weight")
             weight.copy_(torch.randn(weight.shape, generator=generator))
     if (folder / STATE).exists():
         trainer.resume()
@@ -160,7 +160,7 @@ def _stages(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bolt_run(
-    record: str, name: str, options: Mapping[str, Any], seed: int, plan: Mapping[str, Any], place: Place
+    record: str, name: str, options: Mapping[str, Any], seed: int, plan: Mapping[str, Any], place: Workplace
 ) -> Any:
     """Train one Chronos-Bolt and measure its spectra and errors; None if it was stopped."""
     run = bolt_recipe(plan, name, seed, **options)
@@ -182,7 +182,7 @@ def _facts(plan: Mapping[str, Any]) -> dict[str, Any]:
     return {"steps": plan["steps"], **plan["stage"]}
 
 
-def vocabulary_run(rank: int, seed: int, steps: int, place: Place) -> xr.Dataset | None:
+def vocabulary_run(rank: int, seed: int, steps: int, place: Workplace) -> xr.Dataset | None:
     """Train the cut-down Chronos with a fixed vocabulary of a rank, and measure W_Q and what training added to it."""
     run = run_of(f"vocabulary {rank}", seed, steps, vocabulary_rank=rank)
     before = _queries(load(as_pipeline(_untrained(run.recipe)), check=False))
@@ -266,7 +266,7 @@ def _sizes(plan: Mapping[str, Any], width: int) -> dict[str, Any]:
     return {**sizes, **layers, "vocab_size": plan["tokens"]}
 
 
-def text_lens(width: int, seed: int, plan: Mapping[str, Any], place: Place) -> tuple[Lens, TextTask] | None:
+def text_lens(width: int, seed: int, plan: Mapping[str, Any], place: Workplace) -> tuple[Lens, TextTask] | None:
     """Train a T5 on text and open it, with its task; None if it was stopped."""
     full = recipe("chronos-nano").config
     config = {key: value for key, value in full.items() if key not in ("chronos_config", "architectures")}
@@ -285,7 +285,7 @@ def text_lens(width: int, seed: int, plan: Mapping[str, Any], place: Place) -> t
     return (load(model.eval(), check=False), task) if run.run(quiet=True) else None
 
 
-def pair_run(kind: str, width: int, seed: int, plan: Mapping[str, Any], place: Place) -> xr.Dataset | None:
+def pair_run(kind: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset | None:
     """Train a model of text, or of series; measure its spectra, and its loss when it is cut off (S0-T2)."""
     if kind == "text":
         found = text_lens(width, seed, plan, place)
@@ -367,7 +367,7 @@ def _token_scores(lens: Lens, batch: Mapping[str, Tensor]) -> tuple[float, Tenso
 # --- the list ----------------------------------------------------------------------------------------------------
 
 
-def rank_cells(plan: Mapping[str, Any]) -> Iterator[Cell]:
+def rank_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
     """List the cells, seed by seed, kind by kind."""
     pairs, sizes, schedules, vocabularies = (plan[name] for name in (PAIRS, BOLT, SCHEDULES, VOCABULARIES))
     for seed in pairs["seeds"]:
@@ -375,13 +375,13 @@ def rank_cells(plan: Mapping[str, Any]) -> Iterator[Cell]:
             for kind in ("text", "series"):
                 title = f"{kind}, d = {width}"
                 function = partial(pair_run, kind, width, seed, pairs)
-                yield Cell(ORDER, PAIRS, f"{title}, seed {seed}", function, title, pairs["seconds"])
+                yield QueueCell(ORDER, PAIRS, f"{title}, seed {seed}", function, title, pairs["seconds"])
     for record, part in ((BOLT, sizes), (SCHEDULES, schedules)):
         for seed in part["seeds"]:
             for name, options in part["arms"].items():
                 function = partial(bolt_run, record, name, options or {}, seed, part)
-                yield Cell(ORDER, record, f"{name}, seed {seed}", function, name, part["seconds"])
+                yield QueueCell(ORDER, record, f"{name}, seed {seed}", function, name, part["seconds"])
     for seed in vocabularies["seeds"]:
         for rank in vocabularies["ranks"]:
             function = partial(vocabulary_run, rank, seed, vocabularies["steps"])
-            yield Cell(ORDER, VOCABULARIES, f"rank {rank}, seed {seed}", function, "", vocabularies["seconds"])
+            yield QueueCell(ORDER, VOCABULARIES, f"rank {rank}, seed {seed}", function, "", vocabularies["seconds"])
