@@ -79,7 +79,9 @@ def test_a_cell_is_not_added_twice(tmp_path: Path) -> None:
     cells = [cell("a", 0), cell("b", 0)]
     assert queue(tmp_path, *cells).work(quiet) == 2
     before = (tmp_path / "records" / "toy.nc").read_bytes()
-    assert queue(tmp_path, *cells).work(quiet) == 0
+    again = queue(tmp_path, *cells)
+    assert again.work(quiet) == 0
+    assert again.failures() == {}
     assert (tmp_path / "records" / "toy.nc").read_bytes() == before
     with pytest.raises(InputError, match=r"a, seed 0"):
         added(record(tmp_path), part_of("a", 0), "a, seed 0", 1.0)

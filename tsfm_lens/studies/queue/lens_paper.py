@@ -301,7 +301,7 @@ def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
     if record is None:
         raise InputError(f"heads of {model} are ablated by heads@1pp once the record has the heads of every layer")
     error = record["MASE"].mean("seed").pipe(np.log)
-    change = np.exp((error - error.sel(variant=PLAIN)).mean("series")) - 1
+    change = (error - error.sel(variant=PLAIN)).mean("series").pipe(np.expm1)
     best: dict[int, list[int]] = {}
     for by_layer in rankings(lens, ["stable_rank"]).values():
         for layer, order in by_layer.items():
