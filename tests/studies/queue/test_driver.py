@@ -89,6 +89,23 @@ def test_a_cell_is_not_added_twice(tmp_path: Path) -> None:
         queue(tmp_path, cells[0], cells[0])
 
 
+def test_a_write_that_breaks_off_leaves_the_record_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    queue(tmp_path, cell("a", 0)).work(quiet)
+    before = (tmp_path / "records" / "toy.nc").read_bytes()
+
+    def broken(data: xr.Dataset, file: Path, **options: object) -> None:
+        Path(file).write_bytes(b"half")
+        raise OSError("no space left")
+
+    with monkeypatch.context() as full:
+        full.setattr(xr.Dataset, "to_netcdf", broken)
+        work = queue(tmp_path, cell("a", 0), cell("b", 0))
+        assert work.work(quiet) == 0
+    assert "no space left" in work.failures()["toy", "b, seed 0"]
+    assert [each.name for each in (tmp_path / "records").iterdir()] == ["toy.nc"]
+    assert (tmp_path / "records" / "toy.nc").read_bytes() == before
+
+
 def test_the_records_alone_say_what_is_done(tmp_path: Path) -> None:
     cells = [cell("a", 0), cell("a", 1), cell("b", 0), cell("b", 1, files=(tmp_path / "ETTh1.csv",))]
     queue(tmp_path, cells[0], cells[2]).work(quiet)
