@@ -15,13 +15,18 @@ from tsfm_lens.studies.experiments.grid import Arm, ends, gathered, run_arms
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace
 
 RUNS, RADII = "samformer_runs", "samformer_radii"
+IDS = {
+    RUNS: "S1-T1 S1-T6 S1-T7 S1-T9 S1-T10 S1-F5 S1-F6 S1-F7 S1-F8 S1-F9 S1-F10 S1-F12 S1-F13",
+    RADII: "S1-F14",
+}
 
 
-def trained(arm: Arm, place: Workplace) -> xr.Dataset | None:
+def trained(record: str, arm: Arm, place: Workplace) -> xr.Dataset | None:
     """Train one run and measure it at its end; None if it was stopped."""
     if not run_arms([arm], place.folder, quiet=True):
         return None
-    return xr.merge([gathered([arm], place.folder), ends([arm], place.folder)], combine_attrs="override")
+    data = xr.merge([gathered([arm], place.folder), ends([arm], place.folder)], combine_attrs="override")
+    return data.assign_attrs(ids=IDS[record])
 
 
 def benchmark_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
@@ -56,4 +61,4 @@ def _radii(plan: Mapping[str, Any], part: Mapping[str, Any], data: Path) -> Iter
 
 def _cell(order: int, record: str, title: str, config: TrainConfig, seed: int, seconds: float, file: Path) -> QueueCell:
     arm = Arm(title, config.model_copy(update={"seed": seed}))
-    return QueueCell(order, record, f"{title}, seed {seed}", partial(trained, arm), title, seconds, (file,))
+    return QueueCell(order, record, f"{title}, seed {seed}", partial(trained, record, arm), title, seconds, (file,))

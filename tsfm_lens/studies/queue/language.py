@@ -14,13 +14,12 @@ import torch.nn.functional as F
 import xarray as xr
 from torch import Tensor, nn
 
-from tsfm_lens.errors import InputError
 from tsfm_lens.studies.experiments import grids
 from tsfm_lens.studies.experiments.config import OptimizerFields
 from tsfm_lens.studies.experiments.grid import Arm, gathered, run_arms
 from tsfm_lens.studies.experiments.running import optimizer_of
 from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
-from tsfm_lens.studies.queue.text import SYMBOLS, Text, python_text
+from tsfm_lens.studies.queue.text import SYMBOLS, Text, python_text, refuse_other_text
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.levels import level_record, level_runs
 from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, trained
@@ -35,6 +34,13 @@ from tsfm_lens.training.state import LOG, STATE
 ORDER, LAST_ORDER = 4, 6
 LANGUAGE, RATES = "language_runs", "transfer_rates"
 SINGLE, ENCODERS, LEVELLED = "in_context_single", "encoder_runs", "chronos_level_runs"
+IDS = {
+    LANGUAGE: "S2-LM S2-F4 S2-F13",
+    RATES: "S2-F5 S2-MUPX",
+    SINGLE: "S2-ICL S2-F2 S2-F3 S2-F6 S2-F11",
+    ENCODERS: "S2-ETT S2-F14",
+    LEVELLED: "S2-CHR S2-F15",
+}
 
 
 class LanguageModel(nn.Module):
@@ -118,9 +124,7 @@ def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place
         InputError: the record is of another text, as another version of Python has.
     """
     text = python_text()
-    record = read_record(place.records / f"{LANGUAGE}.nc")
-    if record is not None and record.attrs["text_digest"] != text.digest:
-        raise InputError(f"the record is of {record.attrs['text']}, and here is {text.facts['text']}: run it with that")
+    refuse_other_text(read_record(place.records / f"{LANGUAGE}.nc"), text)
     heads = width // plan["d_head"]
     forms = forms_of(plan["arms"][arm], plan["layers"])
     model = LanguageModel(width, plan["layers"], heads, forms, plan["tokens"])
@@ -153,12 +157,14 @@ def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place
         coords={"arm": [title], "seed": [seed], "step": [line["step"] for line in lines], "width": ("arm", [width])},
     )
     facts = {name: plan[name] for name in ("layers", "d_head", "tokens", "batch")}
-    return data.assign_attrs(**text.facts, **facts, steps=steps, ids="S2-LM S2-F4 S2-F13")
+    return data.assign_attrs(**text.facts, **facts, steps=steps, ids=IDS[LANGUAGE])
 
 
-def grid_run(arm: Arm, place: Workplace) -> xr.Dataset | None:
+def grid_run(record: str, arm: Arm, place: Workplace) -> xr.Dataset | None:
     """Train one run of a grid, a regressor in context or an encoder of ETTh1; None if it was stopped."""
-    return gathered([arm], place.folder) if run_arms([arm], place.folder, quiet=True) else None
+    if not run_arms([arm], place.folder, quiet=True):
+        return None
+    return gathered([arm], place.folder).assign_attrs(ids=IDS[record])
 
 
 def language_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
@@ -179,13 +185,15 @@ def rate_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
             arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
             seconds = plan["seconds"][config.model.options["width"]]
             group = title.rpartition(", ")[0]
-            yield QueueCell(ORDER, RATES, f"{title}, seed {seed}", partial(grid_run, arm), group, seconds)
+            yield QueueCell(ORDER, RATES, f"{title}, seed {seed}", partial(grid_run, RATES, arm), group, seconds)
 
 
 def level_run(run: RecipeRun, place: Workplace) -> xr.Dataset | None:
     """Train one cut-down Chronos whose encoder scores by levels of tokens; None if it was stopped."""
     corpus = load_corpus(run.recipe.corpus, seed=CORPUS_SEED, cache=place.folder.parent.parent / "corpora")
-    return level_record([run], place.folder, corpus) if trained(run, place.folder, corpus, quiet=True) else None
+    if not trained(run, place.folder, corpus, quiet=True):
+        return None
+    return level_record([run], place.folder, corpus).assign_attrs(ids=IDS[LEVELLED])
 
 
 def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
@@ -197,7 +205,7 @@ def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
         for title, config in configs.items():
             arm = Arm(title, config.model_copy(update={"seed": seed}))
             yield QueueCell(
-                LAST_ORDER, SINGLE, f"{title}, seed {seed}", partial(grid_run, arm), title, single["seconds"]
+                LAST_ORDER, SINGLE, f"{title}, seed {seed}", partial(grid_run, SINGLE, arm), title, single["seconds"]
             )
     file = data / encoders["file"]
     for seed in encoders["seeds"]:
@@ -205,7 +213,7 @@ def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
             longer = config.plan.model_copy(update={"epochs": encoders["epochs"]})
             arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
             seconds, horizon = encoders["seconds"], title.rpartition(" ")[2]
-            function = partial(grid_run, arm)
+            function = partial(grid_run, ENCODERS, arm)
             yield QueueCell(LAST_ORDER, ENCODERS, f"{title}, seed {seed}", function, horizon, seconds, (file,))
     for run in level_runs(steps=levels["steps"], seeds=levels["seeds"]):
         yield QueueCell(

@@ -21,8 +21,8 @@ from tsfm_lens.models import Lens, Run, load
 from tsfm_lens.probes import embedding_ranks, flow_of_ranks, row_angles
 from tsfm_lens.probes.weights import weight_matrices
 from tsfm_lens.studies.papers.measures.low_rank import RATIOS, at_ratio
-from tsfm_lens.studies.queue.driver import QueueCell, Workplace
-from tsfm_lens.studies.queue.text import Text, decoded, python_text
+from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
+from tsfm_lens.studies.queue.text import Text, decoded, python_text, refuse_other_text
 from tsfm_lens.studies.rank_theory.of_models import vocabulary_plane
 from tsfm_lens.studies.recipes.corpus import load_corpus
 from tsfm_lens.studies.recipes.export import as_pipeline
@@ -286,7 +286,12 @@ def text_lens(width: int, seed: int, plan: Mapping[str, Any], place: Workplace) 
 
 
 def pair_run(kind: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset | None:
-    """Train a model of text, or of series; measure its spectra, and its loss when it is cut off (S0-T2)."""
+    """Train a model of text, or of series; measure its spectra, and its loss when it is cut off (S0-T2).
+
+    Raises:
+        InputError: the record is of another text, as another version of Python has.
+    """
+    refuse_other_text(read_record(place.records / f"{PAIRS}.nc"), python_text())
     if kind == "text":
         found = text_lens(width, seed, plan, place)
         if found is None:

@@ -12,6 +12,9 @@ from functools import cache
 from pathlib import Path
 
 import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError
 
 SYMBOLS = "\n" + "".join(map(chr, range(32, 127)))
 """The 96 characters of the text; what has another is left out."""
@@ -37,6 +40,16 @@ class Text:
         """Where it is from, for a record."""
         source = f"docstrings and help topics of Python {platform.python_version()}, PSF licence"
         return {"text": source, "text_digest": self.digest}
+
+
+def refuse_other_text(record: xr.Dataset | None, text: Text) -> None:
+    """Refuse to go on with a record of another text, as another version of Python has.
+
+    Raises:
+        InputError: the record's text is another one.
+    """
+    if record is not None and record.attrs["text_digest"] != text.digest:
+        raise InputError(f"the record is of {record.attrs['text']}, and here is {text.facts['text']}: run it with that")
 
 
 @cache
