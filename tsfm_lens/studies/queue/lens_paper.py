@@ -300,8 +300,9 @@ def own_heads(lens: Lens, model: str, place: Workplace) -> dict[int, list[int]]:
     record = read_record(place.records / f"{ABLATIONS}_{model}.nc")
     if record is None:
         raise InputError(f"heads of {model} are ablated by heads@1pp once the record has the heads of every layer")
-    error = record["MASE"].mean("seed").pipe(np.log)
-    change = (error - error.sel(variant=PLAIN)).mean("series").pipe(np.expm1)
+    error: xr.DataArray = xr.apply_ufunc(np.log, record["MASE"].mean("seed"))
+    # relative change of the geometric mean over series
+    change: xr.DataArray = xr.apply_ufunc(np.expm1, (error - error.sel(variant=PLAIN)).mean("series"))
     best: dict[int, list[int]] = {}
     for by_layer in rankings(lens, ["stable_rank"]).values():
         for layer, order in by_layer.items():
