@@ -67,7 +67,8 @@ def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
     return model.to(device)
 
 
-def _optimizer(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
+def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
+    """Make the optimiser of a model's weights, by μP where there is a base width."""
     parameters: list[Any] = [weight for weight in model.parameters() if weight.requires_grad]
     if fields.base_width:
         groups = parameter_groups(model, fields.learning_rate, fields.base_width)
@@ -115,7 +116,7 @@ def prepare(
         patience=config.plan.patience,
         clip=fields.clip,
     )
-    run = Training(task, _optimizer(task.model, fields), plan, out, rate=rate_of(config, epoch))
+    run = Training(task, optimizer_of(task.model, fields), plan, out, rate=rate_of(config, epoch))
     watch = _watch(config, task, run.out) if isinstance(task, ForecastTask) else None
     if watch is not None:
         run.callbacks.append(watch)
