@@ -279,7 +279,9 @@ def refuse_dtype(adapter: Adapter, *values: Any) -> None:
 
 
 def refuse_gradients(wiring: Wiring) -> None:
-    """Refuse gradients that are not derivatives."""
+    """Refuse gradients that are not derivatives, and any in inference mode."""
+    if torch.is_inference_mode_enabled():
+        raise InputError("there are no gradients under torch.inference_mode(); leave it, torch.no_grad() may stay on")
     if not wiring.true_gradients:
         raise InputError(
             f"the gradients of {wiring.architecture} are not its derivatives (a rescaled backward pass, or steps of "

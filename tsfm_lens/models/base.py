@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from types import SimpleNamespace
 from typing import Any, Self
@@ -11,7 +11,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.data import as_series
@@ -29,8 +28,9 @@ from tsfm_lens.hooks.scopes import HookScope, resolve_hooks
 from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
-from tsfm_lens.models.adapter import Adapter, covered, refuse_dtype, refuse_gradients, versions
+from tsfm_lens.models.adapter import Adapter, covered, refuse_gradients, versions
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.as_module import NativeModule
 from tsfm_lens.models.forecast import is_count, refuse_overflow
 
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
@@ -70,11 +70,9 @@ def _of_adapter(name: str, doc: str) -> Any:
     return property(lambda lens: getattr(lens.adapter, name), doc=doc)
 
 
-class LensBase(HookedRootModule):
+class LensBase(NativeModule):
     """Lens without whole forecasts, which the modules that add them take; see :class:`tsfm_lens.models.Lens`."""
 
-    adapter: Adapter
-    registry: HookRegistry
     native = _of_adapter("native", "Pipeline of the model's own library.")
     model = _of_adapter("model", "Torch module in the library's own pipeline.")
     wiring: Wiring = _of_adapter("wiring", "Table of the model's modules.")
@@ -97,7 +95,7 @@ class LensBase(HookedRootModule):
         for name, point in self.registry.hooked.items():
             attach_point(self, name, point)
         self.setup()
-        self.adapter.model.eval()
+        self.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.adapter, self.model_id, self.revision, self._lasting_hooks())
@@ -121,12 +119,6 @@ class LensBase(HookedRootModule):
         stacks = ", ".join(f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks)
         return f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model {self.d_model})"
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the native model; InputError for a precision that the library does not run in."""
-        refuse_dtype(self.adapter, *args, *kwargs.values())
-        self.adapter.model.to(*args, **kwargs)
-        return self
-
     @property
     def weights(self) -> Weights:
         """Matrices of every head and MLP."""
@@ -136,10 +128,6 @@ class LensBase(HookedRootModule):
     def d_model(self) -> int:
         """Width of the residual stream of the output stack."""
         return self.wiring.output_stack.d_model
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Iterate over the parameters of the native model."""
-        return self.adapter.model.parameters(recurse)
 
     def hook_table(self) -> list[tuple[str, str]]:
         """List every hook point with the names of its axes."""
@@ -351,8 +339,9 @@ class LensBase(HookedRootModule):
             refuse_gradients(self.wiring)
         hooks = [*forward, *backward]
         if not reset_hooks_end:
+            level = self.context_level + 1
             for name, hook, direction in hooks:
-                self.registry.hooked[name].add_hook(hook, dir=direction)
+                self.registry.hooked[name].add_hook(hook, dir=direction, level=level)
             hooks = []
         return Block(HookScope(self.registry, self, hooks, after=self.clear_contexts if clear_contexts else None))
 
@@ -376,7 +365,7 @@ def _rebuilt(kind: type[LensBase], adapter: Adapter, model_id: str, revision: st
     """Build a lens around a copied or unpickled model, with hooks of its own points."""
     lens = kind(adapter, model_id, revision)
     for name, direction, handle in hooks:
-        lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent)
+        lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent, handle.context_level)
     return lens
 
 
