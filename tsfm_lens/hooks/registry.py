@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 from transformer_lens.hook_points import HookPoint, LensHandle
 
 from tsfm_lens.errors import HookError, WiringError
@@ -142,6 +143,32 @@ class OwnedHookPoint(HookPoint):
         handle = super().add_hook(*args, **kwargs)
         self._registry.session.include(self.name)
         return handle
+
+    def register_forward_hook(self, hook: Any, **options: Any) -> RemovableHandle:
+        """Register a hook of ``add_hook``; HookError for any other, see :meth:`_refuse_foreign`."""
+        self._refuse_foreign(hook)
+        return super().register_forward_hook(hook, **options)
+
+    def register_full_backward_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """Register a hook of ``add_hook``; HookError for any other, see :meth:`_refuse_foreign`."""
+        self._refuse_foreign(hook)
+        return super().register_full_backward_hook(hook, prepend)
+
+    def register_forward_pre_hook(self, hook: Any, **options: Any) -> RemovableHandle:
+        """Refuse the hook, see :meth:`_refuse_foreign`."""
+        self._refuse_foreign(hook)
+        return super().register_forward_pre_hook(hook, **options)
+
+    def _refuse_foreign(self, hook: Any) -> None:
+        """Refuse hooks that torch, or a library such as captum, sets: the native model does not call this module."""
+        if not getattr(hook, "__qualname__", "").startswith("HookPoint.add_hook."):
+            site = self._registry.points[self.name].site
+            side = "input" if site.side == "in" else "output"
+            raise HookError(
+                f"{self.name} is no module of the native model, so a torch hook on it would not be called. Name the "
+                f"native module instead, whose {side} it shows: lens.model.get_submodule({site.module!r}); hooks of "
+                f"TransformerLens's kind are set by lens.add_hook({self.name!r}, function)"
+            )
 
     def add_scoped(self, hook: Any, direction: Literal["fwd", "bwd"], level: int) -> None:
         """Add the hook of a block, which connects its points by itself."""

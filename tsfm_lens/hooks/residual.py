@@ -248,7 +248,7 @@ class Before:
         return f"{self.stack.prefix}.{layer}.{row.kind}"
 
     def _cut(self, tensor: Tensor, axis: int = -2) -> Tensor:
-        part: Tensor = Slice(self._positions).apply(tensor, dim=axis)
+        part: Tensor = Slice.unwrap(self._positions).apply(tensor, dim=axis)
         return part
 
     def _results(self, layer: int, row: Attention) -> Tensor:
@@ -461,8 +461,8 @@ class Decomposed(Mapping[Any, Tensor]):
         """Scale parts of a stream as the norm of a layer does, with the scale of the whole stream.
 
         As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer, fold_norm=True)`` has it, and
-        ``lens.weights.W_U`` has neither it nor the head's factor. ``lens.readout(parts, encoded, like=stream)`` reads
-        parts out as logits or quantiles, and is complete.
+        ``lens.weights.W_U`` has neither it nor the head's factor. Parts of a token model's stream are read out as
+        logits by ``lens.readout(parts, encoded, like=stream)``; ``probes.attribute(run)`` splits any forecast.
 
         Args:
             residual_stack: (component, …, d_model).

@@ -20,7 +20,7 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 from tsfm_lens.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.block import Block, Scope, Steps
 from tsfm_lens.hooks.hook_checks import refuse_hidden
-from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.names import name_of, select
 from tsfm_lens.hooks.tl_names import point_of
 
 Direction = Literal["fwd", "bwd"]
@@ -228,7 +228,7 @@ def resolve_hooks(
     for pair in hooks:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(f"{direction}_hooks has {pair!r}; expected a list of pairs, [(name, function), …]")
-        name, hook = pair
+        name, hook = name_of(pair[0]), pair[1]
         _refuse_other_arguments(hook)
         matches = list(filter(name, names)) if callable(name) else select(names, name)
         if not matches:

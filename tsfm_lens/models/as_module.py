@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
 from transformer_lens import HookedRootModule
 
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.models.adapter import Adapter, refuse_dtype
+from tsfm_lens.models.devices import checked_device
 
 
 class NativeModule(HookedRootModule):
@@ -52,6 +54,18 @@ class NativeModule(HookedRootModule):
         """Call a function with every module of the native model."""
         self.adapter.model.apply(fn)
         return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the native model; InputError for a device that is not here or a precision that does not run."""
+        device = kwargs.get("device", args[0] if args else None)
+        if isinstance(device, str | int | torch.device) and str(device) != "meta":
+            checked_device(device)
+        super().to(*args, **kwargs)
+        return self
+
+    def cuda(self, device: int | torch.device | None = None) -> Self:
+        """Move the native model to a GPU; errors as of :meth:`to`."""
+        return self.to("cuda" if device is None else device)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         """Replace every weight, which is how torch moves and casts; InputError for a precision that does not run."""

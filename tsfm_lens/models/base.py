@@ -21,7 +21,7 @@ from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
 from tsfm_lens.hooks.interventions import Intervention
-from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.names import name_of, select
 from tsfm_lens.hooks.recorder import stream_into
 from tsfm_lens.hooks.registry import HookRegistry, attach_point
 from tsfm_lens.hooks.scopes import HookScope, resolve_hooks
@@ -154,14 +154,28 @@ class LensBase(NativeModule):
         """Apply the native head to any residual stream: the logit lens.
 
         Args:
-            resid: (…, series, pos, d_model) of the output stack; InputError for another width.
+            resid: (…, series, pos, d_model) of the output stack.
             encoded: the batch it belongs to.
-            like: freeze the final norm's scale to that of this stream (same shape up to broadcasting).
+            like: freeze the final norm's scale to that of this stream (same shape up to broadcasting), so that the
+                logits of parts sum to those of their sum; of token models.
             unread: first positions that ``resid`` leaves out, since the head does not read them.
 
         Returns:
             Logits (…, series, step, vocabulary), or quantiles in data units (…, series, quantile, step).
+
+        Raises:
+            InputError: a stream of another width; ``like`` of a model whose head is no linear map.
         """
+        if like is not None and self.emits != "token":
+            raise InputError(
+                f"the head of {self.wiring.architecture} is no linear map, so what it makes of single parts does not "
+                "sum to the forecast; probes.attribute(run) splits the forecast among them. Leave like=… out to read "
+                "out a whole stream"
+            )
+        return self.frozen_readout(resid, encoded, like, unread)
+
+    def frozen_readout(self, resid: Tensor, encoded: Encoded, like: Tensor | None, unread: int = 0) -> Tensor:
+        """Apply the native head under the scale of another stream, of which derivatives are taken."""
         if resid.shape[-1] != self.d_model:
             raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
         normed = self.adapter.final_norm(resid, like)
@@ -354,6 +368,7 @@ class LensBase(NativeModule):
         """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays until ``reset_hooks()``."""
         if "bwd" in (*args, kwargs.get("dir")):
             refuse_gradients(self.wiring)
+        name = name_of(name)
         if callable(name):
             super().add_hook(name, hook, *args, **kwargs)
             return
@@ -367,11 +382,6 @@ def _rebuilt(kind: type[LensBase], adapter: Adapter, model_id: str, revision: st
     for name, direction, handle in hooks:
         lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent, handle.context_level)
     return lens
-
-
-def hooks_in_force(lens: LensBase) -> tuple[object, ...]:
-    """Return the hooks that are set on a lens, for comparison with those of another time."""
-    return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
 
 
 def _in_stacks(lens: LensBase, name: str) -> str:

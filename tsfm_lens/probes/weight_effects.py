@@ -71,7 +71,8 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
     subject = replace(own, forced_path=path, _of=None)
 
     def point(lens: Lens = second) -> np.ndarray:
-        return replace(subject, lens=lens, _of=None).point
+        # of the weights that are set now
+        return replace(subject, lens=lens, _of=None, _conditions=None).point
 
     plain = point()
     alone = []
@@ -124,12 +125,12 @@ class Slice:
         return values if self.at is None else values.index_select(self.axis, self.at.to(values.device))
 
     def put(self, parameter: Tensor, values: Tensor) -> None:
-        """Replace these entries."""
-        with torch.no_grad():
-            if self.at is None:
-                parameter.copy_(values)
-            else:
-                parameter.index_copy_(self.axis, self.at.to(parameter.device), values.to(parameter))
+        """Replace these entries, uncounted by torch: they are put back, and runs of the model stay what they are."""
+        data = parameter.data
+        if self.at is None:
+            data.copy_(values)
+        else:
+            data.index_copy_(self.axis, self.at.to(data.device), values.to(data))
 
 
 @dataclass
