@@ -118,6 +118,25 @@ LENS = {
     "norm's gain and the head's factor; lens.readout(writes, encoded, like=stream) reads writes out with both",
 }
 """Members of TransformerLens's models that a lens lacks -> the replacement."""
+PIPELINES = {
+    **dict.fromkeys(("default_context_length", "model_context_length"), "lens.context_length"),
+    **dict.fromkeys(
+        ("max_output_patches", "model_output_patch_size", "model_prediction_length"),
+        "lens.prediction_length is the default horizon, lens.longest_pass that of one forward",
+    ),
+    **dict.fromkeys(
+        ("predict", "predict_df", "predict_fev"),
+        "lens.forecast(series, horizon) takes tensors, lists and frames; lens.native has the library's own call",
+    ),
+    "dtypes": "tsfm_lens.load(source, dtype=…) takes their names",
+    "fit": "lens.native.fit is the library's training; open what it returns by tsfm_lens.load(pipeline)",
+    "forecast_type": "lens.emits is the kind of the head's output",
+    "from_pretrained": "tsfm_lens.load(source)",
+    "predict_quantiles": "lens.forecast(series, horizon, quantiles=…), or lens.native.predict_quantiles",
+    "quantiles": "lens.levels",
+    "save_pretrained": "lens.native.save_pretrained(folder)",
+}
+"""Members of the Chronos pipelines that a lens lacks -> the replacement."""
 ARGUMENTS = {
     "attention_mask": "missing values are NaN in the series",
     "decoder_input": "give tokens=… or future=…, (series, step), for a token model's decoder to read",

@@ -25,7 +25,7 @@ from tsfm_lens.hooks.names import name_of, select
 from tsfm_lens.hooks.recorder import stream_into
 from tsfm_lens.hooks.registry import HookRegistry, attach_point
 from tsfm_lens.hooks.scopes import HookScope, resolve_hooks
-from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS
+from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS, PIPELINES
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
 from tsfm_lens.models.adapter import Adapter, covered, refuse_gradients, versions
@@ -289,7 +289,7 @@ class LensBase(NativeModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            instead = LENS.get(name) or _in_stacks(self, name)
+            instead = LENS.get(name) or PIPELINES.get(name) or _in_stacks(self, name)
             if not instead:
                 raise
         raise AttributeError(f"a lens has no {name!r}: {instead}")
