@@ -127,7 +127,7 @@ def test_a_forecast_that_was_not_made_yet_is_refused(name: str) -> None:
     run = tsfm_lens.load(name).run(SERIES, 4)
     scaled(run.lens)
     for use in (lambda: run.forecast, lambda: run.point, run.dataset):
-        with pytest.raises(InputError, match="weights of .* have changed"):
+        with pytest.raises(InputError, match=r"weights of .* have changed"):
             use()
 
 
@@ -150,7 +150,7 @@ def test_our_own_edits_change_no_weight(name: str) -> None:
     own.attribute()
     # weights of the tuned model are set to the base's and back
     probes.weight_effects(lens, tuned, own)
-    run.twin(0).point
+    assert run.twin(0).point.shape == run.point.shape
     torch.optim.AdamW(lens.parameters()).zero_grad()
     lens.requires_grad_(False).requires_grad_(True)
     lens.eval().to("cpu")
@@ -194,9 +194,9 @@ def test_autocast_is_another_precision() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         coarse = lens.run(SERIES, 4)
         coarse.attribute()
-        with pytest.raises(InputError, match="full precision.*now.*bfloat16"):
+        with pytest.raises(InputError, match=r"full precision.*now.*bfloat16"):
             plain.attribute()
-    with pytest.raises(InputError, match="bfloat16.*now.*full precision"):
+    with pytest.raises(InputError, match=r"bfloat16.*now.*full precision"):
         coarse.attribute()
     plain.attribute()
 

@@ -1,4 +1,4 @@
-"""What a user of the Chronos pipelines calls gives the same numbers here, to the last bit, or names the call that does."""
+"""What a user of the Chronos pipelines calls gives the same numbers here, or names the call that does."""
 
 from __future__ import annotations
 
@@ -285,8 +285,7 @@ def test_members_of_the_pipelines_name_what_to_call(name: str) -> None:
     members = [member for member in dir(type(lens.native)) if not member.startswith("_")]
     assert "predict_quantiles" in members
     for member in members:
-        try:
+        if hasattr(lens, member):
+            continue
+        with pytest.raises(AttributeError, match=rf"no {member!r}: .*(lens\.|tsfm_lens)"):
             getattr(lens, member)
-        except AttributeError as error:
-            assert f"no {member!r}: " in str(error), member
-            assert "lens." in str(error) or "tsfm_lens" in str(error), member

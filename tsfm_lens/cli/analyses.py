@@ -143,6 +143,8 @@ def ablate(
     request: Request,
 ) -> None:
     """Ablate components one at a time and measure how the forecast changes."""
+    import numpy as np
+
     from tsfm_lens.models.ablating import checked_how
     from tsfm_lens.probes import ablation_effects
     from tsfm_lens.viz.findings import judged
@@ -164,7 +166,8 @@ def ablate(
     first = "spearman_distance" if "spearman_distance" in result else "mean_shift"
     columns = [name for name in (first, "mase_change", "mae_change") if name in result]
     sizes = [result[f"{column}_size"].values for column in columns]
-    order = sizes[0].argsort()[::-1][:top]
+    # what has no size comes last
+    order = np.argsort(-np.nan_to_num(sizes[0], nan=-np.inf), kind="stable")[:top]
     names = [str(name) for name in result["component"].values]
     effect = judged(result, first, "component")
     rows = [
@@ -202,6 +205,8 @@ def compare(
         run = request.run(second, series)
         with stage(bar, "setting weights back", None) as progress:
             result = weight_effects(first, second, run, progress=progress)
+    for lens in (first, second):
+        echo(f"{lens.model_id}: read from {', '.join(file.name for file in lens.files)}", err=True)
     if out is not None:
         title = f"{tuned} against {base}"
         page = pipeline.write_page(run, {"weight_effects": result}, out, title, request.data, None, {})
@@ -225,7 +230,10 @@ def attribute(
     model: Model, top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20, *, request: Request
 ) -> None:
     """Split the forecast into contributions of components."""
+    import numpy as np
+
     from tsfm_lens.probes import attribute as attribute_forecast
+    from tsfm_lens.viz.select import varying
 
     with progress_display() as bar:
         series = series_shown(bar, request, model)
@@ -236,8 +244,9 @@ def attribute(
         emit(result)
         return
     decompositions = [str(name) for name in result["decomposition"].values]
-    sizes = result["mean_absolute"].mean("series").transpose("component", "decomposition")
-    order = sizes.values[:, 0].argsort()[::-1][:top]
+    sizes = result["mean_absolute"].isel(series=varying(result)).mean("series")
+    sizes = sizes.transpose("component", "decomposition")
+    order = np.argsort(-sizes.values[:, 0], kind="stable")[:top]
     names = [str(name) for name in result["component"].values]
     units = [str(unit) for unit in result["unit"].values]
     header = [f"{name} ({unit})" if unit else name for name, unit in zip(decompositions, units, strict=True)]
@@ -314,9 +323,21 @@ def explain(
         typer.Option("--set", metavar="NAME=CHANGE", help="What if: temperature=+5, price=*1.1, promo==1, …"),
     ] = None,
     start: Annotated[
-        str, typer.Option("--from", metavar="STEP", help="First step that --set changes: from the forecast, or a date.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="STEP",
+            help="First step that --set changes, or a date; 0, the forecast start, by default.",
+        ),
     ] = "",
-    stop: Annotated[str, typer.Option("--until", metavar="STEP", help="The step after the last that changes.")] = "",
+    stop: Annotated[
+        str,
+        typer.Option(
+            "--until",
+            metavar="STEP",
+            help="The step after the last that changes, or a date; by default the series' end.",
+        ),
+    ] = "",
     since: Annotated[
         str, typer.Option(metavar="FILE", help="The same series as an earlier forecast knew them: why did it change?")
     ] = "",

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tsfm_lens.data.values import label
-from tsfm_lens.errors import InputError, MissingExtraError
+from tsfm_lens.errors import InputError, MissingExtraError, missing_extra
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -69,7 +69,7 @@ def gluonts_module(name: str) -> Any:
             warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
             return import_module(f"gluonts.{name}")
     except ImportError as error:
-        raise MissingExtraError('this needs gluonts: pip install "tsfm-lens-toolbox[sweep]"') from error
+        raise missing_extra("this", "sweep", ["gluonts"]) from error
 
 
 def _json_rows(file: Path) -> Iterator[Any]:

@@ -248,16 +248,11 @@ def _has_header(first: Sequence[str]) -> bool:
     """Return True for a line of words; refuse numbers, dates and empty cells without a standard name beside them."""
     dates = [cell for cell in first if _DATE.fullmatch(cell)]
     values = [cell for cell in first if any(re.fullmatch(form, cell) for form in _NUMBERS.values())]
-    if {cell.lower() for cell in first}.isdisjoint((*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS)):
-        if dates or values or all(cell in MISSING for cell in first):
-            raise InputError(
-                f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values; give header=True or "
-                "header=False"
-            )
-    elif len(dates) > 1:
+    has_standard = not {cell.lower() for cell in first}.isdisjoint((*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS))
+    if not has_standard and (dates or values or all(cell in MISSING for cell in first)):
         raise InputError(
-            f"the columns are named by dates ({', '.join(dates[:3])} …): expected one row per time step; transpose the "
-            "table"
+            f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values; give header=True or "
+            "header=False"
         )
     return True
 

@@ -112,8 +112,8 @@ class Forecast:
         Its quantiles are in ascending order.
         """
         data = context_dataset(self.context, self.horizon, truth)
-        order = np.argsort(self.levels, kind="stable")
-        data = data.assign_coords(quantile=[self.levels[index] for index in order])
+        seasons, order = list(self.context.seasonalities), np.argsort(self.levels, kind="stable")
+        data = data.assign_coords(quantile=[self.levels[index] for index in order], season=("series", seasons))
         data["quantile_forecast"] = (("series", "quantile", "step"), self.quantiles[:, order])
         if self.samples is not None:
             data["sample"] = (("series", "draw", "step"), self.samples)

@@ -16,7 +16,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tsfm_lens.errors import InputError, RenderError
+from tsfm_lens.errors import InputError, RenderError, install_command
 from tsfm_lens.places import refuse_unwritable, replacing, writing_to
 
 __all__ = ["save"]
@@ -105,7 +105,7 @@ def _browser(kind: str) -> Iterator[None]:
     if find_spec("kaleido") is None:
         raise RenderError(
             f"a .{kind} file needs kaleido, which is not installed: "
-            'pip install "tsfm-lens-toolbox[static]". Saving as .html or .json needs nothing more.'
+            f"{install_command('static')}. Saving as .html or .json needs nothing more."
         )
     from choreographer.errors import BrowserClosedError, BrowserDepsError, ChromeNotFoundError
     from kaleido.errors import BrowserFailedError, JavascriptError, KaleidoError
