@@ -236,7 +236,7 @@ ITEMS: dict[str, list[dict[str, Any]]] = {
     "a past covariate": [{"target": wave(50), "past_covariates": {"x": wave(50, 2.0)}}],
     "two items": [
         {"target": wave(50), "past_covariates": {"x": wave(50, 2.0)}},
-        {"target": wave(30, 1.0), "past_covariates": {"y": wave(30)}},
+        {"target": wave(30, 1.0), "past_covariates": {"x": wave(30)}},
     ],
     "a known covariate": [
         {"target": wave(50), "past_covariates": {"x": wave(50, 2.0)}, "future_covariates": {"x": wave(4, 2.0)}}

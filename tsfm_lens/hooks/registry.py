@@ -313,25 +313,25 @@ class HookDispatcher:
             for scope in self.scopes:
                 scope.elsewhere |= scope not in scopes
             acts = [act for act in acts if any(not act.names.isdisjoint(scope.targets) for scope in scopes)]
-        queue, settled = list(acts if scopes else ()), self._acts
+        queue = acts if scopes else []
         while queue:
-            act = queue.pop(0)
-            if act.call is None:
-                for scope in scopes:
-                    scope.full_runs.add(side[0])
-                continue
-            new = act.call(module, args, kwargs, *output)
-            if settled is not self._acts:
-                # a hook has set another one, maybe further down at this side
-                settled = self._acts
-                queue = [later for later in settled.get(side, []) if later.rank > act.rank]
-            if new is None:
-                continue
-            replacement = new
-            if output:
-                output = (new,)
-            else:
-                args, kwargs = new
+            pending, queue, settled = queue, [], self._acts
+            for act in pending:
+                if act.call is None:
+                    for scope in scopes:
+                        scope.full_runs.add(side[0])
+                    continue
+                new = act.call(module, args, kwargs, *output)
+                if new is not None:
+                    replacement = new
+                    if output:
+                        output = (new,)
+                    else:
+                        args, kwargs = new
+                if settled is not self._acts:
+                    # a hook has set another one, maybe further down at this side
+                    queue = [later for later in self._acts.get(side, []) if later.rank > act.rank]
+                    break
         return replacement
 
     def _connect(self, point: Point) -> list[Connection]:
