@@ -153,6 +153,25 @@ def test_a_change_starts_at_the_forecast_unless_told(
     assert changed.tolist() == list(range(min(expected[0], 0), 0))
 
 
+@pytest.mark.parametrize("name", ["cost=EUR", "a=+1", "=x", "x=="])
+def test_names_with_an_equals_sign_are_changed_too(name: str, tmp_path: Path) -> None:
+    table = pd.read_csv(sheet(tmp_path / "load.csv")).rename(columns={"temperature": name})
+    table.to_csv(tmp_path / "named.csv", index=False)
+    options = [name if word == "temperature" else word for word in OPTIONS]
+    words = ["--data", str(tmp_path / "named.csv"), *options, "--horizon", "12", "--sections", "forecast"]
+    out = ["--out", str(tmp_path / "page"), "--json"]
+    done = run("chronos2-nano", *words, "--set", f"{name}=+5", *out)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["results"]["what_if"]
+    assert f"A/{name}" in found["coords"]["series"]["data"]
+    if name == "cost=EUR":
+        # a name that no series has is refused before a model is opened
+        done = run("chronos2-nano", *words, "--set", "cost=+5", "--out", str(tmp_path / "no"))
+        assert done.exit_code == 1
+        assert "cost=EUR" in done.output
+        assert "open the model" not in done.output
+
+
 def test_unknown_parts_are_refused_before_anything_runs(tmp_path: Path) -> None:
     done = run("bolt-nano", "--data", "bundled:nile", "--parts", "component", "--out", str(tmp_path / "page"))
     assert done.exit_code == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,7 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.reading import DataIfAny, Request, checked_kinds, forecasts, read_data
 from tsfm_lens.console import echo
+from tsfm_lens.errors import unknown_name
 
 
 @app.command()
@@ -288,12 +290,20 @@ def serve(
 _MOST_NAMES = 4  # series
 
 
-def _change(text: str) -> tuple[str, str]:
-    """Split "temperature=+5" into the series and its change; "promo==1" and "promo=1" set a value."""
-    name, equals, change = text.partition("=")
-    if not (name and equals and change):
+def _change(text: str, names: Collection[str]) -> tuple[str, str]:
+    """Split "temperature=+5" into the series and its change; "promo==1" and "promo=1" set a value.
+
+    ``names`` are those of the series, which may have an equals sign themselves.
+    """
+    signs = [match.start() for match in re.finditer("=", text) if 0 < match.start() < len(text) - 1]
+    if not signs:
         raise typer.BadParameter(f"{text!r} names no change, expected such as temperature=+5", param_hint="--set")
-    return name, change if change[0] in "+-*/=" else f"={change}"
+    # the longest name is the most of the text that a series has
+    sign = next((sign for sign in reversed(signs) if text[:sign] in names), None)
+    if sign is None:
+        raise unknown_name("series", text[: signs[0]], names)
+    change = text[sign + 1 :]
+    return text[:sign], change if change[0] in "+-*/=" else f"={change}"
 
 
 def _step(text: str) -> int | str | None:
@@ -360,14 +370,15 @@ def explain(
     explanation.refuse_unknown(method or None, reference, cut)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
-    edits = dict(map(_change, changes or []))
-    if (start or stop) and not edits:
+    if (start or stop) and not changes:
         raise typer.BadParameter("--from and --until say which steps --set changes; give --set NAME=CHANGE too")
     with progress_display() as bar:
         series = series_shown(bar, request, model)
         # where known covariates end with the target, its end must be held out
         ahead = [len(future) for future in series.futures if future is not None]
         ends = bool(ahead) and not any(ahead) if holdout is None else holdout
+        names = [name for name in (*series.variates, *series.ids) if name]
+        edits = dict(_change(text, names) for text in changes or [])
         earlier = read_data([since], request.reading, request.horizon, ends) if since else None
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}

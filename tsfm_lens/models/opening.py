@@ -20,6 +20,7 @@ from tsfm_lens.models import checkpoint
 from tsfm_lens.models.adapter import refuse_dtype
 from tsfm_lens.models.architecture import Architecture, architectures
 from tsfm_lens.models.devices import checked_device
+from tsfm_lens.models.extras import EXTRAS, status
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.merging import ADAPTER_CONFIG, ADAPTER_WEIGHTS, StoredAdapter, has_weights_beside, read_adapter
 from tsfm_lens.models.merging import beside as adapters_beside
@@ -276,12 +277,22 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
         raise CheckpointError(f"{near} (the hub answered: not found or private)") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         raise CheckpointError(
-            f"{model_id} is not in the local hub cache and the hub cannot be reached. On a machine with network: "
+            f"{_missing_library(model_id)}{model_id} is not in the local hub cache and the hub cannot be reached. On a "
+            "machine with network: "
             f"`hf download {model_id}`, then copy that folder here and load(folder); or set HF_HOME to a cache "
             "that holds it. Without network, load('chronos-nano'), load('bolt-nano') and load('chronos2-nano') always "
             "work."
         ) from error
     return folder, model_id, folder.name
+
+
+def _missing_library(model_id: str) -> str:
+    """Say what installs the library of a published model, in a sentence; "" where it is there or needs none."""
+    for entry in architectures().values():
+        if entry.extra and model_id in entry.published.values() and not status()[entry.extra].importable:
+            extra = EXTRAS[entry.extra]
+            return f"{model_id} needs a library that is not installed ({extra.title}): {' && '.join(extra.install)}. "
+    return ""
 
 
 def _published() -> list[str]:

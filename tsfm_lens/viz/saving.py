@@ -140,14 +140,14 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
     return _with_dots(drawing, 96 * options["scale"]) if options["format"] == "png" else drawing
 
 
-def browser_at() -> str:
-    """Return the path of a browser that prints; errors as in :func:`printed`."""
-    with _browser("pdf"):
+def browser_at(kind: str = "pdf") -> str:
+    """Return the path of the browser that draws files of a kind; errors as in :func:`printed`."""
+    with _browser(kind):
         from choreographer.browsers.chromium import Chromium
         from choreographer.errors import ChromeNotFoundError
 
         path = Chromium.find_browser(skip_local=False)
-        if path is None:
+        if path is None or not Path(path).is_file():
             raise ChromeNotFoundError
         return str(path)
 
