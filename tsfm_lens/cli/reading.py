@@ -56,6 +56,12 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
         "NAME[,NAME…]",
         "Column of a covariate that is known only in the past; repeatable, commas as in --known.",
     ),
+    "categories": (
+        list[str],
+        ("--categories",),
+        "NAME[,NAME…]",
+        "Covariate whose values are categories, even if they are numbers; repeatable, commas as in --known.",
+    ),
     "freq": (str, ("--freq",), "ALIAS", "Frequency: h, D, W, Mon-Sat, …; else from the timestamps."),
     "seasonality": (int, ("--season",), "STEPS", "Steps of a season: 7 for the week of days; else by the frequency."),
     "units": (str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),

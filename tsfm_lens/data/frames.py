@@ -11,14 +11,12 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency
+from tsfm_lens.data.categories import alike, category_notes, declared_names, read_covariate
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, on_clock, time_text, times_of
-from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, texts, to_floats, without_arrow
+from tsfm_lens.data.values import id_texts, name_lists, texts, to_floats, without_arrow
 from tsfm_lens.errors import InputError, unknown_name
 
-_MANY = 10  # texts, from which on quantities are no categories
-_QUANTITY = re.compile(r"[-+]?\d[\d.,' ]*[^\w\s]{0,2}\s*[^\W\d]{0,4}\.?")
-_TRUTHS = {"true": 1.0, "false": 0.0}
 _MOST_NAMES = 8  # columns
 
 
@@ -35,6 +33,7 @@ def from_frame(
     round_time: str | None = None,
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
+    categories: Sequence[str] | None = None,
 ) -> SeriesBatch:
     """Read the series of a long frame.
 
@@ -54,6 +53,8 @@ def from_frame(
         timezone: of the local clock that the timestamps show, in order in autumn; steps below a day are in UTC then.
         round_time: interval to which timestamps are rounded, such as "5min".
         known, past: covariates whose future is known, or that are seen up to the end of the context.
+        categories: covariates whose values are categories, even if they are numbers, or look like these. Text is
+            categories by itself, and so are pandas categories.
 
     Raises:
         InputError: values are not numbers, timestamps repeat or are irregular, a covariate has gaps in its future, or
@@ -66,6 +67,10 @@ def from_frame(
         ('a', 'b')
     """
     freq = None if freq is None else known_frequency(freq)
+    names = name_lists(
+        {"targets": targets, "variates": variates, "known": known, "past": past, "categories": categories}
+    )
+    targets, variates, known, past, categories = names.values()
     frame, id_column, time_column = flat(frame, id_column, time_column)
     frame, notes = without_arrow(frame), []
     key, time = key_and_time(frame.columns, id_column, time_column)
@@ -99,7 +104,11 @@ def from_frame(
         numbers = dict(zip(columns, frame[columns].to_numpy(dtype=np.float64).T, strict=True))
     else:
         numbers = {column: _numbers(frame[column], str(column)) for column in columns}
-    covariates = {name: (role, *_covariate(frame[name], str(name))) for name, role in roles.items()}
+    declared = declared_names(column_names(categories or (), frame.columns), [str(name) for name in roles])
+    declared |= {str(name) for name in roles if isinstance(frame[name].dtype, pd.CategoricalDtype)}
+    coded = {name: read_covariate(frame[name], str(name), str(name) in declared) for name in roles}
+    notes += category_notes({str(name): each for name, each in coded.items()}, declared)
+    covariates = {name: (role, *coded[name]) for name, role in roles.items()}
     items = [tuple(columns)] if variates is not None else [(column,) for column in columns]
     series: list[dict[str, Any]] = []
     for place, (group, rows) in enumerate(groups):
@@ -177,31 +186,6 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
                 raise InputError(f"{where}, which is not a number{comma or title}")
             cells[place] = float(cell)
     return to_floats(cells, f"column {name!r}")
-
-
-def _covariate(column: pd.Series, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Read numbers as they are, truth values as 0 and 1, text and categories by their numbers."""
-    kind = column.dtype
-    if pd.api.types.is_numeric_dtype(kind):
-        return _numbers(column, name), None
-    of_numbers = False
-    if isinstance(kind, pd.CategoricalDtype):
-        of_numbers = pd.api.types.is_numeric_dtype(kind.categories.dtype)
-        names = np.append(id_texts(kind.categories.to_series(), name), [None])
-        column = pd.Series(names[column.cat.codes], column.index, dtype=object)
-    cells = plain_array(column, f"covariate {name!r}")
-    words = [cell for cell in cells.tolist() if isinstance(cell, str)]
-    if not of_numbers and all(re.fullmatch(NUMBER, word.strip()) for word in words):
-        return _numbers(column, name), None
-    many = len(set(words)) >= _MANY and not isinstance(kind, pd.CategoricalDtype)
-    if many and all(_QUANTITY.fullmatch(word.strip()) for word in words):
-        raise InputError(
-            f"covariate {name!r} holds {len(set(words))} texts such as {words[0]!r}, which look like numbers with a "
-            "unit; write the numbers alone, or make it a column of pandas categories"
-        )
-    if all(word.lower() in _TRUTHS for word in words):
-        cells = np.array([_TRUTHS[cell.lower()] if isinstance(cell, str) else cell for cell in cells], dtype=object)
-    return numbers_or_categories(cells, name)
 
 
 def _check_rows(
@@ -447,7 +431,7 @@ def continued(frame: pd.DataFrame, future: pd.DataFrame, options: Mapping[str, A
             "targets=[…], and covariates of the past with past=[…]"
         )
     names = {name: each for name, each in zip(("id_column", "time_column"), keys, strict=True) if each is not None}
-    return pd.concat([past, ahead], ignore_index=True), {"known": covariates, **options, **names}
+    return pd.concat(alike(past, ahead), ignore_index=True), {"known": covariates, **options, **names}
 
 
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -13,6 +13,8 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 
+LISTS = ("targets", "variates", "known", "past", "categories")
+"""Options of reading that name columns."""
 _WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
     getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
     for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
@@ -55,25 +57,6 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     if missing is not None:
         array = np.where(missing, np.nan, array.astype(object) if array.dtype.kind in "OUS" else array)
     return array
-
-
-def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Read a covariate (step,): numbers as float64, text as numbers of its categories in alphabetical order."""
-    cells = values.tolist() if values.dtype.kind in "OUS" else []
-    texts = [cell for cell in cells if isinstance(cell, str)]
-    if not texts:
-        return to_floats(values, f"covariate {name!r}"), None
-    odd = next((cell for cell in cells if not isinstance(cell, str) and not is_missing(cell)), None)
-    if odd is not None:
-        raise InputError(
-            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
-            "which is categories"
-        )
-    missing = np.array([is_missing(value) for value in values])
-    names, numbers = np.unique(values[~missing].astype(str), return_inverse=True)
-    out = np.full(len(values), np.nan)
-    out[~missing] = numbers
-    return out, tuple(map(str, names))
 
 
 def is_missing(item: object) -> bool:
@@ -121,6 +104,12 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
     if not isinstance(values, Iterable):
         raise InputError(f"{what}={values!r} is neither a text nor a list of texts")
     return tuple(map(str, values))
+
+
+def name_lists(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of reading, each list of columns as a tuple; a single name is one column."""
+    lists = {name: texts(options[name], name) for name in LISTS if options.get(name) is not None}
+    return {**options, **lists}
 
 
 def label(value: Any, what: str) -> str:

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import LayerNorm
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.categories import TRUTHS
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.native import put_output, rms_scale, without_gain
 from tsfm_lens.hooks.wiring import Wiring
@@ -223,7 +224,8 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
 def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
     """Refuse covariates that a model does not take."""
     for name, role, categories in zip(batch.ids, batch.roles, batch.categories, strict=True):
-        for kind in (role, *(("categories",) if categories else ())):
+        # truth values are numbers, too
+        for kind in (role, *(("categories",) if categories not in (None, TRUTHS) else ())):
             if kind != "target" and kind not in adapter.covariates:
                 what = {"past": "past covariates", "known": "known covariates", "categories": "covariates of text"}
                 raise InputError(

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +27,7 @@ from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import hooks_in_force, refuse_unknown
 from tsfm_lens.models.batching import limit_of
 from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, is_count, over_steps
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.lens import READING, Lens
 from tsfm_lens.models.recording import Capture, names_of
 from tsfm_lens.models.twins import QUICK, twin_of
 from tsfm_lens.places import replacing, writing_to
@@ -36,7 +35,6 @@ from tsfm_lens.places import replacing, writing_to
 # of the memory that a run may take, the share for its recordings
 _RECORD_SHARE = 0.25
 _SMALL = 2**26  # bytes of a model whose twins are kept
-_READING = signature(as_series).parameters
 
 
 @extensible
@@ -460,7 +458,7 @@ def run(
     Raises:
         InputError: a wrong argument, a series too short to hold its end out, or ends without any value.
     """
-    refuse_unknown(columns.keys() - _READING.keys(), "run", [*_READING, "holdout", "truth", "windows"])
+    refuse_unknown(columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"])
     batch, whole = as_series(series, future=future, **columns), None
     adapter = lens.adapter
     refuse_covariates(adapter, batch)
