@@ -167,6 +167,9 @@ class Request:
         """Make the run of a lens on the series."""
         how: dict[str, Any] = {"holdout": bool(self.holdout), "windows": self.windows, "twins": self.twins}
         run = lens.run(series, self.horizon, **how, num_samples=self.samples, seed=self.seed)
+        for note in run.batch.notes:
+            if note not in series.notes:
+                echo(f"note: {note}", err=True)
         own, shortest = lens.adapter.prediction_length, min(run.batch.lengths)
         if run.horizon > own:
             warnings.filterwarnings("ignore", message="We recommend keeping prediction length")

@@ -80,9 +80,6 @@ def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
 
 def _coded(codes: np.ndarray, levels: pd.Index, name: str) -> Coded:
     """Return codes (step,), -1 where missing, as numbers, and the names of their levels."""
-    if pd.api.types.is_float_dtype(levels.dtype) and (levels % 1 == 0).all():
-        # whole numbers beside missing values
-        levels = levels.astype(np.int64)
     numbers = np.where(codes < 0, np.nan, codes.astype(np.float64))
     return numbers, tuple(map(str, id_texts(levels.to_series(), name)))
 

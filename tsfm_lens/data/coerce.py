@@ -24,6 +24,7 @@ from tsfm_lens.data.values import (
     label,
     name_lists,
     plain_array,
+    refuse_equal,
     texts,
     to_floats,
     to_pandas,
@@ -91,6 +92,8 @@ def as_series(
     """
     arguments: dict[str, Any] = dict(locals())
     names = () if ids is None else texts(ids, "ids")
+    if names and not isinstance(ids, str):
+        refuse_equal(ids, names, "two ids")
     freq = None if freq is None else known_frequency(freq)
     options = {name: arguments[name] for name in (*LISTS, *_LEVELS, *_TEXT) if arguments[name] is not None}
     options = name_lists(options)
@@ -199,6 +202,11 @@ def _items(items: Sequence[Any], names: tuple[str, ...] | None, freq: str | None
         return SeriesBatch.concat([_from_pandas(item, freq) for item in with_times])
     rows: list[dict[str, Any]] = []
     for name, item in zip(names, items, strict=True):
+        if isinstance(item, Mapping | SeriesBatch):
+            raise InputError(
+                f"series {name!r} is a {type(item).__name__}, expected an array; a list holds either arrays, or dicts "
+                "with a 'target', or batches"
+            )
         array = to_floats(item, f"series {name!r}")
         if array.ndim not in (1, 2) or not len(np.atleast_2d(array)):
             raise InputError(f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)")
@@ -238,6 +246,7 @@ def is_entry(data: Any) -> bool:
 def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None, categories: Sequence[str] = ()) -> SeriesBatch:
     """Make a batch of items with their covariates; those that are named are categories, whatever they look like."""
     rows: list[dict[str, Any]] = []
+    names = []
     for number, entry in enumerate(entries):
         for field in entry:
             if field not in FIELDS:
@@ -245,7 +254,10 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None, categor
         if "target" not in entry:
             raise InputError(f"entry {number} has no 'target', only {', '.join(entry) or 'nothing'}")
         item = entry.get("item_id")
-        rows += _rows_of(entry, f"series-{number}" if item is None else label(item, f"item_id of entry {number}"))
+        names.append(f"series-{number}" if item is None else label(item, f"item_id of entry {number}"))
+        rows += _rows_of(entry, names[-1])
+    named = [place for place, entry in enumerate(entries) if entry.get("item_id") is not None]
+    refuse_equal([entries[place]["item_id"] for place in named], [names[place] for place in named], "two item_ids")
     starts = [entry.get("start") for entry in entries]
     freqs = {start.freqstr if isinstance(start, pd.Period) else "" for start in starts}
     if freq is None and len(freqs) == 1 and "" not in freqs:

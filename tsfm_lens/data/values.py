@@ -19,6 +19,7 @@ _WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
     getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
     for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 }
+_MOST_SIGNS = 60  # of a value in a message
 _NO_NUMBERS = "cmMSV"
 """Kinds of arrays that are no real numbers: complex, durations, dates, bytes and records."""
 
@@ -94,7 +95,9 @@ def _number(item: object, position: int, what: str) -> float:
             return float(item)
     except (OverflowError, ValueError) as error:
         raise InputError(f"{what} holds a number beyond double precision at position {position}") from error
-    raise InputError(f"{what} holds {item!r} at position {position}, which is not a number")
+    shown = repr(item)
+    shown = shown if len(shown) <= _MOST_SIGNS else f"{shown[:_MOST_SIGNS]}…"
+    raise InputError(f"{what} holds {shown} at position {position}, which is not a number")
 
 
 def texts(values: Any, what: str) -> tuple[str, ...]:
@@ -123,12 +126,24 @@ def label(value: Any, what: str) -> str:
     return str(value)
 
 
+def refuse_equal(values: Iterable[Any], names: Iterable[str], what: str) -> None:
+    """Refuse names of values that are equal and read differently, such as 1 and 1.0."""
+    seen: dict[Any, str] = {}
+    for value, name in zip(values, names, strict=True):
+        first = seen.setdefault(value, name) if isinstance(value, Hashable) else name
+        if first != name:
+            raise InputError(f"{what} are {first} and {name}, which are equal; write them as text to keep both")
+
+
 def id_texts(column: pd.Series, name: str) -> np.ndarray:
     """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0 or "1", which read alike."""
     missing = column.isna().to_numpy()
     if missing.any():
         raise InputError(f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}")
     what = f"a value of column {name!r}"
+    if pd.api.types.is_float_dtype(column) and ((column % 1 == 0) & (column.abs() < 2**53)).all():
+        # pandas makes decimals of whole numbers that stand beside missing ones
+        column = column.astype(np.int64)
     if column.dtype == object:
         ids = np.array([cell if type(cell) is str else label(cell, what) for cell in column], dtype=object)
         codes, _ = pd.factorize(column.to_numpy())

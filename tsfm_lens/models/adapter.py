@@ -158,6 +158,10 @@ class Adapter(ABC):
         """Return the value of every output bin of a token model in data units, (batch, bin); others refuse."""
         raise InputError(f"{self.architecture} has no output bins: its head emits forecasts in data units")
 
+    def number_step(self, values: np.ndarray) -> float:
+        """Return the least difference that the model sees between values (time,) of the context, in data units."""
+        return float(np.spacing(np.float32(np.nanmax(np.abs(values)))))
+
     @property
     def longest_pass(self) -> int:
         """Longest horizon of a single forward."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +25,7 @@ from tsfm_lens.models.base import OF_A_FORECAST, HookList, LensBase, refuse_unkn
 from tsfm_lens.models.batching import forecast_in_parts, request_of
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.recording import Capture, names_of, refuse_run
+from tsfm_lens.models.unread import unread_notes
 
 READING = [name for name in signature(as_series).parameters if name != "data"]
 """Arguments of ``as_series`` beside the series, which ``forecast`` and ``run`` take, too."""
@@ -92,7 +94,9 @@ class Lens(LensBase):
         request = request_of(self, series, horizon, quantiles, num_samples, seed, batch_size, memory)
         forecast = forecast_in_parts(request, progress)
         refuse_non_finite(forecast, self.wiring.architecture)
-        return forecast
+        known = set(request.batch.notes)
+        notes = [note for note in unread_notes(self.adapter, request.batch) if note not in known]
+        return replace(forecast, context=forecast.context.noted(notes)) if notes else forecast
 
     def run_with_hooks(
         self,

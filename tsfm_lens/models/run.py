@@ -30,6 +30,7 @@ from tsfm_lens.models.forecast import Forecast, checked_request, checked_values,
 from tsfm_lens.models.lens import READING, Lens
 from tsfm_lens.models.recording import Capture, names_of
 from tsfm_lens.models.twins import QUICK, twin_of
+from tsfm_lens.models.unread import unread_notes
 from tsfm_lens.places import replacing, writing_to
 
 # of the memory that a run may take, the share for its recordings
@@ -481,7 +482,7 @@ def run(
         last = np.full((len(batch), steps), np.nan) if truth is None else checked_values(truth, (len(batch), steps))
         later = [batch.split(number * steps)[1][:, :steps] for number in range(1, windows)]
         batch, truth = batch.windows(windows, steps), np.concatenate([last, *later])
-    batch = batch.tail(adapter.context_length)
+    batch = batch.noted(unread_notes(adapter, batch)).tail(adapter.context_length)
     values = None if truth is None else checked_values(truth, (len(batch), steps))
     if values is not None and not np.isfinite(values[batch.is_target]).any():
         values = None
