@@ -339,3 +339,27 @@ def test_a_truth_value_is_named_as_word_or_number(nano: Lens) -> None:
         np.testing.assert_array_equal(effect, effects[0])
     other = explain.what_if(run, {"kind": 0}, routes=False)["changed_forecast"].values
     assert np.abs(other - effects[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("targets", [["y"], ["y", "z"]])
+@pytest.mark.parametrize("name", ["words", "truth values"])
+def test_a_run_numbers_categories_by_the_whole_history(name: str, targets: list[str]) -> None:
+    lens = fresh("chronos-2")
+    frame = sales(KINDS[name], gaps=name == "words")
+    early = frame.groupby("id").cumcount()
+    steps = STEPS - 10
+    # the categories were worth something else before the steps that the model sees
+    frame["y"] = np.where(early < STEPS - steps, 90 * pd.factorize(frame["kind"])[0], frame["y"])
+    lens.adapter.context_length = lens.adapter.settings.context_length = steps
+    expected = of_library(lens, frame, targets)
+    how = {"variates": targets} if len(targets) > 1 else {}
+    batch = read(frame, **how)
+    run = lens.run(batch, AHEAD)
+    assert max(run.batch.lengths) == steps
+    for found in (of_lens(lens, batch), of_lens(lens, run.batch)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(run.point[run.batch.is_target], expected[:, 1], rtol=1e-4)
+    for window in lens.run(batch, AHEAD, holdout=True, windows=2).batch, lens.run(batch.split(AHEAD)[0], AHEAD).batch:
+        earlier = batch.split(AHEAD)[0]
+        rows = range(len(batch))
+        np.testing.assert_allclose(of_lens(lens, window.select(rows)), of_lens(lens, earlier), rtol=1e-5)

@@ -102,6 +102,10 @@ def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
     tables: dict[str, np.ndarray] = {}
     for row, categories in enumerate(batch.categories if numbered is not batch else ()):
         if categories is not None:
+            kept = batch.level_numbers[row]
+            if kept is not None:
+                tables[batch.ids[row]] = kept[:-1]
+                continue
             codes, numbers = whole(batch, row), whole(numbered, row)
             is_there = np.isfinite(codes)
             table = tables[batch.ids[row]] = np.full(len(categories), np.nan)

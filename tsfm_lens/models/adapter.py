@@ -95,6 +95,10 @@ class Adapter(ABC):
         """Replace categories by the numbers that the model reads; here their codes, so the batch as it is."""
         return batch
 
+    def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
+        """Keep what the model reads for categories by the whole history, of which it sees the end."""
+        return batch
+
     @abstractmethod
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Run one differentiable native forward: logits, or quantiles in data units."""

@@ -482,7 +482,9 @@ def run(
         last = np.full((len(batch), steps), np.nan) if truth is None else checked_values(truth, (len(batch), steps))
         later = [batch.split(number * steps)[1][:, :steps] for number in range(1, windows)]
         batch, truth = batch.windows(windows, steps), np.concatenate([last, *later])
-    batch = batch.noted(unread_notes(adapter, batch)).tail(adapter.context_length)
+    batch = batch.noted(unread_notes(adapter, batch))
+    if max(batch.lengths) > adapter.context_length:
+        batch = adapter.with_level_numbers(batch).tail(adapter.context_length)
     values = None if truth is None else checked_values(truth, (len(batch), steps))
     if values is not None and not np.isfinite(values[batch.is_target]).any():
         values = None

@@ -109,6 +109,22 @@ class Chronos2Adapter(Adapter):
                 values[row], futures[row] = _numbers_of(batch, int(row), target)
         return replace(batch, values=tuple(values), futures=tuple(futures), categories=(None,) * len(batch))
 
+    def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
+        """Keep the numbers of the library's preparation, which reads the whole history."""
+        numbered, tables = self.numbered(batch), []
+        for row, levels in enumerate(batch.categories):
+            if levels is None:
+                tables.append(None)
+                continue
+            table = np.full(len(levels) + 1, np.nan)
+            for codes, numbers in zip(
+                *((each.values[row], each.futures[row]) for each in (batch, numbered)), strict=True
+            ):
+                if codes is not None:
+                    table[_places(codes, levels)] = numbers
+            tables.append(table)
+        return replace(batch, level_numbers=tuple(tables))
+
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
         return self.model(**inputs).quantile_preds
@@ -150,6 +166,9 @@ def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.nd
     from chronos.chronos2.preprocess import from_list_of_dicts
 
     levels, past, future = batch.categories[row] or (), batch.values[row], batch.futures[row]
+    table = batch.level_numbers[row]
+    if table is not None:
+        return table[_places(past, levels)], None if future is None else table[_places(future, levels)]
     if len(target) > 1:
         _refuse_unseen(batch, row)
         # codes themselves, and a missing value has one of its own
@@ -162,6 +181,11 @@ def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.nd
     ahead = {"it": names[future.astype(int)]}
     result = from_list_of_dicts([item | {"future_covariates": ahead}], prediction_length=len(future))[0]
     return result["context"][-1].double().numpy(), result["future_covariates"][-1].double().numpy()
+
+
+def _places(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
+    """Return the places of codes in a table of levels, whose last row is of missing values."""
+    return np.nan_to_num(codes, nan=len(levels)).astype(int)
 
 
 def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
