@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.text import NUMBER
-from tsfm_lens.data.values import id_texts, is_missing, plain_array, to_floats, without_arrow
+from tsfm_lens.data.values import id_texts, is_missing, plain_array, to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
 Coded = tuple[np.ndarray, tuple[str, ...] | None]
@@ -114,7 +114,6 @@ def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
 
     Levels that only the future has come last.
     """
-    past, ahead = without_arrow(past), without_arrow(ahead)
     kinds: dict[Any, pd.CategoricalDtype] = {}
     for name in past.columns.intersection(ahead.columns):
         kind = past[name].dtype
