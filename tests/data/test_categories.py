@@ -205,6 +205,23 @@ def test_a_future_frame_keeps_the_declaration_of_the_past(nano: Lens, name: str,
     np.testing.assert_allclose(of_lens(nano, batch), expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize("later_carrier", CARRIERS)
+def test_past_and_future_may_come_in_different_carriers(later_carrier: str) -> None:
+    frame = sales(KINDS["leading zeros"])
+    ahead = frame["y"].isna()
+    later = CARRIERS[later_carrier](frame[ahead].drop(columns=["y", "z"]).reset_index(drop=True))
+    for carrier, make in CARRIERS.items():
+        past = make(frame[~ahead].reset_index(drop=True))
+        batch = as_series(past, future=later, targets=["y"], **KEYS)
+        levels = batch.categories[1]
+        assert levels is not None, carrier
+        assert {*levels} == {*KINDS["leading zeros"]}, carrier
+        for place, name in ((1, "north"), (3, "south")):
+            codes = np.r_[batch.values[place], batch.futures[place]].astype(int)
+            assert [levels[code] for code in codes] == frame.loc[frame["id"] == name, "kind"].tolist(), carrier
+        assert any("'kind'" in note and "'001'" in note for note in batch.notes), carrier
+
+
 def test_timestral_reads_a_frame_as_entries_of_codes() -> None:
     lens = fresh("timestral")
     frame = sales(KINDS["digits"])

@@ -301,6 +301,20 @@ def test_ids_that_are_equal_and_read_differently_are_refused() -> None:
     assert as_series([values, values], ids=["1", "1.0"]).ids == ("1", "1.0")
 
 
+def test_ids_come_from_any_iterable() -> None:
+    series = [np.arange(3.0), np.arange(4.0)]
+    for ids in (np.array([5, 6]), (each for each in (5, 6)), pd.Index([5, 6])):
+        assert as_series(series, ids=ids).ids == ("5", "6")
+
+
+@pytest.mark.parametrize("option", [{"time_column": "ds"}, {"timezone": "UTC"}, {"targets": ["y"]}], ids=str)
+def test_options_of_frames_are_refused_beside_entries(option: dict[str, Any]) -> None:
+    stamps = pd.date_range("2024-01-01", periods=4)
+    entry = {"target": pd.Series(np.arange(4.0), stamps), "start": stamps[0]}
+    for data in (entry, [entry]):
+        expect_error(f"{next(iter(option))}=.* names columns of a frame", as_series, data, **option)
+
+
 def test_a_future_with_decimal_ids_belongs_to_the_same_items() -> None:
     past = pd.DataFrame({"id": [1] * 4 + [2] * 4, "y": np.arange(8.0), "k": np.arange(8.0)})
     times = {"ds": [*pd.date_range("2024-01-01", periods=4)] * 2}

@@ -96,9 +96,10 @@ def as_series(
         (3, 2)
     """
     arguments: dict[str, Any] = dict(locals())
+    if isinstance(ids, Iterable) and not isinstance(ids, str):
+        ids = list(ids)
+        refuse_equal(ids, map(str, ids), "two ids")
     names = () if ids is None else texts(ids, "ids")
-    if names and not isinstance(ids, str):
-        refuse_equal(ids, names, "two ids")
     freq = None if freq is None else known_frequency(freq)
     options = {name: arguments[name] for name in (*LISTS, *_LEVELS, *_TEXT) if arguments[name] is not None}
     options = name_lists(options)

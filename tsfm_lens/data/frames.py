@@ -174,7 +174,7 @@ def _check_not_wide(table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | No
         return
     keys = id_names(id_column, [*index_names(table.index, None, None), *table.columns])
     columns = [name for name in table.columns if name in keys or (name in frame.columns and name not in dates)]
-    labels = [*index_names(table.index, None, None), *columns]
+    labels: list[Hashable] = [*index_names(table.index, None, None), *columns]
     source = "frame"
     if not labels:
         labels = [table.index.name or "index"]
@@ -519,7 +519,7 @@ def _flat_future(
         if name is not None and name not in later.columns:
             raise InputError(
                 f"future has no column {str(name)!r}, which holds the {content} of the data; it has "
-                f"{_listed(later.columns)}"
+                f"{_listed(list(later.columns))}"
             )
     return without_arrow(later)
 
@@ -545,7 +545,7 @@ def _known_in_future(
         covariates = column_names(known, frame.columns)
     for name in _targets_beside_future(frame, keys, requested, covariates, past_names, known is not None):
         if name in filled:
-            row = later.index[later[name].notna().argmax()]
+            row = later.index[int(later[name].notna().argmax())]
             raise InputError(
                 f"future holds values of the target {str(name)!r}, first in row {row}; leave that column out of it. "
                 "To compare a forecast with them, give all rows as data and hold the last ones out (holdout=True)"
@@ -605,7 +605,7 @@ def _continued(
         if unknown:
             raise InputError(
                 f"future has rows of {_listed(unknown)}, and the data have none; leave them out. The data are of "
-                f"{_listed(pd.unique(ids))}"
+                f"{_listed(list(dict.fromkeys(ids)))}"
             )
         frame, later = frame.copy(deep=False), later.copy(deep=False)
         frame[key], later[key] = ids, later_ids
