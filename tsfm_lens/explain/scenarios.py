@@ -228,7 +228,7 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
 def _edited(values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None) -> np.ndarray:
     """Return new values of a stretch."""
     if categories is not None:
-        words = [edit] if isinstance(edit, str) or np.ndim(edit) == 0 else list(edit)
+        words = np.ravel(np.asarray(edit, dtype=object)).tolist()
         if len(words) not in (1, len(values)):
             raise InputError(
                 f"{name} has {len(words)} new values, expected one, or one for each of {len(values)} steps"

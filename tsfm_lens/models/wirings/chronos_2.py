@@ -111,17 +111,18 @@ class Chronos2Adapter(Adapter):
 
     def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
         """Keep the numbers of the library's preparation, which reads the whole history."""
-        numbered, tables = self.numbered(batch), []
+        numbered = self.numbered(batch)
+        tables: list[np.ndarray | None] = []
         for row, levels in enumerate(batch.categories):
             if levels is None:
                 tables.append(None)
                 continue
             table = np.full(len(levels) + 1, np.nan)
-            for codes, numbers in zip(
-                *((each.values[row], each.futures[row]) for each in (batch, numbered)), strict=True
-            ):
-                if codes is not None:
-                    table[_places(codes, levels)] = numbers
+            parts = ((batch.values, numbered.values), (batch.futures, numbered.futures))
+            for codes, numbers in parts:
+                own = codes[row]
+                if own is not None:
+                    table[_places(own, levels)] = numbers[row]
             tables.append(table)
         return replace(batch, level_numbers=tuple(tables))
 
