@@ -20,6 +20,8 @@ from tsfm_lens.models import Run, load
 from tsfm_lens.zoo.planted import plant
 
 STEPS, HORIZON, SEASON, DRIVERS, PARTS = 96, 16, 24, 3, 3
+REFERENCE = "seasonal naive"
+"""Values of another season, since a covariate that is constant has no scale."""
 
 
 def drawn_run(model: str, case: int, seed: int) -> Run:
@@ -32,7 +34,7 @@ def drawn_run(model: str, case: int, seed: int) -> Run:
     season = rng.uniform(1, 5) * np.sin(2 * np.pi * (np.arange(STEPS) / SEASON + rng.random()))
     past = {f"x{number}": values[:STEPS] for number, values in enumerate(drivers)}
     future = {f"x{number}": values[STEPS:] for number, values in enumerate(drivers)}
-    item = {"target": 20 + slopes @ drivers[:, :STEPS] + season, "past_covariates": past, "future_covariates": future}
+    item = {"target": slopes @ drivers[:, :STEPS] + season, "past_covariates": past, "future_covariates": future}
     lens = plant("covariate", "chronos-2", seed=case).lens() if model == "planted" else load(model)
     return lens.run(as_series([item], seasonality=SEASON), HORIZON)
 
@@ -65,9 +67,9 @@ def accepted(model: str, cases: int, seed: int = 0, **options: Any) -> dict[str,
     counts: dict[str, int] = {}
     for case in range(cases):
         run = drawn_run(model, case, seed)
-        true = attribute_inputs(run, parts=PARTS)
+        true = attribute_inputs(run, parts=PARTS, reference=REFERENCE)
         tried = {"true": true, **wrong_explanations(true, np.random.default_rng([seed, case, 1]))}
-        curves = deletion_curves(run, tried, orders=1, seed=case, **options)
+        curves = deletion_curves(run, tried, reference=REFERENCE, orders=1, seed=case, **options)
         for place, kind in enumerate(tried):
             word, _ = verdict(curves.isel(explanation=[place]))
             counts[kind] = counts.get(kind, 0) + (word == "holds")

@@ -16,7 +16,7 @@ HALF = 0.5
 """Of a segment's effect: how far what routes remove, or bring back, may be from all of it."""
 BEYOND = 0.25
 """Of a segment's effect: how much nearer to all of it named routes must come than the median of random sets."""
-EXPLAINED, SIGNED, SLOPES, MARGIN, ALIKE = 0.7, 0.8, (2 / 3, 1.5), 0.05, 0.5
+EXPLAINED, SIGNED, SLOPES, MARGIN, ALIKE = 0.7, 0.8, (2 / 3, 1.5), 0.05, 0.3
 """Least R² of predicted effects and share of effect with the right sign, bounds of the slope, how much better an
 exchange of two segments' effects may predict, and least agreement of sets on what a segment does. Chosen on drawn
 cases, see ``docs/howto/verdict.md``."""
@@ -27,14 +27,14 @@ RULES = (
     f"{SLOPES[1]:.2g} and the right sign for at least {100 * SIGNED:.0f} % of the change. Every control must predict "
     "worse: this explanation with flipped signs, with equal sizes or with two segments exchanged (which may be better "
     f"by {MARGIN:g}), and those of shuffled values and of the untrained twin. The inputs fail otherwise.",
-    "Each segment has two more controls: the explanation with this segment's effect at 0, and with its sign flipped. Both "
-    "must predict worse, or the inputs fail. A segment is left out if the sets that mask it do not agree on what it does "
-    f"(intraclass correlation below {ALIKE:g}), or if it moves the forecast by less than 1 % of what all do. The test "
-    "cannot tell its effect from zero, and says so.",
+    "Each segment has two more controls: the explanation with this segment's effect at 0, and with its sign flipped. "
+    "Both must predict worse, or the inputs fail. A segment is left out if the sets that mask it do not agree on what "
+    f"it does (intraclass correlation below {ALIKE:g}), or if it moves the forecast by less than 1 % of what all "
+    "segments do. Its effect cannot be told from zero, and the verdict says so.",
     "Routes state a segment's effect and the components that carry it. They are necessary if cutting these together "
-    f"removes {100 * HALF:.0f} to {100 * (1 + HALF):.0f} % of that effect. They are sufficient if restoring them brings back "
-    "as much. Both must come nearer to all of the effect than 95 % of random sets of the same kinds, and nearer than "
-    f"the median of these sets by {100 * BEYOND:.0f} % of the effect.",
+    f"removes {100 * (1 - HALF):.0f} to {100 * (1 + HALF):.0f} % of that effect. They are sufficient if restoring them "
+    "brings back as much. Both must come nearer to all of the effect than 95 % of random sets of the same kinds, and "
+    f"nearer than the median of these sets by {100 * BEYOND:.0f} % of the effect.",
     "Routes hold if they are necessary and sufficient and predict the forecast without the segment: the effect they "
     "state differs from that of cutting them by less than half of the latter. They hold in part if they are necessary "
     "or sufficient, and fail otherwise.",

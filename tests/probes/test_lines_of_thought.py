@@ -105,7 +105,7 @@ def nearest_first(before: list[float], after: list[float], reach: float) -> set[
 
 def joined(before: list[float], after: list[float], largest: float) -> set[tuple[float, float]]:
     """The modes of two successive steps that lines join."""
-    ridges = [level(value, 1.0, range(0, 1)) for value in before] + [level(value, 1.0, range(1, 2)) for value in after]
+    ridges = [level(value, 1.0, range(1)) for value in before] + [level(value, 1.0, range(1, 2)) for value in after]
     found = trace_lines(drawn(ridges, context=[50.0, 50.0 + largest]), min_steps=1, **SHARP)
     paths = found["path"].values[:, :2]
     return {(float(a), float(b)) for a, b in paths if np.isfinite([a, b]).all()}

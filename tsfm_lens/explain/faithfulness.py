@@ -105,8 +105,8 @@ def route_faithfulness(
         order (NaN without gradients); and ``measured``. ``prediction_error`` (segment), of all together: the root of
         squared error over squared change. As shares of the total effect ``necessity`` and ``sufficiency`` (segment),
         ``random_necessity`` and ``random_sufficiency`` (segment, draw), and ``necessity_p`` and ``sufficiency_p``, the
-        share of random sets, the named one included, that come as near to all of the effect. ``overlap`` (segment): single necessities over
-        that of all together. ``total`` (segment, step).
+        share of random sets, the named one included, that come as near to all of the effect. ``overlap`` (segment):
+        single necessities over that of all together. ``total`` (segment, step).
 
     Source:
         Geiger et al. 2021; Wang et al. 2022.

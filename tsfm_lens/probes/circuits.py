@@ -61,8 +61,9 @@ def minimal_circuit(
     Args:
         clean: the run that shows the behaviour.
         corrupted: a run without it and with the same options; if given, its activations replace nodes outside the set.
-        ranking: "greedy" removes in each round the component that lowers faithfulness least. "effects" and "edges" begin
-            with the shortest faithful list, ranked by single ablation, or by the size of outgoing edges.
+        ranking: "greedy" removes in each round the component that lowers faithfulness least. "effects" and "edges" do
+            so after they have taken the shortest faithful list, ranked by single ablation, or by the size of outgoing
+            edges.
         tolerance: allowed loss of faithfulness, averaged over the series that have a verdict.
         behaviour: the features of a forecast to keep; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the output stack if None.

@@ -39,11 +39,13 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     Returns:
         Dataset of kind "parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from the
         context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series), the
-        shortest lag at which the forecast is as good a copy as at any within noise, and its error; ``parrot_error``
-        (series), the same difference from what followed the best earlier match of the last ``motif`` steps, and
-        ``parrot_match`` (series), how many steps back that begins; ``forecast`` and ``parrot`` (series, step). NaN
-        where a context is too short or constant. For both errors what :func:`tsfm_lens.findings.judge` adds,
-        against the distance of two forecasts of the unchanged model.
+        shortest lag at which the forecast is as good a copy as at any within noise, and its error. A copy may also go
+        on with the context's straight line. There is no such lag unless the copy is exact, or
+        better than at any lag of 99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed the best
+        earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins;
+        ``forecast`` and ``parrot`` (series, step). NaN where a context is too short or constant, or there is no lag.
+        For both errors what :func:`tsfm_lens.findings.judge` adds, against the distance of two forecasts of the
+        unchanged model.
 
     Source:
         tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; analogue forecasting for the naive parrot.
@@ -179,8 +181,8 @@ def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
     """Find the shortest lag at which a forecast copies its context as well as at any, within chance; 0 for none.
 
     Values are copied as they are, or as they lie about the context's straight line, which the copy goes on with:
-    whichever is nearer to the forecast. There is no lag where the nearest copy is no nearer than that of the context's
-    values in random order.
+    whichever is nearer to the forecast. There is no lag where the nearest copy is not exact and no nearer than that of
+    the context's values in random order.
     """
     if np.isnan(spread_of(context)):
         return 0
@@ -205,14 +207,15 @@ def _about_line(context: np.ndarray, forecast: np.ndarray) -> tuple[np.ndarray, 
 
 
 def _beats_random_order(context: np.ndarray, forecast: np.ndarray, error: float) -> bool:
-    """Test whether no lag of the context in random orders copies the forecast as well as that error."""
+    """Test whether a copy is exact, or has a smaller error than at any lag of the context in random orders."""
     rng = np.random.default_rng(0)
     observed = np.flatnonzero(np.isfinite(context))
-    rounding = _rounding_of(context)
+    if error <= _rounding_of(context):
+        return True
     for _ in range(_ORDERS):
         shuffled = context.copy()
         shuffled[observed] = context[rng.permutation(observed)]
-        if np.nanmin(lag_errors(shuffled, forecast)) <= error + rounding:
+        if np.nanmin(lag_errors(shuffled, forecast)) <= error:
             return False
     return True
 
@@ -281,7 +284,7 @@ def head_parroting(
 ) -> xr.Dataset:
     """Measure each head's part in parroting by its attention, and by the forecast without it.
 
-    The lag is the one at which the plain forecast differs least from its repeated context.
+    The lag is the one at which the plain forecast copies its context, as in :func:`context_parroting`.
 
     Args:
         run: the forecast to explain.
@@ -298,7 +301,8 @@ def head_parroting(
         the distance from each by ablation, in standard deviations of the context (above 0 if the head supports the
         copy); for each what :func:`tsfm_lens.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the mass's
         floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The attribute
-        ``statistic`` names the statistic of the forecast. NaN where a context is constant, too short, or incomplete.
+        ``statistic`` names the statistic of the forecast. NaN where a context is constant, too short, incomplete, or
+        copied at no lag.
 
     Source:
         tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.
