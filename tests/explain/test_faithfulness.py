@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -155,7 +156,7 @@ def test_what_the_test_cannot_tell_from_zero_is_named() -> None:
     unread = np.abs(segments_read["attribution"]).mean(["step", "quantile"]).argmin()
     name = str(segments_read["segment"].values[int(unread)])
     curves = deletion_curves(run, segments_read, orders=1, reference=REFERENCE)
-    assert f"cannot tell from zero the effects of {name}" in verdict(curves)[1][0]
+    assert re.search(f"cannot tell from zero the effects? of .*{name}", verdict(curves)[1][0])
 
 
 def test_controls_by_segment_are_explanations_with_one_effect_changed(bolt_run: Run) -> None:

@@ -179,7 +179,9 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     factors = 1 + products
     along_twice = np.einsum("a,b,abi->i", weights, weights, factors.prod(-1, keepdims=True) / factors)
     unseen = scales * along_twice - 2 * (by_half * slopes).sum(1) + (by_half * (by_half @ kernel)).sum(1)
-    spread = (halves * (residual @ halves)).sum(0) / (count - players)
+    # taken off first, the linear part leaves no rounding that the inverse would enlarge
+    interactions = halves - signs @ (linear @ halves)
+    spread = (interactions * (inverse @ interactions)).sum(0) / (count - players)
     model = np.outer(np.maximum(unseen, 0.0), np.maximum(spread, 0.0))
     # a few pairs that are far off say that others may be: normal ones have as many degrees as they are
     squares = np.square(without_one)

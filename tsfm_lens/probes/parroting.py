@@ -40,9 +40,9 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
         Dataset of kind "parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from the
         context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series), the
         shortest lag at which the forecast is as good a copy as at any within noise, and its error. A copy may also go
-        on with the context's straight line. There is no such lag unless the copy is exact, or
-        better than at any lag of 99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed the best
-        earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins;
+        on with the context's straight line. There is no such lag unless the copy is exact, or better than at any lag of
+        99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed the
+        best earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins;
         ``forecast`` and ``parrot`` (series, step). NaN where a context is too short or constant, or there is no lag.
         For both errors what :func:`tsfm_lens.findings.judge` adds, against the distance of two forecasts of the
         unchanged model.
