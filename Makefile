@@ -5,7 +5,7 @@ SERIES ?= bundled:elnino,nile,seattle_heat,pedestrians
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: setup report sweep-demo test house core test-hard campaigns figures-check test-latest test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
+.PHONY: setup report sweep-demo test house core test-hard campaigns figures-check test-latest test-minimal test-sdist lint typecheck docs conformance planted-scores explanation-scores compression-scores bench notebook clean
 .DEFAULT_GOAL := report
 
 setup: $(STAMP)
@@ -54,6 +54,15 @@ test-latest:
 	$(LATEST)/python -m pip install --upgrade --upgrade-strategy eager -c .venv-latest/torch.txt -e ".[static,notebook,docs,dev,all]"
 	$(LATEST)/python -m pip install --no-deps -r requirements-nodeps.txt
 	$(LATEST)/python -m pytest -n 2 $(TESTS)
+
+# every command with the mandatory dependencies alone, in an environment of its own
+MINIMAL := .venv-minimal/bin
+test-minimal:
+	test -x $(MINIMAL)/python || $(PYTHON) -m venv .venv-minimal
+	$(MINIMAL)/python -m pip install --quiet --upgrade pip
+	$(MINIMAL)/python -m pip install -c constraints.txt torch==2.13.0
+	$(MINIMAL)/python -m pip install -c constraints.txt -e . pytest
+	$(MINIMAL)/python -m pytest -p no:cacheprovider --noconftest tests/minimal
 
 # the source distribution, unpacked where nothing else is, passes its own suite; TESTS="tests/models" runs a part
 test-sdist: $(STAMP)
@@ -106,4 +115,4 @@ notebook: $(STAMP)
 	$(BIN)/python -m pytest tests/test_examples.py
 
 clean:
-	rm -rf .venv .venv-latest docs/_build docs/_cache report sweep-demo.store sweep-report bench dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-latest .venv-minimal docs/_build docs/_cache report sweep-demo.store sweep-report bench dist build .pytest_cache .mypy_cache .ruff_cache .hypothesis

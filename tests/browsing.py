@@ -105,10 +105,10 @@ class Linked:
     def press(self, name: str) -> None:
         press(self.driver, self.part(name))
 
-    def press_head(self, head: int, *, shift: bool = False) -> None:
+    def press_component(self, name: str, *, shift: bool = False) -> None:
         from selenium.webdriver.common.action_chains import ActionChains
 
-        cell = self.driver.find_element("css selector", f".linked [data-head='{head}']")
+        cell = self.driver.find_element("css selector", f".linked [data-component='{name}']")
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", cell)
         actions = ActionChains(self.driver, duration=30)
         actions = actions.key_down("\ue008").click(cell).key_up("\ue008") if shift else actions.click(cell)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -59,6 +61,38 @@ def progress(*, width: int = 0, eta: bool = False, after: str = "", hidden: bool
     columns += [TimeRemainingColumn()] if eta else []
     columns += [_PlainColumn(after)] if after else []
     return Progress(*columns, console=console(stderr=True), disable=hidden)
+
+
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM; it cleans up as after Ctrl-C."""
+
+
+@contextmanager
+def termination() -> Iterator[None]:
+    """Let SIGTERM end the block as Ctrl-C does, so that temporary files go; outside the main thread change nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, frame: object) -> None:
+        # a second one must not cut off the cleaning up
+        signal.signal(number, signal.SIG_IGN)
+        _RECEIVED.append(number)
+        raise Terminated
+
+    former = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)
+
+
+_RECEIVED: list[int] = []
+
+
+def interrupt_code() -> int:
+    """Return the exit code of a command that a signal interrupted: 143 after SIGTERM, else 130."""
+    return 128 + (_RECEIVED[-1] if _RECEIVED else signal.SIGINT)
 
 
 @contextmanager

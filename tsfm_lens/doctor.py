@@ -11,7 +11,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsfm_lens.models.extras import installed, status
+from tsfm_lens.errors import install_command
+from tsfm_lens.models.extras import EXTRAS, installed, missing_packages, packages_of_extras, status
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -46,11 +47,17 @@ def examine() -> Facts:
         }
         for name, state in status().items()
     ]
+    packages = [
+        {"name": name, "packages": needed, "missing": missing_packages(name), "install": install_command(name)}
+        for name, needed in packages_of_extras().items()
+        if name not in EXTRAS
+    ]
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
         "versions": {package: installed(package) for package in _PACKAGES},
         "extras": extras,
+        "packages": packages,
         "devices": _devices(),
         "threads": torch.get_num_threads(),
         "hub": _hub(),
@@ -74,6 +81,13 @@ def render(facts: Facts) -> Iterator[Table]:
     yield _table("System", ("", ""), [*system, *versions])
     extras = [(e["name"], e["title"], e["version"] or "–", e["tested"], _advice(e)) for e in facts["extras"]]
     yield _table("Model libraries", ("extra", "models", "version", "tested with", "to do"), extras)
+    rows = [
+        (entry["name"], ", ".join(entry["packages"]), f"missing {', '.join(entry['missing'])}: {entry['install']}")
+        if entry["missing"]
+        else (entry["name"], ", ".join(entry["packages"]), "nothing")
+        for entry in facts["packages"]
+    ]
+    yield _table("Other extras", ("extra", "packages", "to do"), rows)
     devices = [(each["name"], each["title"], _size(each["memory"])) for each in facts["devices"]]
     devices[0] = (devices[0][0], f"{devices[0][1]}, {facts['threads']} threads for torch", devices[0][2])
     yield _table("Devices", ("device", "", "memory"), devices)
@@ -178,7 +192,7 @@ def _hub() -> Facts:
 def _static() -> Facts:
     version, browser = installed("kaleido"), None
     if version is None or find_spec("choreographer") is None:
-        return {"kaleido": None, "browser": None, "missing": 'pip install "tsfm-lens-toolbox[static]"'}
+        return {"kaleido": None, "browser": None, "missing": install_command("static")}
     from choreographer.browsers.chromium import Chromium
 
     program = Chromium.find_browser(skip_local=False)

@@ -17,8 +17,13 @@ A message says what was got, what was expected and what to do next.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+
+DISTRIBUTION = "tsfm-lens-toolbox"
 
 
 class LensError(Exception):
@@ -152,8 +157,8 @@ class RenderError(LensError, RuntimeError):
         A .png, .svg or .pdf is drawn by a browser through kaleido, and one of the two is missing or failed.
 
     Cure:
-        Install ``tsfm-lens-toolbox[static]`` and a Chrome or Chromium, or name it in ``BROWSER_PATH``. A .html or .json
-        needs neither.
+        Install the extra ``static`` and a Chrome or Chromium, or name it in ``BROWSER_PATH``. A .html or .json needs
+        neither.
     """
 
 
@@ -190,3 +195,49 @@ def unknown_name(what: str, name: object, names: Iterable[str], *, hint: str = "
     near = get_close_matches(str(name), options, n=3, cutoff=0.4) or options[:3]
     choice = f"Closest: {', '.join(near)}." if near else f"There is no {what} to choose from."
     return UnknownNameError(f"no {what} {str(name)!r}. {choice} {hint}".strip())
+
+
+def missing_extra(purpose: str, extra: str, packages: Iterable[str] = (), *, hint: str = "") -> MissingExtraError:
+    """Build the error for a ``purpose`` that needs the packages of an extra, with the command that installs it."""
+    absent = ", ".join(packages)
+    what = f" ({absent} not installed)" if absent else ""
+    return MissingExtraError(
+        f"{purpose} needs the extra {extra!r}{what}. Install it: {install_command(extra)}. {hint}".strip()
+    )
+
+
+@cache
+def install_command(extra: str) -> str:
+    """Return the command that adds an extra to this package, from where the package itself was installed.
+
+    A clone or a wheel is named by its place (``direct_url.json`` of PEP 610): the package is on no index, and what has
+    its name there may be something else.
+    """
+    from importlib import metadata
+
+    try:
+        recorded = metadata.distribution(DISTRIBUTION).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        # imported from a folder on Python's path
+        return f'pip install -e "{Path(__file__).parent.parent}[{extra}]"'
+    if recorded is None:
+        return f'pip install "{DISTRIBUTION}[{extra}]"'
+    origin = json.loads(recorded)
+    url = origin["url"]
+    if "vcs_info" in origin:
+        vcs = origin["vcs_info"]
+        return f'pip install "{DISTRIBUTION}[{extra}] @ {vcs["vcs"]}+{url}@{vcs["commit_id"]}"'
+    editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
+    place = _local_path(url)
+    if place is None:
+        return f'pip install "{DISTRIBUTION}[{extra}] @ {url}"'
+    return f'pip install {editable}"{place}[{extra}]"'
+
+
+def _local_path(url: str) -> str | None:
+    """Return the path that a file URL names; None for another URL."""
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
+    parts = urlsplit(url)
+    return url2pathname(parts.path) if parts.scheme == "file" else None

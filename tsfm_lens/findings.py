@@ -25,6 +25,8 @@ from tsfm_lens.stats import (
 
 SMALLEST_SHARE = SMALLEST
 """Share of a series' range: smaller changes of a forecast are no denominator, unless a caller allows it."""
+TWIN_WORK = 10**9
+"""Largest work of a result, in parameters × forwards of its model, that is repeated in twins nobody asked for."""
 OTHER_SERIES, OTHER_TIMES = "other series like these", "other times of this series"
 
 
@@ -51,6 +53,8 @@ def judge(
 
     Members are the effect's entries along all dimensions but series; covariates are left out. Unit of all tests is the
     series, its windows averaged and equal series counted once; where there is one series, its windows are the units.
+    Series that the coordinate ``flat`` marks as degenerate are left out, and counted, as is a series on which no member
+    has an effect or a floor.
 
     Args:
         data: result with ``name`` over (…, series).
@@ -71,7 +75,8 @@ def judge(
         correction for all tests of the result; ``NAME_leads``, larger than every other member of its group by sign
         tests; ``NAME_lead_share``, share of bootstrap samples in which it is largest. ``NAME_floor`` (series, or as
         labelled). Attributes of ``NAME_p``: ``target``, what the test speaks of, ``units``, ``entries`` (series and
-        windows), ``family``, the number of tests, and ``needed``, the fewest units for significance.
+        windows), ``flat``, those left out as degenerate, ``family``, the number of tests, and ``needed``, the fewest
+        units for significance.
     """
     effect = data.variables[name] if values is None else values.variable
     dims = [dim for dim in effect.dims if dim != over]
@@ -84,11 +89,14 @@ def judge(
         each.set_dims(sizes).transpose(*dims, over).values.reshape(flat.shape)
         for each in (floors, _labelled(scale, over, sizes[over]))
     )
-    rows, target = _units(data, over, sizes[over])
+    degenerate = _degenerate(data, over, sizes[over])
+    defined = (np.isfinite(flat) & np.isfinite(beneath) & (scales > 0)).any(0)
+    rows, target = _units(data, over, defined & ~degenerate)
     flat, beneath, scales = (each[:, rows >= 0] for each in (flat, beneath, scales))
     rows = rows[rows >= 0]
     acts = (np.abs(flat) > beneath).sum(-1)
-    free, least = (np.divide(each, scales, out=np.zeros_like(flat), where=scales > 0) for each in (flat, beneath))
+    nothing = np.full_like(flat, np.nan)
+    free, least = (np.divide(each, scales, out=nothing.copy(), where=scales > 0) for each in (flat, beneath))
     effects, least = _by_unit(free, rows), over_windows(_by_unit(least, rows))
     by_unit = over_windows(effects)
     p = sign_test(by_unit, np.fmax(least, smallest), sides=1 + signed)
@@ -100,13 +108,15 @@ def judge(
         first = leader(np.where(own > least[members], own, 0.0))
         if first is not None:
             leads[members[first]] = True
-        shares[members] = lead_shares(np.abs(effects[members]))
+        if len(rows):
+            shares[members] = lead_shares(np.abs(effects[members]))
     with np.errstate(all="ignore"):
         usual, low, high = (_over_units(of, by_unit) for of in (np.median, np.min, np.max))
     parts = {"acts": acts, "size": usual, "low": low, "high": high, "p": p, "leads": leads, "lead_share": shares}
     data = data.assign({f"{name}_{part}": xr.Variable(dims, each.reshape(shape)) for part, each in parts.items()})
     units, entries = by_unit.shape[1], flat.shape[1]
     facts = {"groups": labels, "target": target, "units": units, "entries": entries, "sides": 1 + signed}
+    facts |= {"flat": int(degenerate.sum())}
     data[f"{name}_p"].attrs = {**facts, "smallest": smallest}
     return corrected({"": data.assign({f"{name}_floor": floors})})[""]
 
@@ -158,7 +168,8 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
 
     Returns:
         The result with ``NAME_twins`` (twin, …), the absolute sizes in each; ``NAME_twin_rank``, the place of the
-        model's own among them, 1 the largest; ``NAME_learned``, see :func:`tsfm_lens.stats.stands_apart`.
+        model's own among them, 1 the largest; ``NAME_learned``, see :func:`tsfm_lens.stats.stands_apart`; what does not
+        act is not learned.
     """
     others = list(twins)
     for name in judged_names(data):
@@ -170,18 +181,32 @@ def with_twins(data: xr.Dataset, twins: Iterable[xr.Dataset]) -> xr.Dataset:
 
 
 def beside_twins(
-    probe: Callable[..., xr.Dataset], result: xr.Dataset, count: int, args: Sequence[Any], options: Mapping[str, Any]
+    probe: Callable[..., xr.Dataset],
+    result: xr.Dataset,
+    count: int,
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    work: int = 0,
 ) -> xr.Dataset:
     """Compute a probe's result in so many untrained twins of the model as well, and add what they show.
 
     Args:
-        count: of twins; below 0 as many as a report has.
+        count: of twins; below 0 as many as a report has, if the result took at most :data:`TWIN_WORK`. The rule knows
+            no clock, so that a page is the same on every machine.
+        work: of the result itself, in parameters × forwards.
 
     Returns:
-        See :func:`with_twins`; the result unchanged if it holds no effects, or a twin refuses.
+        See :func:`with_twins`; the result unchanged if it holds no effects. Where it is too much work or a twin
+        refuses, the attribute ``twins_refused`` says why.
     """
-    count = twins_of_reports() if count < 0 else count
-    if not (count and judged_names(result)):
+    if not judged_names(result):
+        return result
+    if count < 0:
+        count = twins_of_reports()
+        if count and work > TWIN_WORK:
+            reason = f"the result took {work:.2g} parameters × forwards, more than {TWIN_WORK:.0e}"
+            return result.assign_attrs(twins_refused=reason)
+    if not count:
         return result
     options = {name: value for name, value in options.items() if name != "progress"}
     twins = ([each.twin(i) if hasattr(each, "n_twins") else each for each in args] for i in range(count))
@@ -208,18 +233,23 @@ def _marked_learned(results: dict[str, xr.Dataset], compared: Sequence[tuple[str
     if not compared:
         return results
     own = [abs(results[key][f"{name}_size"]) for key, name in compared]
+    acts = [results[key][f"{name}_acts"].values > 0 for key, name in compared]
     twins = [results[key][f"{name}_twins"].values for key, name in compared]
     count = min(len(each) for each in twins)
+    in_twins = np.hstack([each[:count].reshape(count, -1) for each in twins])
+    # a twin whose forecasts are all flat has no effects that anything could be larger than
+    in_twins = in_twins[np.isfinite(in_twins).any(axis=1)]
+    if not len(in_twins):
+        return results
     flat = np.concatenate([np.ravel(each.values) for each in own])
     # groups of one result are no groups of another
     groups = np.concatenate(
         [1000 * at + results[key][f"{name}_p"].attrs["groups"] for at, (key, name) in enumerate(compared)]
     )
-    apart = stands_apart(flat, np.hstack([each[:count].reshape(count, -1) for each in twins]), groups)
-    for (key, name), size, part in zip(
-        compared, own, np.split(apart, np.cumsum([s.size for s in own])[:-1]), strict=True
-    ):
-        mark = size.copy(data=part.reshape(size.shape)).assign_attrs(twins=count)
+    apart = stands_apart(flat, in_twins, groups)
+    parts = np.split(apart, np.cumsum([size.size for size in own])[:-1])
+    for (key, name), size, part, acting in zip(compared, own, parts, acts, strict=True):
+        mark = size.copy(data=part.reshape(size.shape) & acting).assign_attrs(twins=len(in_twins))
         results[key] = results[key].assign({f"{name}_learned": mark})
     return results
 
@@ -231,12 +261,24 @@ def _labelled(values: Any, over: str, count: int) -> xr.Variable:
     return xr.Variable((over,), np.broadcast_to(np.asarray(values, dtype=float), (count,)).copy())
 
 
-def _units(data: xr.Dataset, over: str, count: int) -> tuple[np.ndarray, str]:
-    """Return the number of each entry's unit, -1 for covariates, and what a test over units speaks of."""
-    rows = np.arange(count)
+def _targets(data: xr.Dataset, count: int) -> np.ndarray:
+    """Mark the series that are no covariates."""
+    return np.asarray(data["role"].values == "target") if "role" in data.coords else np.ones(count, dtype=bool)
+
+
+def _degenerate(data: xr.Dataset, over: str, count: int) -> np.ndarray:
+    """Mark the targets that a result says to be flat."""
+    if over != "series" or "flat" not in data.coords:
+        return np.zeros(count, dtype=bool)
+    return np.asarray(data["flat"].values.astype(bool)) & _targets(data, count)
+
+
+def _units(data: xr.Dataset, over: str, usable: np.ndarray) -> tuple[np.ndarray, str]:
+    """Return the number of each entry's unit, -1 for covariates and others, and what a test over units speaks of."""
+    rows = np.arange(len(usable))
     if over != "series":
-        return rows, f"other {over}s drawn like these"
-    targets = data["role"].values == "target" if "role" in data.coords else np.ones(count, dtype=bool)
+        return np.where(usable, rows, -1), f"other {over}s drawn like these"
+    targets = _targets(data, len(usable)) & usable
     labels = data["item"].values if "item" in data.coords else _digests(data, rows)
     if "item" in data.coords and len(np.unique(labels[targets])) == 1:
         return np.where(targets, rows, -1), OTHER_TIMES
@@ -254,6 +296,8 @@ def _digests(data: xr.Dataset, rows: np.ndarray) -> np.ndarray:
 def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Arrange (member, entry) as (member, unit, window), NaN where a unit has fewer windows than another."""
     units, place = np.unique(rows, return_inverse=True)
+    if not len(units):
+        return np.full((len(values), 0, 1), np.nan)
     window = np.array([int((place[:at] == unit).sum()) for at, unit in enumerate(place)])
     table = np.full((len(values), len(units), int(window.max(initial=0)) + 1), np.nan)
     table[:, place, window] = values
@@ -262,7 +306,7 @@ def _by_unit(values: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 def _over_units(of: Any, values: np.ndarray) -> np.ndarray:
     """Apply a statistic to the finite values of each member, NaN without any."""
-    if np.isfinite(values).all():
+    if values.size and np.isfinite(values).all():
         return np.asarray(of(values, axis=-1))
     return np.array([of(row[np.isfinite(row)]) if np.isfinite(row).any() else np.nan for row in values])
 

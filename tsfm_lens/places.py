@@ -65,6 +65,15 @@ def replacing(path: Path) -> Iterator[Path]:
         part.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Write a file whole or not at all; InputError where the disk is full or the place cannot be written.
+
+    Libraries that write tensors into files of their own hide the cause, so that they give bytes here instead.
+    """
+    with writing_to(path), replacing(path) as part:
+        part.write_bytes(content)
+
+
 def follow_umask(file: Path) -> None:
     """Give a file the permissions of any new file beside it; safetensors writes for the owner alone."""
     new = file.with_name(f".{uuid4().hex}.part")

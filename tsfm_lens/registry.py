@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
 VERSION = "0.1.0"
 _WITHIN = ContextVar("within a probe", default=False)
-_QUICK = 1.0  # seconds: probes that take longer have no twins unless asked for
 THEMES = ("Weights alone", "Activations", "Behaviour", "Causes", "Inputs", "Sweeps", "Training", "Theory")
 
 P = ParamSpec("P")
@@ -155,12 +153,18 @@ class Figure:
 
 @dataclass(frozen=True)
 class ReportPanel:
-    """Figure of a report with its table and its sentences; a name where it gets files of its own."""
+    """Figure of a report with its table and its sentences.
+
+    Attributes:
+        name: of its files, where it gets files of its own.
+        series: the one series that is drawn; "" where it is of several.
+    """
 
     figure: go.Figure
     table: pd.DataFrame
     sentences: list[str]
     name: str = ""
+    series: str = ""
 
 
 @dataclass
@@ -367,7 +371,7 @@ def probe(
             # a probe that another one calls leaves the twins to its caller
             within = _WITHIN.get()
             count = max((getattr(each, "n_twins", 0) or 0 for each in args), key=abs, default=0) * (not within)
-            began, mark = time.perf_counter(), _WITHIN.set(True)
+            before, mark = _work_of(args), _WITHIN.set(True)
             try:
                 result = function(*args, **arguments)
             finally:
@@ -375,8 +379,8 @@ def probe(
             # numpy and xarray take longer to import than the help of the command line
             from tsfm_lens.findings import Result, beside_twins, of_targets
 
-            if count > 0 or (count < 0 and time.perf_counter() - began <= _QUICK):
-                result = beside_twins(function, result, count, args, arguments)
+            if count:
+                result = beside_twins(function, result, count, args, arguments, _work_of(args) - before)
             result = result if within else of_targets(result, args)
             return Result(result.data_vars, result.coords, result.attrs)
 
@@ -384,6 +388,11 @@ def probe(
         return compute
 
     return register
+
+
+def _work_of(args: Sequence[Any]) -> int:
+    """Return the work of the models of a probe's runs so far, in parameters × forwards."""
+    return max((int(getattr(each, "work", 0)) for each in args), default=0)
 
 
 def measurements() -> dict[str, Measurement]:

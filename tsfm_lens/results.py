@@ -24,7 +24,7 @@ Options = Mapping[str, Any]
 @probe("forecast", words="the forecast of all series")
 def forecast_of(run: Run) -> xr.Dataset:
     """Return the run's forecast with the truth, where there is one, and the steps of each series' season."""
-    return run.forecast.to_dataset(run.truth).assign_coords(season=("series", list(run.batch.seasonalities)))
+    return run.forecast.to_dataset(run.truth)
 
 
 def first_item(run: Run) -> Run:

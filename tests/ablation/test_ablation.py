@@ -15,6 +15,7 @@ from scipy.stats import rankdata
 
 from tiny_lenses import lens_of
 from tsfm_lens.ablation import Variant, engine, mae, relative_change, run_variants, seasonal_scale, spearman_distance
+from tsfm_lens.ablation.metrics import pearson_distance, shape_distance, spectral_distance
 from tsfm_lens.data import bundled
 from tsfm_lens.errors import InputError
 from tsfm_lens.hooks import Component, EditPattern, Zero, replay, writers
@@ -31,9 +32,13 @@ def test_spearman_distance_is_one_minus_the_correlation_of_average_ranks(a: np.n
     found = spearman_distance(a, b)
     for row in range(3):
         x, y = rankdata(a[row]), rankdata(b[row])
-        expected = 1.0 if np.ptp(x) == 0 or np.ptp(y) == 0 else 1 - np.corrcoef(x, y)[0, 1]
-        # the difference of two numbers of size 1
-        assert_close(found[row], expected, depth=1000, magnitude=1.0)
+        if np.array_equal(a[row], b[row]):
+            assert found[row] == 0
+        elif np.ptp(x) == 0 or np.ptp(y) == 0:
+            assert np.isnan(found[row])
+        else:
+            # the difference of two numbers of size 1
+            assert_close(found[row], 1 - np.corrcoef(x, y)[0, 1], depth=1000, magnitude=1.0)
 
 
 def test_spearman_distance_known_answers() -> None:
@@ -43,6 +48,22 @@ def test_spearman_distance_known_answers() -> None:
         spearman_distance([1.0], [2.0])
     with pytest.raises(InputError, match=r"shapes \(2,\) and \(3,\)"):
         spearman_distance([1.0, 2.0], [1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("distance", [spearman_distance, pearson_distance, shape_distance, spectral_distance])
+@pytest.mark.parametrize("level", [0.0, 5.0, -1e9, 1e-12])
+def test_equal_forecasts_are_not_apart_and_flat_ones_have_no_shape(distance: Any, level: float) -> None:
+    wave, flat = np.sin(np.arange(9.0)) + level, np.full(9, level)
+    rows = np.stack([wave, flat, wave, flat, flat])
+    others = np.stack([wave, flat, flat, wave, flat + 1])
+    found = distance(rows, others)
+    np.testing.assert_array_equal(found, [0, 0, np.nan, np.nan, np.nan])
+    np.testing.assert_array_equal(distance(others, rows), found)
+
+
+def test_a_change_of_no_more_than_rounding_has_no_ratio() -> None:
+    found = relative_change(np.array([[3.0, 3.0, 3.0]]), np.array([1e-9, -2.0, np.nan]), np.array([1e-6, 1e-6, 0.0]))
+    np.testing.assert_array_equal(found, [[np.nan, -2.5, np.nan]])
 
 
 def test_errors_leave_unknown_truth_out() -> None:

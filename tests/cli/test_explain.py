@@ -115,11 +115,14 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
     done = run(*words, *asked, str(tmp_path / "earlier.csv"), *out)
     assert done.exit_code == 0, done.output
     told = json.loads(done.stdout)
-    if_, stretch, width, through, changed = told["answers"]
+    if_, stretch, through, width, changed, origin = told["answers"]
     assert if_.startswith("With temperature +5 from 2 until 2024-01-03 06:00 the forecast of A/load averages")
     assert stretch.startswith("At the 4 steps that were changed it moves by")
     assert width.startswith("The interval between the outer quantiles is")
-    assert through.startswith("Most of it goes through")
+    assert " goes through " in through
+    assert "(median)" in if_
+    assert "(median)" in changed
+    assert "1 steps nearer" in origin
     assert changed.startswith("For the same 11 steps the forecast of A/load averages")
     assert list(told["results"]) == ["what_if", "forecast_change", "forecast"]
     kept = told["results"]["what_if"]["coords"]
@@ -131,6 +134,42 @@ def test_what_if_and_what_changed_come_first_on_the_page(tmp_path: Path) -> None
         assert done.exit_code == 2
         assert message in done.output
         assert not (tmp_path / "no").exists()
+
+
+@pytest.mark.parametrize(
+    ("where", "expected"), [((), (0, 12)), (("--until", "6"), (0, 6)), (("--from", "-5"), (-5, 12))]
+)
+def test_a_change_starts_at_the_forecast_unless_told(
+    where: tuple[str, ...], expected: tuple[int, int], tmp_path: Path
+) -> None:
+    words = ["--data", sheet(tmp_path / "load.csv"), *OPTIONS, "--horizon", "12", "--sections", "forecast"]
+    done = run("chronos2-nano", *words, "--set", "temperature==25", *where, "--out", str(tmp_path / "page"), "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["results"]["what_if"]
+    assert (*found["coords"]["start"]["data"], *found["coords"]["stop"]["data"]) == expected
+    before, after = (np.array(found["data_vars"][name]["data"], float) for name in ("context", "changed_context"))
+    row = found["coords"]["series"]["data"].index("A/temperature")
+    changed = np.flatnonzero(before[row] != after[row]) - before.shape[1]
+    assert changed.tolist() == list(range(min(expected[0], 0), 0))
+
+
+@pytest.mark.parametrize("name", ["cost=EUR", "a=+1", "=x", "x=="])
+def test_names_with_an_equals_sign_are_changed_too(name: str, tmp_path: Path) -> None:
+    table = pd.read_csv(sheet(tmp_path / "load.csv")).rename(columns={"temperature": name})
+    table.to_csv(tmp_path / "named.csv", index=False)
+    options = [name if word == "temperature" else word for word in OPTIONS]
+    words = ["--data", str(tmp_path / "named.csv"), *options, "--horizon", "12", "--sections", "forecast"]
+    out = ["--out", str(tmp_path / "page"), "--json"]
+    done = run("chronos2-nano", *words, "--set", f"{name}=+5", *out)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["results"]["what_if"]
+    assert f"A/{name}" in found["coords"]["series"]["data"]
+    if name == "cost=EUR":
+        # a name that no series has is refused before a model is opened
+        done = run("chronos2-nano", *words, "--set", "cost=+5", "--out", str(tmp_path / "no"))
+        assert done.exit_code == 1
+        assert "cost=EUR" in done.output
+        assert "open the model" not in done.output
 
 
 def test_unknown_parts_are_refused_before_anything_runs(tmp_path: Path) -> None:

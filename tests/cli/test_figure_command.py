@@ -54,3 +54,30 @@ def test_list_names_every_figure() -> None:
     result = run("--list")
     assert result.exit_code == 0, result.output
     assert set(figures()) <= {line.split()[0] for line in result.stdout.splitlines() if line.strip()}
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
+def test_a_format_that_cannot_be_drawn_is_refused_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """Without kaleido, and with it but no browser; the default then writes what it can and says the rest."""
+    out = tmp_path / "out"
+    without_kaleido = ("tsfm_lens.viz.saving.find_spec", lambda name: None)
+    asked = ["forecast_fan", "bolt-nano", *SERIES, "--out", str(out)]
+    for lacking in ("kaleido", "browser"):
+        with monkeypatch.context() as patch:
+            if lacking == "kaleido":
+                patch.setattr(*without_kaleido)
+            else:
+                pytest.importorskip("kaleido")
+                patch.setenv("BROWSER_PATH", str(tmp_path / "nothing"))
+            result = run(*asked, "--format", f"html,{kind}")
+            assert result.exit_code == 1, result.output
+            assert "open the model" not in result.output
+            assert not out.exists()
+            if kind == "svg":
+                result = run(*asked)
+                assert result.exit_code == 0, result.output
+                assert {path.suffix for path in out.iterdir()} == {".html", ".txt"}
+                assert "only html" in result.stderr
+                shutil.rmtree(out)

@@ -80,7 +80,7 @@ def page(few: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> Page:
         item["past_covariates"]["k"][[7, 40, 41]] = np.nan
     run = tsfm_lens.load("chronos2-nano").run(as_series(items, freq="h"), 6)
     folder, left = tmp_path_factory.mktemp("page"), dict[str, str]()
-    found = explanation.explain(run, folder, options=few, left_out=left)
+    found = explanation.explain(run, folder, item=0, options=few, left_out=left)
     panels = [panel for each in panels_of(found).values() for panel in each]
     html = re.sub(r"<(script|style)\b.*?</\1>", "", (folder / "index.html").read_text(), flags=re.S)
     return Page(found, left, panels, html)

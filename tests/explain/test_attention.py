@@ -75,10 +75,10 @@ def test_flow_through_any_graph_is_the_largest(seed: int) -> None:
 
 
 def test_a_token_is_shared_by_the_segments_that_meet_in_it(covariate_run: Run) -> None:
-    whole, *others = explain.segments(covariate_run, parts=1, others="whole")
+    whole, *others = explain.segments(covariate_run, 0, parts=1, others="whole")
     edges = [*range(whole.start, -6, 7), 0]
     parts = [*(explain.Segment(f"from {a}", whole.row, a, b, "past") for a, b in pairwise(edges)), *others]
-    graph = graph_of(explain.Masks(covariate_run, parts, reference="mean"))
+    graph = graph_of(explain.Masks(covariate_run, parts, reference="mean", item=0))
     covered = graph.inputs.sum(0)
     # every token of the past, and those of the known future
     assert_close(covered[covered > 0], np.ones(int((covered > 0).sum())), depth=50)

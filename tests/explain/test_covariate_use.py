@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,11 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.covariate_use import SHIFTS, WAYS, covariate_use
 from tsfm_lens.models import Lens
+from tsfm_lens.report.cards import cards_of
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz.covariate_use import read_use
+from tsfm_lens.viz.covariate_use import covariate_totals, read_use
+from tsfm_lens.viz.theme import number
+from tsfm_lens.viz.words import signed
 
 STEPS, HORIZON = 160, 16
 
@@ -140,13 +144,49 @@ def test_response_and_share_of_a_linear_forecaster() -> None:
         assert_close(one["slope"], slope / unit, **close)
         assert_close(one["response"], np.array(SHIFTS) * slope / unit, **close)
     gap = weights[:, 2] * (k - run.batch.values[2].mean())
-    parts = [np.abs(each.sum(-1)).mean() for each in (gap[:, :KNOWN_STEPS], gap[:, KNOWN_STEPS:])]
+    way = np.sign(gap.sum(-1))
+    parts = [(each.sum(-1) * way).mean() for each in (gap[:, :KNOWN_STEPS], gap[:, KNOWN_STEPS:])]
     assert_close(found["share"].sel(covariate="k").isel(series=0), np.array(parts) / unit, **close)
+    assert_close(found["share"].sum("part"), found["moved"].sel(way="constant"), **close)
     assert found["share"].sel(covariate="a", part="known future").item() == 0
     words = read_use(found)
     for name, slope in slopes.items():
         way = "rises" if slope > 0 else "falls"
         assert any(each.startswith(name) and f"the forecast {way} with it" in each for each in words)
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_parts_of_a_covariate_sum_to_the_whole_over_the_same_series(nano: Lens, count: int) -> None:
+    entries = items(count, 8)
+    found = covariate_use(nano.run(as_series(entries), HORIZON), shuffles=1)
+    size = np.float32(found["moved"].sel(way="constant").max())
+    assert_close(found["share"].sum("part"), found["moved"].sel(way="constant"), depth=100, magnitude=size)
+    # parts whose medians lie in different series, some against the whole
+    parts = np.random.default_rng(count).normal(1.0, 1.0, found["share"].shape)
+    parts *= np.sign(parts.sum(1, keepdims=True))
+    other = found.assign(share=(found["share"].dims, parts))
+    other["moved"].loc[{"way": "constant"}] = parts.sum(1)
+    other["moved_size"].loc[{"way": "constant"}] = np.median(parts.sum(1), axis=-1)
+    for ds in (found, other):
+        for one in covariate_totals(ds):
+            np.testing.assert_allclose(one["share of past"] + one["share of known future"], one["share"])
+        for told in read_use(ds):
+            shares = re.findall(r"(?:past|known future) (−?[\d.e−]+) %", told)
+            assert sum(float(each.replace("−", "-")) for each in shares) == pytest.approx(100, abs=1)
+
+
+@pytest.mark.parametrize("holdout", [False, True])
+def test_the_card_of_covariates_says_what_it_measures(nano: Lens, holdout: bool) -> None:
+    run = nano.run(as_series(items(2, 9)), HORIZON, holdout=holdout)
+    found = covariate_use(run, shuffles=1)
+    (card,) = cards_of({"covariate_use": found}, {"covariate_use": "a"})
+    (one, *_) = card["cards"].values()
+    assert ("worth" in card["title"]) == ("worth_size" in found) == holdout
+    assert ("error" in one["note"]) == holdout
+    name, write = ("worth_size", signed) if holdout else ("moved_size", number)
+    for label, value, _ in one["bars"]:
+        # a size has no sign, and no arrow beside a number that has one
+        assert value == write(found[name].sel(covariate=label, way="shuffled").item())
 
 
 def test_a_covariate_of_two_values_is_held_at_each() -> None:

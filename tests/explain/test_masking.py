@@ -47,7 +47,7 @@ def test_a_copy_shows_what_is_kept_and_the_reference_elsewhere(
 
 
 def test_references_are_what_they_are_called(items: SeriesBatch) -> None:
-    one = items.select(item_rows(items))
+    one = items.select(item_rows(items, 0))
     values = {name: explain.reference_values(one, name, 16, seed=3) for name in explain.REFERENCES}
     assert np.isnan(values["missing"][0]).all()
     assert not values["zero"][2].any()
@@ -77,7 +77,7 @@ def test_a_seasonal_reference_goes_on_over_seasons_and_fills_gaps() -> None:
 
 
 def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) -> None:
-    one = items.select(item_rows(items))
+    one = items.select(item_rows(items, 0))
     mixed = explain.reference_values(one, {"target": "mean", "past": "zero", "known": "missing"}, 16)
     assert np.isfinite(mixed[0]).all()
     assert not mixed[1].any()
@@ -86,7 +86,7 @@ def test_references_differ_by_role_and_say_what_they_miss(items: SeriesBatch) ->
     for words, reference in refused.items():
         with pytest.raises((InputError, UnknownNameError), match=words):
             explain.reference_values(one, reference, 16)
-    parts = explain.segments(items, horizon=16, parts=2)
+    parts = explain.segments(items, 0, horizon=16, parts=2)
     with pytest.raises(InputError, match="of one item"):
         explain.masked(items, parts, np.ones((1, 4)), horizon=16)
     for kind in (None, 3.0):

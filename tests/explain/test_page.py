@@ -81,7 +81,7 @@ def test_a_frame_with_gaps_in_target_and_covariates_has_every_section(page: Any)
     assert not any("nan" in text.lower().split() for text in sentences)
     assert page.html
     rows = cards_of(found, dict.fromkeys(found, "s1"))
-    titles = ["What moved it", "Can it be trusted", "What a covariate is worth", "Accuracy"]
+    titles = ["What moved it", "Can it be trusted", "How far a covariate moves it", "Accuracy"]
     assert [card["title"] for card in rows] == titles
     target = found["input_attribution"].attrs["target"]
     assert all(list(card["cards"]) == [target] for card in rows)

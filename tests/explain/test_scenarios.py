@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +19,8 @@ from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError, LensError, UnknownNameError
 from tsfm_lens.models import Lens, Run
 from tsfm_lens.testing import assert_close
+from tsfm_lens.viz.scenarios import read_change, read_what_if
+from tsfm_lens.viz.theme import percent
 
 CLOSE: dict[str, Any] = {"depth": DEPTH, "magnitude": 10.0, "dtype": torch.float32}
 
@@ -143,6 +146,8 @@ def test_words_of_an_earlier_run_are_read_by_the_later_ones_codes() -> None:
         ({"k": "/0"}, {}, "not finite"),
         ({"k": [1.0, 2.0]}, {}, "one for each of 6 steps"),
         ({"a": "+1"}, {}, "start=-24, stop=0"),
+        ({"a": "+1"}, {"stop": -3}, "start=-24, stop=-3"),
+        ({"k": "+1"}, {"stop": 0}, "/k' ends at 0; give the first step"),
         ({"a": "+1"}, {"start": -3, "stop": 2}, "between -24 and 0"),
         ({"a": "+1"}, {"start": "2026-01-01"}, "has no dates"),
         ({"a": "+1"}, {"start": "yesterday's"}, "no step and no date"),
@@ -153,6 +158,115 @@ def test_what_cannot_be_changed_is_refused(changes: dict[str, Any], where: dict[
     run = known_run(linear()[0])
     with pytest.raises(LensError, match=message):
         explain.what_if(run, changes, routes=False, **where)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "expected"),
+    [
+        (None, None, (0, HORIZON)),
+        (None, 2, (0, 2)),
+        (3, None, (3, HORIZON)),
+        (-4, None, (-4, HORIZON)),
+        (-4, 2, (-4, 2)),
+        (1, 3, (1, 3)),
+    ],
+)
+def test_a_change_starts_at_the_forecast_unless_told(start: Any, stop: Any, expected: tuple[int, int]) -> None:
+    run = known_run(linear()[0])
+    found = explain.what_if(run, k="=25", start=start, stop=stop, target="target", routes=False)
+    assert (found["start"].item(), found["stop"].item()) == expected
+    changed = np.append(found["changed_context"].values[2], found["changed_future"].values[2]) == 25
+    assert np.flatnonzero(changed).tolist() == [STEPS + step for step in range(*expected)]
+
+
+def test_the_advice_on_a_missing_start_works() -> None:
+    run = known_run(linear()[0])
+    for where in ({}, {"stop": 0}, {"stop": -3}):
+        with pytest.raises(InputError, match="give the first step") as caught:
+            explain.what_if(run, a="+1", routes=False, **where)
+        start, stop = map(int, re.findall(r"start=(-?\d+), stop=(-?\d+)", str(caught.value))[0])
+        found = explain.what_if(run, a="+1", start=start, stop=stop, routes=False)
+        assert found["stop"].item() == where.get("stop", 0)
+
+
+def rounded(magnitude: float) -> dict[str, Any]:
+    return {"depth": 600, "magnitude": magnitude, "dtype": torch.float32}
+
+
+PATHS = 3
+DRAWING = ["chronos", "moirai-1.1", "toto-1"]
+
+
+def waves(steps: int = 40, *, scale: float = 1.0, seed: int = 0) -> np.ndarray:
+    return scale * (10 + 4 * np.sin(np.arange(steps) / 3) + np.random.default_rng(seed).normal(0, 0.5, steps))
+
+
+@pytest.mark.parametrize("name", [*DRAWING, "chronos-bolt", "toto-2"])
+@pytest.mark.parametrize(("scale", "where"), [(1.0, (-8, 0)), (2.0**10, (-30, -21))])
+def test_both_forecasts_are_those_of_the_librarys_pipeline(name: str, scale: float, where: tuple[int, int]) -> None:
+    lens, values = lens_of(name), waves(scale=scale)
+    how: dict[str, Any] = {"num_samples": PATHS} if name in DRAWING else {}
+    run = lens.run(as_series(values), 4, seed=5, **how)
+    found = explain.what_if(run, {"series-0": "*1.5"}, start=where[0], stop=where[1], routes=False)
+    edited = values.copy()
+    edited[len(values) + where[0] : len(values) + where[1]] *= 1.5
+    expected = lens.forecast(as_series(edited), 4, seed=5, **how)
+    for variable, own in (("forecast", run.forecast), ("changed_forecast", expected)):
+        assert_close(found[variable].transpose("quantile", "step"), own.quantiles[0], **rounded(40 * scale))
+    assert_close(found["effect"].sum("change"), found["changed_forecast"] - found["forecast"], **rounded(40 * scale))
+    told = " ".join(read_what_if(found))
+    words = f"median of {PATHS} sample paths" if name in DRAWING else "median"
+    assert f"({words})" in told
+    assert words in found.plot().layout.meta["subtitle"]
+    assert ("Other sample paths" in told) == (name in DRAWING)
+
+
+@pytest.mark.parametrize("name", ["chronos-nano", *DRAWING])
+def test_new_values_stand_for_the_median_that_was_forecast(name: str) -> None:
+    lens, values = tsfm_lens.load(name) if "nano" in name else lens_of(name), waves(41)
+    days = pd.date_range("2026-01-01", periods=41, freq="D")
+    how: dict[str, Any] = {"num_samples": PATHS}
+    before, after = (lens.run(pd.Series(values[:stop], days[:stop]), 4, **how) for stop in (40, 41))
+    found = explain.explain_change(before, after)
+    assert_close(middle(found, "before"), before.forecast.median[0, 1:], depth=10, magnitude=40.0)
+    assert_close(middle(found, "after"), after.forecast.median[0, :3], depth=10, magnitude=40.0)
+    hidden = np.append(values[:40], before.forecast.median[0, 0])
+    old = lens.forecast(pd.Series(hidden, days), 4, **how).median[0, :3]
+    assert_close(middle(found, "effect")[1], after.forecast.median[0, :3] - old, **rounded(40.0))
+    assert_close(middle(found, "effect")[0], old - before.forecast.median[0, 1:], **rounded(40.0))
+    assert found.attrs["redraw"] > 0
+    assert f"median of {PATHS} sample paths" in " ".join(read_change(found))
+
+
+@pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
+def test_routes_say_of_which_statistic_they_are(name: str) -> None:
+    run = lens_of(name).run(as_series(waves()), 3)
+    found = explain.what_if(run, {"series-0": "+5"}, start=-6)
+    whole = abs(found["through_total"]).mean("step").sum("change").item()
+    size = abs(found["through"]).mean("step").sum("change")
+    told = " ".join(read_what_if(found))
+    assert ("In one pass, the expected value moves" in told) == run.tokens_read
+    assert found["through"].attrs["statistic"] == run.statistic
+    largest = str(size["component"].values[int(np.argmax(size.values))])
+    assert f"{percent(float(size.max()) / whole)} goes through {largest}" in told
+    if not run.tokens_read:
+        # of one change what is measured in one pass is the forecast's own
+        assert_close(found["through_total"][0], middle(found, "effect")[0], **rounded(40.0))
+
+
+def test_one_of_several_items_is_that_item_alone() -> None:
+    lens = lens_of("chronos")
+    batch = as_series({"a": waves(seed=1), "b": waves(36, seed=2)})
+    run = lens.run(batch, 4, num_samples=PATHS)
+    alone = lens.run(batch.select(["b"]), 4, num_samples=PATHS)
+    expected = explain.what_if(alone, b="+3", start=-9, routes=False)
+    for found in (
+        explain.what_if(run, b="+3", item="b", start=-9, routes=False),
+        run.select("b").what_if(b="+3", start=-9, routes=False),
+    ):
+        np.testing.assert_array_equal(found["forecast"], expected["forecast"])
+        np.testing.assert_array_equal(found["changed_forecast"], expected["changed_forecast"])
+    np.testing.assert_array_equal(expected["forecast"].T, alone.forecast.quantiles[0])
 
 
 def pair(shift: int, seed: int = 1) -> tuple[Run, Run, np.ndarray]:
@@ -200,6 +314,11 @@ def test_a_linear_forecast_changes_by_what_is_new(shift: int) -> None:
         assert_close(effect[names.index(name)], news, **CLOSE)
     if shift == 0:
         assert_close(effect[0], 0.0, **CLOSE)
+    told = " ".join(read_change(found))
+    assert ("the later origin" in told.lower()) == (shift > 0)
+    # the window of both runs is of one length
+    assert found.attrs["lost"] == shift
+    assert (f"{shift} steps nearer" in told) == (f"{shift} oldest steps" in told) == (shift > 0)
 
 
 def test_runs_that_cannot_be_compared_are_refused(covariate_run: Run) -> None:

@@ -86,11 +86,11 @@ def test_a_long_stretch_is_whole_seasons() -> None:
 )
 def test_wrong_arguments_are_refused(covariate_run: Run, how: dict, error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
-        explain.segments(covariate_run, **how)
+        explain.segments(covariate_run, **{"item": 0, **how})
 
 
 def test_segments_that_are_no_parts_are_refused(items: SeriesBatch) -> None:
-    one = items.select(item_rows(items))
+    one = items.select(item_rows(items, 0))
     part = explain.Segment("a", 0, -4, 0, "past")
     wrong = {
         "overlap": [part, explain.Segment("b", 0, -5, -3, "past")],

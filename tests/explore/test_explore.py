@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from browsing import Linked, until
-from tsfm_lens.data import bundled
+from tsfm_lens.data import SeriesBatch, bundled
 from tsfm_lens.errors import InputError, MissingExtraError, UnknownNameError
-from tsfm_lens.explore import opening
+from tsfm_lens.explore import opening, widget
 from tsfm_lens.explore.widget import Explorer
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.testing import assert_close, last_digit
@@ -37,27 +38,40 @@ def samples(lens: Lens) -> int | None:
     return 9 if lens.adapter.readout == "token" else None
 
 
+def point(lens: Lens, batch: SeriesBatch = CONTEXT, *ablated: str) -> np.ndarray:
+    """The library's own median; of a token model the expected value along the one path of the unchanged model."""
+    if lens.adapter.readout != "token":
+        with lens.ablate(*ablated):
+            return lens.forecast(batch, H).median[0]
+    encoded = lens.encode(batch, future=lens.median_path(CONTEXT, H))
+    first = lens.adapter.first_value_token
+    with lens.ablate(*ablated), torch.no_grad():
+        logits = lens.forward(encoded)[0, :, first:].double()
+    return (torch.softmax(logits, dim=-1) * lens.bin_values(encoded)[0]).sum(-1)[:H].numpy()
+
+
 def without(lens: Lens, *names: str) -> np.ndarray:
-    with lens.ablate(*names):
-        return lens.forecast(CONTEXT, H, num_samples=samples(lens), seed=5).quantiles[0]
+    return point(lens, CONTEXT, *names)
 
 
 def masked(view: Explorer, start: int, stop: int) -> np.ndarray:
     """The median with the mean of the past in the place of a stretch, from the library's own forecast."""
     values = view.run.batch.values[0].copy()
     values[len(values) + start : len(values) + stop] = values.mean()
-    other = dataclasses.replace(view.run.batch, values=(values,))
-    lens = view.run.lens
-    return lens.forecast(other, H, num_samples=samples(lens), seed=5).median[0]
+    return point(view.run.lens, dataclasses.replace(view.run.batch, values=(values,)))
 
 
 def change(view: Explorer, forecast: np.ndarray) -> str:
     """What the view says of a forecast, its quantiles or its median, from the model's own numbers."""
-    median = forecast if forecast.ndim == 1 else forecast[list(view.states["quantile"].values).index(0.5)]
-    plain, truth = view.run.forecast.median[0], TRUTH[0]
-    errors = [three_digits(np.abs(each - truth).mean()) for each in (plain, median)]
-    shift = three_digits(np.abs(median - plain).mean())
-    return f"the median moves by {shift} ppm on average (mean absolute error {errors[0]} → {errors[1]})."
+    lens = view.run.lens
+    token = lens.adapter.readout == "token"
+    # the first step of a token model's decoder reads no value
+    later = slice(1, None) if token else slice(None)
+    plain, truth = point(lens)[later], TRUTH[0][later]
+    errors = [three_digits(np.abs(each - truth).mean()) for each in (plain, forecast[later])]
+    shift = three_digits(np.abs(forecast[later] - plain).mean())
+    statistic = "expected value" if token else "median"
+    return f"the {statistic} moves by {shift} ppm on average (mean absolute error {errors[0]} → {errors[1]})."
 
 
 def three_digits(value: float) -> str:
@@ -65,16 +79,16 @@ def three_digits(value: float) -> str:
 
 
 def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:
-    plain = lens.forecast(CONTEXT, H, num_samples=samples(lens), seed=5).quantiles[0]
-    np.testing.assert_array_equal(view.forecast, plain)
+    plain = point(lens)
+    assert_close(view.forecast, plain, depth=100, dtype=np.float32)
     view.ablate(HEADS[0])
     one = without(lens, HEADS[0])
-    assert_close(view.forecast, one, depth=16, dtype=np.float32)
+    assert_close(view.forecast, one, depth=100, dtype=np.float32)
     view.ablate(*HEADS)
     both = view.forecast
     assert not np.allclose(both, one)
-    np.testing.assert_array_equal(both, without(lens, *HEADS))
-    np.testing.assert_allclose(view.reply["without"]["high"], both[-1], rtol=last_digit(4))
+    assert_close(both, without(lens, *HEADS), depth=100, dtype=np.float32)
+    np.testing.assert_allclose(view.reply["without"]["line"], both, rtol=last_digit(4))
     # a set is forecast once, in whatever order
     view.ablate(*HEADS[::-1])
     assert view.forecast is both
@@ -83,13 +97,13 @@ def test_ablations_are_the_models_own(lens: Lens, view: Explorer) -> None:
     view.ablate()
     assert view.ablated == ()
     assert "last line of a notebook cell" in repr(view)
-    np.testing.assert_array_equal(view.forecast, plain)
+    assert_close(view.forecast, plain, depth=100, dtype=np.float32)
 
 
 def test_a_brushed_stretch_is_left_out(view: Explorer) -> None:
     view.brush(-20, -5)
     assert view.marked == (-20, -5)
-    np.testing.assert_array_equal(view.masked, masked(view, -20, -5))
+    assert_close(view.masked, masked(view, -20, -5), depth=100, dtype=np.float32)
     assert view.reply["brush"] == [20, 35]
     view.brush(-60, 0)
     assert "expected steps from -40 to 0" in view.error
@@ -101,7 +115,7 @@ def test_a_brushed_stretch_is_left_out(view: Explorer) -> None:
 
 def test_a_head_is_selected_by_its_labels(view: Explorer) -> None:
     view.select("1", 2)
-    assert view.state["labels"][view.chosen] == "layer 1, head 2"
+    assert view.state["labels"][view.chosen] == "layer 1, cross-attention head 2"
     assert view.state["names"][view.reply["head"]] == HEADS[0]
     with pytest.raises(UnknownNameError):
         view.select("7", 2)
@@ -110,7 +124,7 @@ def test_a_head_is_selected_by_its_labels(view: Explorer) -> None:
 def test_a_refused_forecast_is_said_and_nothing_changes(view: Explorer, monkeypatch: pytest.MonkeyPatch) -> None:
     view.ablate(HEADS[0])
     before = view.forecast
-    monkeypatch.setattr(type(view.run.lens), "forecast", refuse)
+    monkeypatch.setattr(widget, "point_forecasts", refuse)
     view.ablate(*HEADS)
     assert view.reply["error"] == "no number at step 3 <b>"
     assert view.ablated == (HEADS[0],)
@@ -170,27 +184,29 @@ def test_every_press_shows_its_number(
             driver.execute_script("window.arrive(arguments[0])", view.reply)
 
     # a head by itself needs no answer
-    linked.press_head(6)
-    assert f"Layer 1, head 2 of co2: without it {change(view, without(lens, HEADS[0]))}" in linked.words()
+    linked.press_component(HEADS[0])
+    assert (
+        f"Layer 1, cross-attention head 2 of co2: without it {change(view, without(lens, HEADS[0]))}" in linked.words()
+    )
     assert linked.lines() == ["observed", "truth", "median", "without"]
     python()
-    assert view.chosen == 6
+    assert view.state["names"][view.chosen] == HEADS[0]
     # the toggle is of the selected head; while Python works the view says so and shows no line of another set
     linked.press("ablate")
     assert linked.text("news") == "computing …"
     assert linked.lines() == ["observed", "truth", "median"]
     python()
     assert linked.text("news") == ""
-    assert f"Without the ablated head {change(view, without(lens, HEADS[0]))}" in linked.words()
+    assert f"Without the ablated component {change(view, without(lens, HEADS[0]))}" in linked.words()
     # a shift-click puts another head into the set; what is pressed meanwhile is asked when the answer is there
-    linked.press_head(1, shift=True)
-    linked.press_head(0)
+    linked.press_component(HEADS[1], shift=True)
+    linked.press_component("decoder.0.cross_attn.0")
     python()
     python()
     assert linked.text("set") == ", ".join(HEADS)
-    assert f"Without the 2 ablated heads {change(view, without(lens, *HEADS))}" in linked.words()
+    assert f"Without the 2 ablated components {change(view, without(lens, *HEADS))}" in linked.words()
     assert view.ablated == tuple(HEADS)
-    assert view.chosen == 0
+    assert view.state["names"][view.chosen] == "decoder.0.cross_attn.0"
     # a brushed stretch: the share of the head, and the forecast without it as a third line
     linked.drag(20.5, 34.5, len(CONTEXT.values[0]))
     python()
@@ -201,8 +217,8 @@ def test_every_press_shows_its_number(
     assert linked.lines() == ["observed", "truth", "median", "without", "masked"]
     # a refusal stands in words, as they are, and nothing changes
     with monkeypatch.context() as patch:
-        patch.setattr(type(view.run.lens), "forecast", refuse)
-        linked.press_head(3, shift=True)
+        patch.setattr(widget, "point_forecasts", refuse)
+        linked.press_component("decoder.1.mlp", shift=True)
         python()
     assert linked.text("news") == "no number at step 3 <b>"
     assert linked.text("set") == ", ".join(HEADS)
@@ -211,16 +227,17 @@ def test_every_press_shows_its_number(
     python()
     python()
     assert (view.marked, view.ablated) == (None, ())
-    assert linked.text("set") == "no head"
+    assert linked.text("set") == "none"
     assert (
-        f"Layer 0, head 0 of co2: without it {change(view, without(lens, 'decoder.0.cross_attn.0'))}" in linked.words()
+        f"Layer 0, cross-attention head 0 of co2: without it {change(view, without(lens, 'decoder.0.cross_attn.0'))}"
+        in linked.words()
     )
     # Python's own choices arrive as well
     view.select("1", 2)
     view.ablate(HEADS[1])
     driver.execute_script("window.arrive(arguments[0])", view.reply)
-    assert linked.text("head") == "layer 1, head 2"
-    assert f"Without the ablated head {change(view, without(lens, HEADS[1]))}" in linked.words()
+    assert linked.text("head") == "layer 1, cross-attention head 2"
+    assert f"Without the ablated component {change(view, without(lens, HEADS[1]))}" in linked.words()
     colour = "return getComputedStyle(document.querySelector('.linked')).backgroundColor"
     assert driver.execute_script(colour) == ("rgb(26, 30, 35)" if dark else "rgb(255, 255, 255)")
     assert driver.get_log("browser") == []

@@ -30,10 +30,7 @@ def lens(request: pytest.FixtureRequest) -> Lens:
 
 @pytest.fixture(scope="module")
 def ds(lens: Lens) -> xr.Dataset:
-    states = head_states(lens.run(CONTEXT, H, truth=TRUTH))
-    # series, where it is left, is that of the forecasts
-    alone = [name for name in states.data_vars if {"series", "layer", "head"} <= set(states[name].dims)]
-    return states.assign({name: states[name].isel(series=0) for name in alone if name != "ablated_forecast"})
+    return head_states(lens.run(CONTEXT, H, truth=TRUTH)).isel(series=0)
 
 
 def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -> None:
@@ -41,29 +38,40 @@ def test_forecasts_are_those_of_the_edited_weights(lens: Lens, ds: xr.Dataset) -
     layer, head = str(ds["layer"].values[-1]), 1
     row = stack.attention(kind, int(layer))
     matrix = lens.adapter.model.get_submodule(f"{stack.block(int(layer))}.{row.o.module}").weight
-    plain = lens.forecast(CONTEXT, H).quantiles
-    np.testing.assert_array_equal(ds["quantile_forecast"], plain)
+    run = lens.run(CONTEXT, H)
+    np.testing.assert_array_equal(ds["quantile_forecast"], run.forecast.quantiles[0])
+    # of a token model along the path of the unchanged one
+    encoded, plain = run.encoded, run.point[0]
     # heads lie side by side in the columns of the output projection
     columns = slice(head * stack.d_head, (head + 1) * stack.d_head)
     kept = matrix.detach().clone()
     with torch.no_grad():
         matrix[:, columns] = 0
         try:
-            edited = lens.forecast(CONTEXT, H).quantiles
+            edited = run.read(lens.forward(encoded), encoded)[0].double().numpy()
         finally:
             matrix.copy_(kept)
     assert not np.allclose(edited, plain)
-    assert_close(ds["ablated_forecast"].sel(layer=layer, head=head), edited, depth=100, dtype=np.float32)
-    run = lens.run(CONTEXT, H)
-    encoded, b = run.encoded, run.point[0]
-    with lens.ablate(str(ds["component"].sel(layer=layer, head=head).values)), torch.no_grad():
-        a = run.read(lens.forward(encoded), encoded)[0].double().numpy()
+    assert_close(ds["baseline_forecast"], plain, depth=100, dtype=np.float32)
+    name = str(ds["name"].sel(layer=layer, head=head).values)
+    found = ds.sel(component=name)
+    assert_close(found["forecast"], edited, depth=100, dtype=np.float32)
     later = slice(1, None) if run.tokens_read else slice(None)
-    a, b = a[later], b[later]
-    assert_close(ds["mean_shift"].sel(layer=layer, head=head), np.abs(a - b).mean(), depth=1000, dtype=np.float32)
+    a, b = edited[later], plain[later]
+    assert_close(found["mean_shift"], np.abs(a - b).mean(), depth=1000, dtype=np.float32)
     if np.ptp(a) and np.ptp(b):
-        distance = float(ds["spearman_distance"].sel(layer=layer, head=head))
-        assert distance == pytest.approx(1 - spearmanr(a, b).statistic, abs=TIES)
+        assert float(found["spearman_distance"]) == pytest.approx(1 - spearmanr(a, b).statistic, abs=TIES)
+
+
+def test_every_head_and_mlp_of_the_stack_is_there(lens: Lens, ds: xr.Dataset) -> None:
+    stack = lens.wiring.output_stack.name
+    prefix = f"{stack}." if stack else ""
+    branches = [each for each in lens.components(f"{prefix}*.*") if each.level == "branch"]
+    heads = [each for each in lens.components(f"{prefix}*.*.*") if each.level == "head"]
+    with_heads = {(each.layer, each.kind) for each in heads}
+    single = [each for each in branches if (each.layer, each.kind) not in with_heads]
+    assert set(ds["component"].values) == {str(each) for each in [*heads, *single]}
+    assert (ds["mean_shift"] > ds["mean_shift_floor"]).any()
 
 
 def test_writes_and_the_rest_make_the_attributed_forecast(lens: Lens, ds: xr.Dataset) -> None:
@@ -72,7 +80,7 @@ def test_writes_and_the_rest_make_the_attributed_forecast(lens: Lens, ds: xr.Dat
     total = parts["total"].sel(decomposition=ds.attrs["decomposition"]).isel(series=0)
     if "quantile" in own.dims:
         own, total = own.sel(quantile=0.5, method="nearest"), total.sel(quantile=0.5, method="nearest")
-    heads = set(ds["component"].values.ravel())
+    heads = set(ds["name"].values.ravel())
     rest = own.isel(component=[str(c) not in heads for c in own["component"].values]).sum("component")
     assert len(heads) == ds.sizes["layer"] * ds.sizes["head"]
     gap = ds["write"].sum(["layer", "head"]) + rest - total
@@ -87,7 +95,9 @@ def test_writes_and_the_rest_make_the_attributed_forecast(lens: Lens, ds: xr.Dat
 
 
 def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) -> None:
-    total = ds["attention"].sum("time") + ds["attention_forecast"] + ds["attention_other"]
+    # every step of the forecast counts alike
+    mean = ds["attention"].isel(query=ds["step_query"]).mean("step")
+    total = mean.sum("key") + ds["attention_forecast"] + ds["attention_other"]
     assert_close(total, 1, depth=16, dtype=np.float32)
     # the same from the raw pattern, token by token
     stack, kind = lens.wiring.output_stack, str(ds.attrs["attention"])
@@ -100,18 +110,14 @@ def test_attention_is_shared_out_whole_and_in_place(lens: Lens, ds: xr.Dataset) 
     queries, keys = encoded.spans[stack.name], encoded.spans[stack.attention(kind, layer).keys_from or stack.name]
     rows = [q for q in range(len(queries)) if not queries.special[q] and 0 <= queries.start[q] < H]
     rows = rows or [max(range(len(queries)), key=lambda q: queries.stop[q])]
-    pattern = acts[point][0].double().numpy()[:, rows].mean(axis=1)
-    expected = np.zeros((stack.n_heads, ds.sizes["time"]))
-    for key in range(len(keys)):
-        steps = [s for s in range(keys.start[key], keys.stop[key]) if -ds.sizes["time"] <= s < 0]
-        for step in steps if not keys.special[key] else []:
-            expected[:, step] += pattern[:, key] / len(steps)
+    pattern = acts[point][0].double().numpy()
+    length = len(CONTEXT.values[0])
+    past = [k for k in range(len(keys)) if not keys.special[k] and keys.start[k] < 0 and keys.stop[k] > -length]
+    assert ds["key_start"].values.tolist() == [keys.start[k] for k in past]
+    assert ds["key_stop"].values.tolist() == [keys.stop[k] for k in past]
+    expected = pattern[:, rows][:, :, past]
     assert_close(ds["attention"].sel(layer=str(layer)), expected, depth=16, magnitude=1.0, dtype=np.float32)
-
-
-def test_single_queries_average_to_the_attention(ds: xr.Dataset) -> None:
-    assert_close(ds["attention_row"].mean("row"), ds["attention"].values, depth=16, magnitude=1.0, dtype=np.float32)
-    assert ds["step_row"].isel(series=0).values.tolist() == sorted(ds["step_row"].isel(series=0).values.tolist())
+    assert ds["step_query"].values.tolist() == sorted(ds["step_query"].values.tolist())
 
 
 @pytest.mark.parametrize("name", ["chronos", "chronos-bolt"])
@@ -121,10 +127,19 @@ def test_several_series_have_what_each_has_alone(name: str) -> None:
     long, short = bundled("co2").tail(40), bundled("nile").tail(20)
     run = lens.run(type(long).concat([long, short]), H)
     both, alone = head_states(run), head_states(run.select([1]))
-    assert_close(both["attention"].isel(series=1, time=slice(-20, None)), alone["attention"].isel(series=0), depth=16)
-    assert not both["attention"].isel(series=1, time=slice(0, 20)).any()
-    assert both["attention_row"].attrs["bin_steps"] == 1
-    for one in ("entropy", "write", "mean_shift", "spearman_distance", "attention_other"):
+    tokens = alone.sizes["key"]
+    assert_close(
+        both["attention"].isel(series=1, key=slice(-tokens, None)), alone["attention"].isel(series=0), depth=16
+    )
+    # where the short series has no token there is no attention, and no stretch of steps
+    before = both.isel(series=1, key=slice(0, -tokens))
+    assert before.sizes["key"] > 0
+    assert not before["attention"].any()
+    assert not (before["key_stop"] - before["key_start"]).any()
+    assert both["key_stop"].isel(key=-1).values.tolist() == [0, 0]
+    for one in ("lag", "place"):
+        np.testing.assert_array_equal(both[one].isel(series=1), alone[one].isel(series=0))
+    for one in ("entropy", "write", "mean_shift", "spearman_distance", "attention_other", "lag_share", "place_share"):
         assert_close(both[one].isel(series=1), alone[one].isel(series=0), depth=1000, dtype=np.float32)
 
 
@@ -136,8 +151,9 @@ def test_one_step_has_no_rank_correlation() -> None:
     assert float(np.abs(ds["mean_shift"]).max()) > 0
     # the one token of the decoder can only attend to itself, a token of the forecast
     np.testing.assert_allclose(ds["attention_forecast"], 1)
-    assert ds["attention_row"].sum() == 0
-    assert calls[-1] == (12, 12)
+    assert ds.sizes["key"] == 0
+    assert not ds["lag_share"].any()
+    assert calls[-1] == (27, 27)
 
 
 @pytest.mark.parametrize(

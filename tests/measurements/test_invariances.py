@@ -52,4 +52,5 @@ def assert_same(one: xr.Dataset, other: xr.Dataset, *, counts: bool = True) -> N
         for part in STATEMENTS if counts else STATEMENTS[1:]:
             np.testing.assert_array_equal(other[f"{effect}_{part}"], one[f"{effect}_{part}"])
     if counts:
-        assert read_ablation(one, "spearman_distance")[2:] == read_ablation(other, "spearman_distance")[2:]
+        # the sentences before these tell sizes, which rounding moves
+        assert read_ablation(one, "spearman_distance")[-4:] == read_ablation(other, "spearman_distance")[-4:]

@@ -198,12 +198,13 @@ def test_a_measurement_of_ones_own_joins_reports_and_figures(work: Results, tmp_
 def test_one_quantity_has_one_number_in_every_chapter(work: Results) -> None:
     alone = Results(work.first)
     parts, heads = alone["ablation"], alone["explore"]
-    same = parts.sel(component=heads["component"].values.ravel())
+    # every head and MLP, whatever its kind, and not those of one kind of attention alone
+    single = parts.sel(component=parts["kind"] != "layer")
+    assert set(heads["component"].values) == set(single["component"].values)
     magnitude = float(abs(work.first.point).max())
-    for name in ("mean_shift", "spearman_distance"):
-        assert_close(
-            same[name].values.ravel(), heads[name].values.ravel(), depth=300, magnitude=magnitude, dtype="float32"
-        )
+    for name in ("mean_shift", "spearman_distance", "forecast"):
+        own = heads[name].sel(component=single["component"])
+        assert_close(single[name].values, own.values, depth=300, magnitude=magnitude, dtype="float32")
     ranks = alone["spectra"]["stable_rank"].sel(product="QK")
     np.testing.assert_array_equal(ranks, alone["patch_attention"]["stable_rank"])
     point, quantiles = work.first.point, work.first.forecast.quantiles

@@ -230,7 +230,7 @@ def test_a_decoy_does_not_make_a_pickle_readable(nano: Path, tmp_path_factory: p
 
 def test_a_library_is_shown_nothing_but_the_files_that_were_judged(nano: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    for stray in ("pytorch_model.bin", "adapter_config.json", "decoy.safetensors", "modeling.py", "tokenizer.json"):
+    for stray in ("pytorch_model.bin", "notes.json", "decoy.safetensors", "modeling.py", "tokenizer.json"):
         (nano / stray).write_text("{}")
     opened_by(monkeypatch, lambda folder, real: seen.extend(path.name for path in folder.iterdir()) or real())
     lens = load(nano, check=False)

@@ -222,10 +222,8 @@ def test_covariates_are_neither_judged_nor_drawn(nano: Lens, kind: str) -> None:
     assert found["series"].values.tolist() == ["series-0/target", "series-1/target"]
     assert found.plot()
     if kind == "explore":
-        alone = run.select("series-1").measure(kind)["ablated_forecast"]
-        assert_close(
-            found["ablated_forecast"].sel(series="series-1/target"), alone.squeeze(), depth=600, dtype=np.float32
-        )
+        alone = run.select("series-1").measure(kind)["forecast"]
+        assert_close(found["forecast"].sel(series="series-1/target"), alone.squeeze(), depth=600, dtype=np.float32)
     if kind == "ablation":
         np.testing.assert_allclose(found["spearman_distance_size"], found["spearman_distance"].median("series"))
 

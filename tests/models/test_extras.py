@@ -6,6 +6,7 @@ import importlib
 import subprocess
 import sys
 import tomllib
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +14,7 @@ import pytest
 
 import tsfm_lens
 from refusals import expect_error
-from tsfm_lens.errors import MissingExtraError
+from tsfm_lens.errors import MissingExtraError, install_command
 from tsfm_lens.models import extras
 from tsfm_lens.models.extras import EXTRAS, require, status
 
@@ -39,7 +40,8 @@ def test_project_files_say_the_same_as_the_table() -> None:
     alone = {name: version for e in EXTRAS.values() if e.alone for name, version in e.distributions.items()}
     assert pins("requirements-nodeps.txt") == alone
     readme = (ROOT / "README.md").read_text()
-    assert all(e.install[-1].replace("tsfm-lens-toolbox", ".") in readme.replace("-e ", "") for e in EXTRAS.values())
+    assert all(f'pip install -e ".[{name}]"' in readme for name in EXTRAS)
+    assert all(extra.install[1] in readme for extra in EXTRAS.values() if extra.alone)
 
 
 @pytest.mark.parametrize("name", sorted(EXTRAS))
@@ -60,7 +62,7 @@ def test_a_missing_library_is_named_with_the_commands_that_install_it(
             monkeypatch.setitem(sys.modules, known, None)
     with pytest.raises(MissingExtraError, match="doctor") as caught:
         require(name)
-    assert f'pip install "tsfm-lens-toolbox[{name}]"' in str(caught.value)
+    assert install_command(name) in str(caught.value)
     for command in EXTRAS[name].install:
         assert command in str(caught.value)
     assert not status()[name].importable
@@ -97,3 +99,48 @@ def test_a_package_that_the_library_needs_is_missed(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(extras, "installed", lambda package: None if package == "hydra-core" else real(package))
     assert "hydra-core" in status()["moirai"].missing
     assert "hydra-core" not in status()["toto"].missing
+
+
+@pytest.mark.parametrize(
+    ("recorded", "command"),
+    [
+        ('{"url": "file:///a%20b/clone", "dir_info": {"editable": true}}', 'pip install -e "/a b/clone[ray]"'),
+        ('{"url": "file:///a/clone", "dir_info": {}}', 'pip install "/a/clone[ray]"'),
+        ('{"url": "file:///w/t-1-py3-none-any.whl", "archive_info": {}}', 'pip install "/w/t-1-py3-none-any.whl[ray]"'),
+        (
+            '{"url": "https://host/repo.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}',
+            'pip install "tsfm-lens-toolbox[ray] @ git+https://host/repo.git@abc"',
+        ),
+        (
+            '{"url": "https://host/t-1.whl", "archive_info": {}}',
+            'pip install "tsfm-lens-toolbox[ray] @ https://host/t-1.whl"',
+        ),
+        (None, 'pip install "tsfm-lens-toolbox[ray]"'),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came(
+    recorded: str | None, command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the record of PEP 610, which pip writes beside the package."""
+    monkeypatch.setattr(metadata.PathDistribution, "read_text", lambda self, name: recorded)
+    install_command.cache_clear()
+    try:
+        assert install_command("ray") == command
+    finally:
+        install_command.cache_clear()
+
+
+def test_packages_of_an_extra_are_those_of_the_project_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    table = extras.packages_of_extras()
+    for name in ("sweep", "ray", "dysts", "notebook", "static"):
+        assert set(table[name]) == names(optional[name]), name
+        assert extras.missing_packages(name) == [package for package in table[name] if not extras.installed(package)]
+    real = extras.installed
+    monkeypatch.setattr(extras, "installed", lambda package: None if package == "gluonts" else real(package))
+    expect_error("gluonts not installed", extras.require_packages, "sweep", "a sweep")
+    config = {"models": [{"source": "bolt-nano"}], "data": [{"source": "bundled", "horizon": 4}]}
+    settings = tsfm_lens.sweep.parse_config({**config, "variants": {"layers": {}}})
+    for call in (tsfm_lens.sweep.plan_sweep, tsfm_lens.sweep.run_sweep):
+        expect_error("extra 'sweep'", call, settings, ROOT / "never.store")
+    assert not (ROOT / "never.store").exists()

@@ -17,9 +17,10 @@ from huggingface_hub.errors import LocalEntryNotFoundError
 from campaigns.spoiling import save
 from refusals import expect_error
 from tiny_lenses import lens_of
-from tsfm_lens.errors import WiringError
-from tsfm_lens.models import architectures, load
+from tsfm_lens.errors import CheckpointError, WiringError
+from tsfm_lens.models import architectures, extras, load
 from tsfm_lens.models.checkpoint import read_checkpoint
+from tsfm_lens.models.extras import EXTRAS
 from tsfm_lens.testing import example_case
 
 NAMES = sorted(architectures())
@@ -130,6 +131,26 @@ def test_sources_that_are_nothing_get_the_nearest() -> None:
     expect_error("no wiring knows an object of type Linear", load, torch.nn.Linear(2, 2))
     expect_error("Closest: chronos-nano", load, "chronos-nanno")
     expect_error("choose one of float32", load, "chronos-nano", dtype="int8")
+
+
+@pytest.mark.parametrize("name", sorted(EXTRAS))
+def test_a_published_model_names_its_missing_library_and_its_files_at_once(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unreachable(*_args: object, **_kwargs: object) -> str:
+        raise LocalEntryNotFoundError("no network")
+
+    entries = [entry for entry in architectures().values() if entry.extra == name and entry.published]
+    sources = [source for entry in entries for source in entry.published.values() if entry.inside(source) is None]
+    real = extras.installed
+    packages = EXTRAS[name].distributions
+    monkeypatch.setattr(extras, "installed", lambda package: None if package in packages else real(package))
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", unreachable)
+    for source in sources[:2]:
+        with pytest.raises(CheckpointError) as caught:
+            load(source)
+        assert f"hf download {source}" in str(caught.value)
+        assert all(command in str(caught.value) for command in EXTRAS[name].install)
 
 
 def test_without_network_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

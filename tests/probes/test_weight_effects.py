@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -27,7 +28,8 @@ PLANTED = [("seasonal-copy", "chronos"), ("gate", "chronos-bolt"), ("covariate",
 
 
 def run_of(lens: Lens) -> Any:
-    return lens.run(example_case(lens).batch, min(4, lens.longest_pass))
+    # each forecast of a token model is a rollout
+    return lens.run(example_case(lens).batch, min(2 if lens.emits == "token" else 4, lens.longest_pass))
 
 
 def changed(lens: Lens, owner: str, size: float = 0.2) -> Lens:
@@ -79,11 +81,12 @@ def test_all_set_back_is_the_base_model(name: str) -> None:
     run = run_of(base)
     found = weight_effects(base, tuned, run)
     depth, level = 400, float(np.abs(run.point).max())
-    own = tuned.run(run.batch, run.horizon, forced_path=run.path if run.tokens_read else None)
     assert_close(found["base_forecast"], found["cumulative_forecast"][-1], depth=1, magnitude=level)
-    if not run.tokens_read:
-        assert_close(found["base_forecast"], run.point, depth=depth, magnitude=level, dtype=np.float32)
-        assert_close(found["tuned_forecast"], own.point, depth=depth, magnitude=level, dtype=np.float32)
+    # each model by its own lens, on its own path
+    own = tuned.run(run.batch, run.horizon)
+    assert_close(found["base_forecast"], run.point, depth=depth, magnitude=level, dtype=np.float32)
+    assert_close(found["tuned_forecast"], own.point, depth=depth, magnitude=level, dtype=np.float32)
+    assert found.attrs["statistic"] == run.statistic
     before = dict(lens_of(name).adapter.model.named_parameters())
     after = dict(tuned.adapter.model.named_parameters())
     # the tuned model is as it was
@@ -119,8 +122,8 @@ def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
     run = base.run(tsfm_lens.bundled("co2", "elnino"), 24, holdout=True)
     found = weight_effects(base, tuned, run)
     assert sorted(found["component"].values) == ["decoder.1.cross_attn.2", "decoder.2.mlp"]
-    # the largest first
-    assert np.diff(abs(found["effect"]).mean(["series", "step"])) < 0
+    # the largest share first
+    assert np.diff(found["share_size"]) < 0
     by_name = found.set_index(component="component")
     assert (
         int(by_name["rank"].sel(component="decoder.2.mlp")),
@@ -132,8 +135,51 @@ def test_each_is_set_back_as_in_a_model_built_by_hand() -> None:
         by_hand.adapter.model.get_submodule(mlp).weight.copy_(base.adapter.model.get_submodule(mlp).weight)
     expected = by_hand.run(run.batch, 24).point
     assert_close(by_name["forecast"].sel(component="decoder.2.mlp"), expected, depth=1, magnitude=400.0)
-    error = np.abs(expected - run.truth).mean(-1) - np.abs(found["tuned_forecast"].values - run.truth).mean(-1)
-    assert_close(by_name["error_change"].sel(component="decoder.2.mlp"), error, depth=10, magnitude=400.0)
+    error, before = (np.abs(each - run.truth).mean(-1) for each in (expected, found["tuned_forecast"].values))
+    assert_close(by_name["error_change"].sel(component="decoder.2.mlp"), np.log(error / before), depth=100)
+
+
+@pytest.mark.parametrize(("name", "rollout"), [("chronos-nano", False), ("chronos-nano", True), ("bolt-nano", False)])
+def test_forecasts_and_errors_are_those_of_each_model_by_itself(name: str, rollout: bool) -> None:
+    base = tsfm_lens.load(name)
+    tuned = changed(base, "decoder.1.mlp")
+    series = tsfm_lens.bundled("pedestrians", "elnino")
+    options = {"holdout": True, "rollout": rollout, "num_samples": 5 if rollout else None}
+    run, own = (lens.run(series, 12, **options) for lens in (base, tuned))
+    for given in (run, own):
+        found = weight_effects(base, tuned, given)
+        level = float(np.abs(run.point).max())
+        for kind, expected in (("base", run.point), ("tuned", own.point)):
+            assert_close(found[f"{kind}_forecast"], expected, depth=400, magnitude=level, dtype=np.float32)
+        assert_close(found["forecast"][0], run.point, depth=400, magnitude=level, dtype=np.float32)
+        errors = [np.abs(each.point - run.truth).mean(-1) for each in (own, run)]
+        assert_close(found["cumulative_error"], errors, depth=400, magnitude=level, dtype=np.float32)
+        assert_close(found["base_error_change"], np.log(errors[1] / errors[0]), depth=10**5, dtype=np.float32)
+        assert found.attrs["statistic"] == run.statistic
+        assert all(run.statistic in sentence for sentence in read_weight_effects(found) if "Tuning" in sentence)
+
+
+@pytest.mark.parametrize("name", ["chronos-nano", "bolt-nano", "chronos2-nano"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_units_of_a_series_change_neither_order_nor_verdict(name: str, seed: int) -> None:
+    base = tsfm_lens.load(name)
+    tuned = base
+    for owner in np.random.default_rng(seed).permutation([str(each) for each in _owners(base)])[:4]:
+        tuned = changed(tuned, owner, 0.1)
+    told = []
+    for factors in ((1.0, 1.0, 1.0), (2.0**12, 1.0, 2.0**-10), (2.0**-12, 2.0**10, 1.0)):
+        whole = tsfm_lens.bundled("pedestrians", "elnino", "co2")
+        values = [factor * each for factor, each in zip(factors, whole.values, strict=True)]
+        batch = replace(whole.tail(160), values=tuple(each[-160:] for each in values))
+        told.append(weight_effects(base, tuned, tuned.run(batch, 8, holdout=True)))
+    first, *others = told
+    for other in others:
+        assert other["component"].values.tolist() == first["component"].values.tolist()
+        for variable in ("share_size", "error_change_size", "base_error_change_size", "cumulative_error_change_size"):
+            np.testing.assert_allclose(other[variable], first[variable], atol=1e-6)
+        assert read_weight_effects(other) == read_weight_effects(first)
+        for mine, its in zip(other.plot().data, first.plot().data, strict=True):
+            np.testing.assert_allclose(np.asarray(mine.x, float), np.asarray(its.x, float), atol=1e-4)
 
 
 def test_a_model_in_half_precision_is_compared_with_its_base() -> None:

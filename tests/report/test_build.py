@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 
+import planted
 from browsing import Page
 from tsfm_lens.errors import InputError, UnknownNameError
 from tsfm_lens.report import build, build_report
@@ -52,15 +53,37 @@ def test_every_figure_has_a_plot_a_reading_and_a_table(found, counts, results):
     assert all(spec["data"] for spec in found.specs)
     assert len([a for a in found.all("a") if "download" in a]) == figures
     # the first sentence of a chapter stands alone, all of them in the text
-    told = [words for each in panels_of(results).values() for panel in each for words in panel.sentences]
+    panels = panels_of(results)
+    told = [words for each in panels.values() for panel in each for words in panel.sentences]
     text = " ".join(found.text.split())
     assert [words for words in map(build._typeset, told) if " ".join(words.split()) not in text] == []
-    assert len([p for p in found.all("p") if p.get("class") == "main"]) == len(counts)
+    # of a chapter with figures of single series, one for each of them
+    leading = [{panel.series for panel in each} - {""} if each[0].series else {""} for each in panels.values()]
+    assert len([p for p in found.all("p") if p.get("class") == "main"]) == sum(map(len, leading)) > len(counts)
+
+
+def test_every_series_has_its_figures_or_a_note(tmp_path):
+    """Of ten series every chapter draws the first eight, each under its tab, and says so of the others."""
+    ids = [f"river-{place}" for place in range(10)]
+    every = planted.in_report(ids)
+    kinds = ("forecast", "lens", "ablation", "attribution", "explore", "attention")
+    found = page({kind: every[kind] for kind in kinds}, tmp_path)
+    for place, kind in enumerate(kinds, start=1):
+        own = [attrs for attrs in found.all("figure") if (attrs["id"] or "").startswith(f"s{place}-")]
+        drawn = {attrs["data-series"] for attrs in own if "data-series" in attrs}
+        expected = {"forecast": ids, "explore": ids, "attention": []}.get(kind, ids[:8])
+        assert drawn == set(expected), kind
+    notes = [
+        attrs["data-series"] for attrs in found.all("p") if attrs.get("class") == "note" and "data-series" in attrs
+    ]
+    # lens, ablation and attribution leave out two series; attention is of one
+    assert sorted(notes) == sorted([*3 * ids[8:], *ids[1:]])
+    assert found.text.count("it draws 8 series") == 6
 
 
 def test_what_any_chapter_may_say_is_said_once(results, tmp_path):
     text = page({name: results[name] for name in ("ablation", "attribution", "gain")}, tmp_path).text
-    assert text.count("Not compared with untrained twins (twins=24).") == 1
+    assert text.count("Not compared with untrained twins") == 1
     assert "What counts as significant" in text
     # a sentence names the chapters that it is of
     assert "Ablation, Attribution, Gain of each layer: Not compared" in text

@@ -7,7 +7,7 @@ import pytest
 from selenium.webdriver.common.action_chains import ActionChains
 
 import planted
-from browsing import Linked, press, until, until_ready
+from browsing import Linked, press, until, until_drawn, until_ready
 from tsfm_lens.report import build_report
 from tsfm_lens.report.cards import cards_of
 from tsfm_lens.viz.head_states import read_explore
@@ -53,7 +53,7 @@ def visible(driver) -> str:
 
 def test_a_tab_switches_the_view_and_the_numbers_of_the_cards(screen):
     assert screen.find_element("css selector", ".facts").text == "toy · 2 layers × 3 heads · 3 series · 5 steps"
-    assert said(screen).startswith("Layer 1, head 2 of a: without it the median moves by 12 m on average")
+    assert said(screen).startswith("Layer 1, head 2 of a: without it the expected value moves by 12 m on average")
     # the median is 1 above the truth; of the last season 8, 9, 8, 9, 8 the truth 10 to 14 is 3.6 away
     assert "this forecast\n1\n" in visible(screen)
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
@@ -62,27 +62,68 @@ def test_a_tab_switches_the_view_and_the_numbers_of_the_cards(screen):
     screen.execute_script("arguments[0].focus()", screen.find_element("css selector", ".tabs input:checked"))
     ActionChains(screen).send_keys("\ue014").perform()
     until(lambda: second.is_selected(), "the second tab is not selected")
-    assert said(screen).startswith("Layer 1, head 2 of b: without it the median moves by 24 m on average")
+    assert said(screen).startswith("Layer 1, head 2 of b: without it the expected value moves by 24 m on average")
     assert "last season repeated (2 steps)\n3.6" in visible(screen)
 
 
+# of every chapter what is on the screen: the series that its figures are of, and those that it says not to draw
+SEEN = """const there = each => each.offsetParent !== null;
+return Array.from(document.querySelectorAll("section:not(#provenance)")).map(section => ({
+  figures: Array.from(section.querySelectorAll("figure")).filter(there).map(each => each.dataset.series || ""),
+  folded: Array.from(section.querySelectorAll("details > figure")).filter(each => there(each.parentElement))
+    .map(each => each.dataset.series || ""),
+  notes: Array.from(section.querySelectorAll("p.note[data-series]")).filter(there).map(each => each.textContent),
+}));"""
+
+
+def test_chapters_follow_the_tab_or_say_what_they_draw(screen):
+    for place, name in enumerate("abc"):
+        screen.execute_script("document.querySelectorAll('.tabs input')[arguments[0]].click()", place)
+        chapters = screen.execute_script(SEEN)
+        assert len(chapters) == len(DEFAULT)
+        for kind, chapter in zip(DEFAULT, chapters, strict=True):
+            shown = {*chapter["figures"], *chapter["folded"]}
+            assert shown, kind
+            assert shown <= {"", name}, kind
+            # one first figure stands open under every tab
+            assert chapter["figures"], kind
+            # the attention is of the first series alone
+            alone = kind == "attention" and name != "a"
+            assert [name in note and "draws a" in note for note in chapter["notes"]] == [True] * alone, kind
+            if kind in ("forecast", "lens", "attribution", "ablation", "explore"):
+                assert name in shown, kind
+    # a figure that was drawn under another tab is as wide as its place
+    until_drawn(screen)
+    screen.execute_script("document.querySelectorAll('.tabs input')[1].click()")
+    script = """const plot = document.querySelector("figure[data-series=b] .plot");
+    return plot._fullLayout && Math.abs(plot._fullLayout.width - plot.clientWidth) < 2;"""
+    until(lambda: screen.execute_script(script), "a figure is not as wide as its place")
+
+
 def test_a_click_on_a_head_shows_its_name_and_its_effect(screen):
-    press(screen, screen.find_element("css selector", "[data-head='1']"))
+    press(screen, screen.find_element("css selector", "[data-component='decoder.0.cross_attn.1']"))
     assert part(screen, "head").text == "layer 0, head 1"
-    assert said(screen).startswith("Layer 0, head 1 of a: without it the median moves by 1 m on average")
+    assert said(screen).startswith("Layer 0, head 1 of a: without it the expected value moves by 1 m on average")
     # the median is off by 1 with the head and by 2 without it
     assert "(mean absolute error 0 → 1)" in said(screen)
-    assert "2 steps before the forecast (75 %; 25 % is on other tokens)" in said(screen)
-    # arrows move to the head below
+    # the same place for every step
+    assert "at 2001-01-23, 2 steps before the forecast (75 %; 25 % is on other tokens)" in said(screen)
+    # and which components it is behind of
+    assert "It is number 7 of 8; decoder.1.cross_attn.2 moves it most (12 m)" in said(screen)
+    # arrows move through the rows in order of computation, whose MLPs stand alone
     ActionChains(screen).send_keys("\ue015").perform()
-    assert part(screen, "head").text == "layer 1, head 1"
+    assert part(screen, "head").text == "layer 0, MLP"
+    assert "without it the expected value moves by 5 m on average (mean absolute error 0 → 5)" in said(screen)
+    assert "read, and this is none of them" in said(screen)
+    ActionChains(screen).send_keys("\ue015").perform()
+    assert part(screen, "head").text == "layer 1, head 0"
 
 
 def test_a_step_shows_its_own_row_of_attention(screen):
-    press(screen, screen.find_element("css selector", "[data-head='3']"))
-    assert "(15 %; 25 % is on other tokens)" in said(screen)
+    press(screen, screen.find_element("css selector", "[data-component='decoder.1.cross_attn.0']"))
+    assert "Over all steps it looks most 7 steps back (75 %; 25 % is on other tokens)" in said(screen)
     part(screen, "step").send_keys("\ue014" * 3)
-    assert "For step 3, 2001-01-27, it looks most at 2001-01-22, 3 steps before the forecast (75 %;" in said(screen)
+    assert "For step 3, 2001-01-27, it looks most at 2001-01-20, 7 steps back (75 %;" in said(screen)
     ActionChains(screen).send_keys("\ue00c").perform()
     assert "Over all steps" in said(screen)
 
@@ -92,8 +133,8 @@ def test_a_brush_gives_the_share_of_every_head(screen):
     Linked(screen).drag(22.5, 23.5, 24)
     until(lambda: "brushed" in said(screen), lambda: said(screen))
     cells = [cell.text for cell in screen.find_elements("css selector", ".cell")]
-    # heads look 1, 2 and 3 steps back, head 0 of layer 1 one further with each of five steps
-    assert cells == ["75 %", "75 %", "0 %", "30 %", "75 %", "0 %"]
+    # heads look 1, 2 and 3 steps before the forecast, head 0 of layer 1 at the seven steps further back
+    assert cells == ["75 %", "75 %", "0 %", "", "0 %", "75 %", "0 %", ""]
     assert "It gives 0 % of its attention to the brushed 2 steps (2001-01-23 to 2001-01-24)" in said(screen)
     assert "layer 0, head 0 gives most: 75 %" in said(screen)
     # nobody is here to forecast anew
@@ -122,16 +163,13 @@ def test_the_page_is_short_and_small_at_every_width_in_dark_and_light(screen, pa
 
 
 def test_a_large_model_keeps_what_it_has_room_for():
-    """Of 6 heads with 500 rows of 480 stretches on 3 series not all fit: the strongest stays, and the view says so."""
+    """Of 6 heads with 20,000 queries on 24 tokens of 3 series the strongest alone fits, and the view says so."""
     ds = planted.explore()
-    wide = ds.isel(row=np.arange(500) % 5, bin=np.arange(24 * 20) // 20).assign(step_row=ds["step_row"])
-    wide["attention_row"].attrs["bin_steps"] = 1
-    state = linked_state(wide)
+    state = linked_state(ds.isel(query=np.arange(20_000) % 5))
     rows = [["rows" in head for head in series["states"]] for series in state["series"]]
-    assert rows == [[False] * 5 + [True]] * 3
-    drawn, *left_out = state["notes"]
-    assert drawn == "Every forecast from 4 sample paths of one seed."
-    assert left_out == ["Attention at single steps is in this file for 1 of 6 heads, the strongest."]
+    assert rows == [[False] * 6 + [True, False]] * 3
+    assert state["notes"] == ["Attention at single steps is in this file for 1 of 6 heads, the strongest."]
+    assert all("mean" in series["states"][0] for series in state["series"])
 
 
 def test_cards_are_made_of_what_there_is():

@@ -200,6 +200,17 @@ def test_a_refusal_says_why_and_static_files_are_open(served: Served) -> None:
     # what is open leads nowhere else
     for path in ("static/../../../../../../../../etc/passwd", "static/%2e%2e/%2e%2e/app.py", "static/../api/kernels/x"):
         assert served.ask(f"/voila/{path}").status in (403, 404), path
+    assert served.ask("/voila/templates/lab/static/voila.js").status == 200
+    for path in (
+        "templates/x",
+        "templates/lab",
+        "templates/lab/static",
+        "templates/lab/other/x",
+        "templates/",
+        "static",
+    ):
+        assert served.ask(f"/voila/{path}").status in (403, 404), path
+    assert "Traceback" not in served.log.read_text()
     # without any host, and with two
     assert served.ask(f"/?token={served.token}", None).status in (400, 403)
 

@@ -33,7 +33,7 @@ from tsfm_lens.explore.widget import WITHOUT, Brush
 pytestmark = pytest.mark.browser
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[subprocess.Popen[str], str]]:
     folder = tmp_path_factory.mktemp("served")
     own = {name: str(folder / name) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
@@ -152,13 +152,15 @@ def test_by_keyboard_offline_and_nothing_left_running(
         next(tab for tab in driver.find_elements("css selector", "[role=tab]") if tab.text == "Heads").click()
         until(lambda: driver.find_elements("css selector", ".linked .cell"), "no view of heads")
         linked = Linked(driver)
-        linked.press_head(5)
-        said(linked, "Layer 1, head 1 of level: without it", run, without(run, "decoder.1.cross_attn.1"))
+        linked.press_component("decoder.1.cross_attn.1")
+        said(
+            linked, "Layer 1, cross-attention head 1 of level: without it", run, without(run, "decoder.1.cross_attn.1")
+        )
         linked.press("ablate")
-        said(linked, "Without the ablated head", run, without(run, "decoder.1.cross_attn.1"))
-        linked.press_head(2, shift=True)
+        said(linked, "Without the ablated component", run, without(run, "decoder.1.cross_attn.1"))
+        linked.press_component("decoder.0.cross_attn.2", shift=True)
         two = without(run, "decoder.1.cross_attn.1", "decoder.0.cross_attn.2")
-        said(linked, "Without the 2 ablated heads", run, two)
+        said(linked, "Without the 2 ablated components", run, two)
         assert linked.text("set") == "decoder.1.cross_attn.1, decoder.0.cross_attn.2"
         linked.drag(10.5, 20.5, 25)
         masks = Masks(run, (Segment("x", 0, -15, -4, "past"),), "mean")
@@ -166,7 +168,7 @@ def test_by_keyboard_offline_and_nothing_left_running(
         said(linked, "Without the brushed steps, their series' mean in their place,", run, stretch)
         assert linked.lines() == ["observed", "truth", "median", "without", "masked"]
         linked.press("empty")
-        until(lambda: linked.text("set") == "no head", "the set is not empty")
+        until(lambda: linked.text("set") == "none", "the set is not empty")
         linked.press("clear")
         until(lambda: linked.lines() == ["observed", "truth", "median", "without"], "the stretch is still left out")
         assert linked.text("news") == ""
@@ -183,5 +185,45 @@ def test_by_keyboard_offline_and_nothing_left_running(
         server.send_signal(signal.SIGINT)
         server.wait(PATIENCE)
         until(lambda: not any(kernel.is_running() for kernel in kernels), "a kernel goes on")
+    finally:
+        driver.quit()
+
+
+@pytest.mark.campaign
+def test_a_large_file_is_read_a_larger_one_refused_and_a_lost_connection_shown(
+    served: tuple[subprocess.Popen[str], str], new_browser: Callable[..., Any], tmp_path: Path
+) -> None:
+    server, address = served
+    driver = new_browser("--window-size=1300,1000")
+    driver.set_page_load_timeout(PATIENCE)
+
+    def shown(selector: str) -> str:
+        return str(driver.execute_script(f"return document.querySelector('{selector}')?.textContent ?? ''"))
+
+    def drop(name: str, size: int, first: str) -> None:
+        """Drop a file with a long text in its first row, as a browser makes it."""
+        driver.execute_script(
+            "const zone = document.querySelector('.tsfm-lens-drop'), data = new DataTransfer();"
+            "data.items.add(new File([arguments[2] + 'x'.repeat(arguments[1] - arguments[2].length)], arguments[0]));"
+            "zone.dispatchEvent(new DragEvent('drop', {dataTransfer: data, bubbles: true, cancelable: true}))",
+            name, size, first,
+        )  # fmt: skip
+
+    try:
+        driver.get(address)
+        until(lambda: "steps." in shown(".tsfm-lens-status"), "no first forecast")
+        limit = int(re.search(r"up to (\d+) MiB", shown(".tsfm-lens-drop span"))[1]) * 2**20
+        rows = "day,level,note\n" + "\n".join(f"2024-01-{d:02d},{d % 7},a" for d in range(1, 31)) + "\n2024-01-31,3,"
+        drop("huge.csv", limit + 1, rows)
+        until(lambda: "huge.csv has 100.0 MiB" in shown(".tsfm-lens-refusal"), "no refusal")
+        assert shown(".tsfm-lens-lost") == ""
+        # more than a server of Jupyter takes by itself
+        drop("large.csv", 12 * 2**20, rows)
+        until(lambda: "bolt-nano on level, 8 steps." in shown(".tsfm-lens-status"), lambda: shown(".tsfm-lens-status"))
+        assert shown(".tsfm-lens-refusal") == ""
+        assert shown(".tsfm-lens-lost") == ""
+        server.send_signal(signal.SIGTERM)
+        server.wait(PATIENCE)
+        until(lambda: "lost" in shown(".tsfm-lens-lost"), "no word of the lost connection")
     finally:
         driver.quit()

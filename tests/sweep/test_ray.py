@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
+import socket
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,8 +19,9 @@ import pytest
 import sweep_toys as toys
 
 from refusals import expect_error
-from tsfm_lens.errors import MissingExtraError
+from tsfm_lens.errors import MissingExtraError, install_command
 from tsfm_lens.sweep.plan.config import parse_config
+from tsfm_lens.sweep.run import ray_engine
 from tsfm_lens.sweep.run.engines import run_groups
 from tsfm_lens.sweep.run.sweeping import run_sweep
 from tsfm_lens.sweep.run.tasks import GroupDone
@@ -160,5 +164,39 @@ def test_a_cluster_that_fails_loses_nothing_and_leaves_no_process(
 
 def test_without_ray_the_message_says_how_to_get_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(MissingExtraError, match=r'pip install "tsfm-lens-toolbox\[ray\]"'):
+    with pytest.raises(MissingExtraError, match=re.escape(install_command("ray"))):
         run_groups(toys.toy_tasks(1), toys.make_toy, {}, Store(tmp_path), engine="ray")
+
+
+class Answering(threading.Thread):
+    """A server that takes connections and answers them with some bytes, or never."""
+
+    def __init__(self, answer: bytes) -> None:
+        super().__init__(daemon=True)
+        self.answer = answer
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listening.getsockname()[1]}"
+        self.open: list[socket.socket] = []
+
+    def run(self) -> None:
+        while True:
+            connection, _ = self.listening.accept()
+            self.open.append(connection)
+            if self.answer:
+                connection.sendall(self.answer)
+
+
+@pytest.mark.parametrize("prefix", ["", "ray://"])
+def test_an_address_where_no_cluster_is_is_refused_in_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str
+) -> None:
+    """In a process of its own: Ray would end it."""
+    monkeypatch.setattr(ray_engine, "_ADDRESS_SECONDS", 0.2)
+    silent, web = Answering(b""), Answering(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+    for server in (silent, web):
+        server.start()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        dead = f"127.0.0.1:{closed.getsockname()[1]}"
+    for address in (dead, silent.address, web.address, "no.such.host.invalid:6379", "127.0.0.1:99999", "host:port"):
+        options = {"engine": "ray", "address": prefix + address}
+        expect_error(re.escape(address), run_groups, toys.toy_tasks(1), toys.make_toy, {}, Store(tmp_path), **options)

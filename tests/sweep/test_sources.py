@@ -17,6 +17,7 @@ from gluonts.dataset.common import FileDataset
 
 from refusals import expect_error
 from tsfm_lens.data import EvaluationSet
+from tsfm_lens.errors import InputError
 from tsfm_lens.sweep.plan.config import parse_config, read_config
 
 DAYS = pd.date_range("2021-03-01", periods=40, freq="D")
@@ -198,3 +199,74 @@ def test_folders_in_the_layout_of_gift_eval(tmp_path: Path) -> None:
     assert (medium.name, medium.horizon) == ("mine/medium", 480)
     expect_error(r"data\.0\.folder\.term: .*'short', 'medium' or 'long'", sets, {**own, "term": "brief"})
     expect_error(r"'mine/short' is in the configuration more than once", sets, own, own)
+
+
+# --- values that are not there -------------------------------------------------------------------------------------
+
+
+def with_gap(values: np.ndarray, gap: slice) -> np.ndarray:
+    values = values.copy()
+    values[..., gap] = np.nan
+    return values
+
+
+def rows_of_file(path: Path, values: np.ndarray, suffix: str) -> dict[str, Any]:
+    frame = pd.DataFrame({"ds": DAYS, "y": values})
+    if suffix == ".csv":
+        frame.to_csv(path.with_suffix(suffix), index=False)
+    else:
+        frame.to_parquet(path.with_suffix(suffix))
+    return file(path.with_suffix(suffix))
+
+
+def entries_of_gluonts(path: Path, values: np.ndarray) -> dict[str, Any]:
+    entry = {"item_id": "a", "start": pd.Period("2021-03-01", freq="D"), "target": values}
+    ArrowWriter(stream=True).write_to_file([entry], path.with_suffix(".arrow"))
+    return {"source": "gluonts", "path": str(path.with_suffix(".arrow")), "horizon": 4, "freq": "D"}
+
+
+CARRIERS = {
+    "csv": lambda path, values: rows_of_file(path, values, ".csv"),
+    "parquet": lambda path, values: rows_of_file(path, values, ".parquet"),
+    "gluonts": entries_of_gluonts,
+}
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("empty", [1, 4, 9])
+def test_windows_end_before_values_that_are_missing_at_the_end(tmp_path: Path, carrier: str, empty: int) -> None:
+    """As if the file ended there; a note says so."""
+    values = numbers(40)
+    source = CARRIERS[carrier](tmp_path / "data", with_gap(values, slice(40 - empty, None))) | {"windows": 2}
+    (found,) = sets(source)
+    assert any(str(empty) in note and "no value" in note for note in found.notes)
+    assert [window.index for window in found.windows] == [0, 1]
+    np.testing.assert_array_equal(found.windows[1].label[0], values[36 - empty : 40 - empty])
+    np.testing.assert_array_equal(found.windows[1].context[0], values[: 36 - empty])
+    _, truth = found.batch([0, 1])
+    assert np.isfinite(truth).all()
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+def test_a_window_inside_a_gap_is_left_out_and_said(tmp_path: Path, carrier: str) -> None:
+    values = with_gap(numbers(40), slice(32, 36))
+    source = CARRIERS[carrier](tmp_path / "data", values) | {"windows": 3}
+    (found,) = sets(source)
+    assert [window.index for window in found.windows] == [0, 2]
+    assert any("1 of 3 windows" in note for note in found.notes)
+    empty = CARRIERS[carrier](tmp_path / "empty", with_gap(numbers(40), slice(3, None)))
+    with pytest.raises(InputError, match="3 steps"):
+        sets(empty)
+
+
+def test_a_complete_file_has_no_note(tmp_path: Path) -> None:
+    for carrier, write in CARRIERS.items():
+        (found,) = sets(write(tmp_path / carrier, numbers(40)))
+        assert not any("no value" in note for note in found.notes)
+
+
+def test_one_variate_without_values_is_no_gap(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"ds": DAYS, "y": numbers(40), "wind": with_gap(numbers(40), slice(30, None))})
+    frame.to_csv(tmp_path / "two.csv", index=False)
+    (found,) = sets(file(tmp_path / "two.csv", variates=["y", "wind"]))
+    assert found.windows[0].context.shape == (2, 36)

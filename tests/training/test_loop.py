@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ from torch import Tensor, nn
 
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.training import Plan, Task, Training, read_log
-from tsfm_lens.training.state import HISTORY, LOG, STATE, snapshot_files
+from tsfm_lens.training.state import HISTORY, LOG, STATE, snapshot_files, write_snapshot
 
 
 class Regression:
@@ -231,3 +233,32 @@ def test_a_group_with_a_share_has_that_much_of_the_rate() -> None:
     )
     run.run(quiet=True)
     assert rates[1:] == [[0.025, 0.1], [0.05, 0.2]]
+
+
+@pytest.mark.parametrize("part", ["state", "snapshot", "log"])
+def test_a_full_disk_is_told_by_its_file_and_loses_nothing(tmp_path: Path, part: str) -> None:
+    task = Regression(width=4096)
+    run = training(tmp_path / "run", task)
+    run.run(until=3, quiet=True)
+    before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # files of this process grow no further, as on a full disk
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1 if part == "log" else 8192, hard))
+    write = partial(run.run, until=6, quiet=True)
+    if part == "snapshot":
+        write = partial(write_snapshot, tmp_path / "run", task.model, 3)
+    try:
+        with pytest.raises((InputError, OSError)) as caught:
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    if part != "log":
+        assert str(tmp_path / "run") in str(caught.value)
+    after = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
+    assert set(after) == set(before)
+    for path, content in before.items():
+        # a line of the log whose state was not saved is dropped when the run resumes
+        assert after[path].startswith(content) if path.name == LOG else after[path] == content
+    again = training(tmp_path / "run", Regression(width=4096))
+    again.resume()
+    assert again.step == 3

@@ -31,9 +31,9 @@ def results() -> dict[str, xr.Dataset]:
     run = load("chronos2-nano").run(as_series(items), HORIZON)
     sampled = {"parts": 8, "others": "stretches", "season": 1}
     return {
-        "exact": explain.attribute_inputs(run, reference="mean", parts=3),
+        "exact": explain.attribute_inputs(run, 0, reference="mean", parts=3),
         "occlusion": explain.attribute_inputs(run, 1, method="occlusion", reference="zero", parts=2),
-        "sampled": explain.attribute_inputs(run, reference="mean", parts=sampled, budget=100, tolerance=0),
+        "sampled": explain.attribute_inputs(run, 0, reference="mean", parts=sampled, budget=100, tolerance=0),
         "effects": explain.input_effects(run, parts=2),
     }
 
@@ -148,7 +148,9 @@ def test_readings_tell_the_sum_and_what_stands_out() -> None:
     steps = np.where(np.arange(HORIZON) % 2, -60.0, 59.0)
     alone = xr.DataArray(steps, dims="step") * (exact["segment"] == "k, past")
     (hidden, *_) = read_inputs(exact.assign(attribution=exact["attribution"] * 0 + alone))
-    assert "Largest effects: k in total by 59.5 (up at 4 of 8 steps, else down; k, past by 59.5; " in hidden
+    assert (
+        "Largest effects: k in total by 59.5 (down by 0.5 on average, up at 4 of 8 steps; k, past by 59.5; " in hidden
+    )
     assert (
         "the explanation holds in part (criteria below)." in read_inputs(exact.assign_attrs(verdict="holds in part"))[0]
     )

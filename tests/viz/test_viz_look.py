@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import plotly.graph_objects as go
 import plotly.io as pio
@@ -11,7 +12,7 @@ import pytest
 from refusals import expect_error
 from specimens.marks import unexplained
 from tsfm_lens import viz
-from tsfm_lens.errors import RenderError
+from tsfm_lens.errors import RenderError, install_command
 from tsfm_lens.viz import theme
 from tsfm_lens.viz.sheet import blank
 from viz.marks import needs_browser
@@ -61,13 +62,18 @@ def test_a_figure_that_cannot_be_written_is_refused_by_its_path(tmp_path, place,
     assert {file.name for file in tmp_path.iterdir()} == {"afile", "folder.html"}
 
 
+@pytest.mark.parametrize("letters", ["ABCD", 1, None, ["a"]])
+def test_letters_of_panels_are_there_or_not(letters, forecast):
+    expect_error("letters", viz.compose, [viz.forecast_fan(forecast)], letters=letters)
+
+
 def test_without_kaleido_or_a_browser_the_message_says_what_to_install(tmp_path, monkeypatch):
     pytest.importorskip("kaleido")
     monkeypatch.setenv("BROWSER_PATH", str(tmp_path / "nothing"))
     with pytest.raises(RenderError, match=r"needs a Chrome or Chromium, and none was found.*BROWSER_PATH"):
         viz.save(go.Figure(), tmp_path / "a.svg")
     monkeypatch.setattr("tsfm_lens.viz.saving.find_spec", lambda name: None)
-    expect_error(r'pip install "tsfm-lens-toolbox\[static\]"', viz.save, go.Figure(), tmp_path / "a.png")
+    expect_error(re.escape(install_command("static")), viz.save, go.Figure(), tmp_path / "a.png")
     assert not list(tmp_path.iterdir())
 
 

@@ -21,9 +21,11 @@ def _pair(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return a, b
 
 
-def _where_finite(a: np.ndarray, b: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Replace values of rows that are not finite in both forecasts by NaN."""
-    return np.where(np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1), values, np.nan)
+def _of_rows(a: np.ndarray, b: np.ndarray, distances: np.ndarray) -> np.ndarray:
+    """Set distances of equal rows to 0, and of rows that are not finite in both forecasts to NaN."""
+    finite = np.isfinite(a).all(axis=-1) & np.isfinite(b).all(axis=-1)
+    apart = np.where((a == b).all(axis=-1), 0.0, distances)
+    return np.where(finite, apart, np.nan)
 
 
 def _centre(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -40,18 +42,19 @@ def _inner(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def _correlation_distance(a: np.ndarray, b: np.ndarray, product: Callable[..., np.ndarray] = _inner) -> np.ndarray:
-    """Compute 1 - correlation of rows, Pearson's unless by another product; 1 of constant rows, NaN if not finite."""
+    """Compute 1 - correlation of rows, Pearson's unless by another product; NaN of constant rows."""
     (x, x_varies), (y, y_varies) = _centre(a), _centre(b)
     size = np.sqrt(_inner(x, x) * _inner(y, y))
     varies = x_varies & y_varies & (size > 0)
-    correlation = np.where(varies, product(x, y) / np.where(varies, size, 1.0), 0.0)
-    return _where_finite(a, b, 1.0 - np.clip(correlation, -1.0, 1.0))
+    correlation = np.where(varies, product(x, y) / np.where(varies, size, 1.0), np.nan)
+    return 1.0 - np.clip(correlation, -1.0, 1.0)
 
 
 def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute 1 - rank correlation of two forecasts, step by step: 0 = same shape, 1 = unrelated, 2 = reversed.
 
-    The distance of a constant forecast is 1, that of one that is not finite NaN.
+    Equal forecasts have distance 0. A constant one has no order, so that its distance from any other is NaN, as is
+    that of a forecast that is not finite.
 
     Args:
         a, b: (…, step), at least 2 steps.
@@ -70,20 +73,20 @@ def spearman_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         2.0
     """
     a, b = _pair(a, b)
-    # ranks of rows with NaN are NaN, and a rank of infinity is a rank: finiteness is asked of the values
-    distance = _correlation_distance(rankdata(a, axis=-1), rankdata(b, axis=-1))
-    return _where_finite(a, b, distance)
+    return _of_rows(a, b, _correlation_distance(rankdata(a, axis=-1), rankdata(b, axis=-1)))
 
 
 def pearson_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute 1 - linear correlation of two forecasts, in [0, 2]; arguments and errors of `spearman_distance`."""
-    return _correlation_distance(*_pair(a, b))
+    a, b = _pair(a, b)
+    return _of_rows(a, b, _correlation_distance(a, b))
 
 
 def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute the Hellinger distance of two forecasts' normalised power spectra: blind to level, scale and phase.
 
-    Shape (…), 0 for equal spectra, 1 for spectra without a common frequency; arguments of `spearman_distance`.
+    Shape (…), 0 for equal spectra, 1 for spectra without a common frequency; a constant forecast has no spectrum, so
+    that its distance is NaN from all but an equal one. Arguments of `spearman_distance`.
 
     Source:
         Hess et al. 2023, Generalized teacher forcing for learning chaotic dynamics, appendix on evaluation measures.
@@ -98,8 +101,8 @@ def spectral_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     p, q = spectra
     # half the squared distance of the roots: exactly 0 for equal spectra, unlike 1 - sum sqrt(p q)
     distance = np.sqrt(np.clip(((np.sqrt(p) - np.sqrt(q)) ** 2).sum(axis=-1) / 2, 0.0, 1.0))
-    distance = np.where(varies[0] & varies[1], distance, np.where(varies[0] == varies[1], 0.0, 1.0))
-    return _where_finite(a, b, distance)
+    distance = np.where(varies[0] & varies[1], distance, np.nan)
+    return _of_rows(a, b, distance)
 
 
 def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -110,14 +113,16 @@ def shape_distance(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     Source:
         Paparrizos & Gravano 2015, k-Shape, section 3.1 (shape-based distance, coefficient normalisation).
     """
-    return _correlation_distance(*_pair(a, b), lambda x, y: fftconvolve(x, y[..., ::-1], axes=-1).max(axis=-1))
+    a, b = _pair(a, b)
+    convolved = _correlation_distance(a, b, lambda x, y: fftconvolve(x, y[..., ::-1], axes=-1).max(axis=-1))
+    return _of_rows(a, b, convolved)
 
 
 def slope_disagreement(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Compute the share of steps at which one forecast rises, falls or rests and the other does not; (…)."""
     a, b = _pair(a, b)
     differs = (np.sign(np.diff(a, axis=-1)) != np.sign(np.diff(b, axis=-1))).mean(axis=-1)
-    return _where_finite(a, b, differs)
+    return _of_rows(a, b, differs)
 
 
 def mae(forecast: np.ndarray, truth: np.ndarray) -> np.ndarray:
@@ -148,8 +153,8 @@ def seasonal_scale(context: np.ndarray, seasonality: int) -> float:
     return scale if scale > 0 else float("nan")
 
 
-def relative_change(value: np.ndarray, baseline: np.ndarray) -> np.ndarray:
-    """Compute value / baseline - 1; NaN where the baseline is 0 or unknown.
+def relative_change(value: np.ndarray, baseline: np.ndarray, smallest: np.ndarray | float = 0.0) -> np.ndarray:
+    """Compute value / baseline - 1; NaN where the baseline is unknown, or its size is up to ``smallest``.
 
     Example:
         >>> ablation.relative_change(np.array([3.0]), np.array([2.0])).tolist()
@@ -157,5 +162,5 @@ def relative_change(value: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """
     value, baseline = np.broadcast_arrays(np.asarray(value, float), np.asarray(baseline, float))
     out = np.full(value.shape, np.nan)
-    np.divide(value, baseline, out=out, where=np.isfinite(baseline) & (baseline != 0))
+    np.divide(value, baseline, out=out, where=np.isfinite(baseline) & (np.abs(baseline) > smallest))
     return out - 1.0

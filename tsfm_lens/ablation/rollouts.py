@@ -164,6 +164,7 @@ class VariantRequest(ForecastRequest):
         """Forecast blocks of rows, one a variant, in one run of the lens's own; the random state is left as it was."""
         lens, block_rows = self.lens, self.rows if copies > 1 else None
         running = lens.registry.state.running(self.rows * copies, block_rows=block_rows)
+        lens.registry.state.forwards += self.rows * copies * (self.passes - 1)
         with seeded(self.seed, lens.device), running:
             return lens.adapter.predict(repeated(self.batch, copies), self.horizon, self.levels, self.num_samples)
 

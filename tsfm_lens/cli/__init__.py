@@ -2,7 +2,7 @@
 
 from tsfm_lens.cli import analyses, compress, figure, listings, sweep
 from tsfm_lens.cli.common import app
-from tsfm_lens.console import standard_streams
+from tsfm_lens.console import standard_streams, termination
 from tsfm_lens.extensions import COMMANDS, load_extensions
 
 __all__ = ["analyses", "app", "compress", "figure", "listings", "main", "sweep"]
@@ -13,5 +13,5 @@ load_extensions(COMMANDS)
 
 def main() -> None:
     """Run ``tsfm-lens``."""
-    with standard_streams():
+    with standard_streams(), termination():
         app(prog_name="tsfm-lens")

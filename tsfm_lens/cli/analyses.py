@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,7 @@ from tsfm_lens.cli.common import (
 )
 from tsfm_lens.cli.reading import DataIfAny, Request, checked_kinds, forecasts, read_data
 from tsfm_lens.console import echo
+from tsfm_lens.errors import unknown_name
 
 
 @app.command()
@@ -143,6 +145,8 @@ def ablate(
     request: Request,
 ) -> None:
     """Ablate components one at a time and measure how the forecast changes."""
+    import numpy as np
+
     from tsfm_lens.models.ablating import checked_how
     from tsfm_lens.probes import ablation_effects
     from tsfm_lens.viz.findings import judged
@@ -164,7 +168,8 @@ def ablate(
     first = "spearman_distance" if "spearman_distance" in result else "mean_shift"
     columns = [name for name in (first, "mase_change", "mae_change") if name in result]
     sizes = [result[f"{column}_size"].values for column in columns]
-    order = sizes[0].argsort()[::-1][:top]
+    # what has no size comes last
+    order = np.argsort(-np.nan_to_num(sizes[0], nan=-np.inf), kind="stable")[:top]
     names = [str(name) for name in result["component"].values]
     effect = judged(result, first, "component")
     rows = [
@@ -202,6 +207,8 @@ def compare(
         run = request.run(second, series)
         with stage(bar, "setting weights back", None) as progress:
             result = weight_effects(first, second, run, progress=progress)
+    for lens in (first, second):
+        echo(f"{lens.model_id}: read from {', '.join(file.name for file in lens.files)}", err=True)
     if out is not None:
         title = f"{tuned} against {base}"
         page = pipeline.write_page(run, {"weight_effects": result}, out, title, request.data, None, {})
@@ -225,7 +232,10 @@ def attribute(
     model: Model, top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 20, *, request: Request
 ) -> None:
     """Split the forecast into contributions of components."""
+    import numpy as np
+
     from tsfm_lens.probes import attribute as attribute_forecast
+    from tsfm_lens.viz.select import varying
 
     with progress_display() as bar:
         series = series_shown(bar, request, model)
@@ -236,8 +246,9 @@ def attribute(
         emit(result)
         return
     decompositions = [str(name) for name in result["decomposition"].values]
-    sizes = result["mean_absolute"].mean("series").transpose("component", "decomposition")
-    order = sizes.values[:, 0].argsort()[::-1][:top]
+    sizes = result["mean_absolute"].isel(series=varying(result)).mean("series")
+    sizes = sizes.transpose("component", "decomposition")
+    order = np.argsort(-sizes.values[:, 0], kind="stable")[:top]
     names = [str(name) for name in result["component"].values]
     units = [str(unit) for unit in result["unit"].values]
     header = [f"{name} ({unit})" if unit else name for name, unit in zip(decompositions, units, strict=True)]
@@ -279,12 +290,20 @@ def serve(
 _MOST_NAMES = 4  # series
 
 
-def _change(text: str) -> tuple[str, str]:
-    """Split "temperature=+5" into the series and its change; "promo==1" and "promo=1" set a value."""
-    name, equals, change = text.partition("=")
-    if not (name and equals and change):
+def _change(text: str, names: Collection[str]) -> tuple[str, str]:
+    """Split "temperature=+5" into the series and its change; "promo==1" and "promo=1" set a value.
+
+    ``names`` are those of the series, which may have an equals sign themselves.
+    """
+    signs = [match.start() for match in re.finditer("=", text) if 0 < match.start() < len(text) - 1]
+    if not signs:
         raise typer.BadParameter(f"{text!r} names no change, expected such as temperature=+5", param_hint="--set")
-    return name, change if change[0] in "+-*/=" else f"={change}"
+    # the longest name is the most of the text that a series has
+    sign = next((sign for sign in reversed(signs) if text[:sign] in names), None)
+    if sign is None:
+        raise unknown_name("series", text[: signs[0]], names)
+    change = text[sign + 1 :]
+    return text[:sign], change if change[0] in "+-*/=" else f"={change}"
 
 
 def _step(text: str) -> int | str | None:
@@ -314,9 +333,21 @@ def explain(
         typer.Option("--set", metavar="NAME=CHANGE", help="What if: temperature=+5, price=*1.1, promo==1, …"),
     ] = None,
     start: Annotated[
-        str, typer.Option("--from", metavar="STEP", help="First step that --set changes: from the forecast, or a date.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="STEP",
+            help="First step that --set changes, or a date; 0, the forecast start, by default.",
+        ),
     ] = "",
-    stop: Annotated[str, typer.Option("--until", metavar="STEP", help="The step after the last that changes.")] = "",
+    stop: Annotated[
+        str,
+        typer.Option(
+            "--until",
+            metavar="STEP",
+            help="The step after the last that changes, or a date; by default the series' end.",
+        ),
+    ] = "",
     since: Annotated[
         str, typer.Option(metavar="FILE", help="The same series as an earlier forecast knew them: why did it change?")
     ] = "",
@@ -339,14 +370,15 @@ def explain(
     explanation.refuse_unknown(method or None, reference, cut)
     kinds = checked_kinds(model, sections, explanation.SECTIONS, request.samples)
     pipeline.page_at(out)
-    edits = dict(map(_change, changes or []))
-    if (start or stop) and not edits:
+    if (start or stop) and not changes:
         raise typer.BadParameter("--from and --until say which steps --set changes; give --set NAME=CHANGE too")
     with progress_display() as bar:
         series = series_shown(bar, request, model)
         # where known covariates end with the target, its end must be held out
         ahead = [len(future) for future in series.futures if future is not None]
         ends = bool(ahead) and not any(ahead) if holdout is None else holdout
+        names = [name for name in (*series.variates, *series.ids) if name]
+        edits = dict(_change(text, names) for text in changes or [])
         earlier = read_data([since], request.reading, request.horizon, ends) if since else None
         lens = open_shown(bar, model)
         missing: dict[str, str] = {}

@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from tsfm_lens.cli import completing
 from tsfm_lens.cli.reading import Request, check_sampling, in_option_words, read_data
-from tsfm_lens.console import console, echo, progress, visible
+from tsfm_lens.console import console, echo, interrupt_code, progress, visible
 from tsfm_lens.errors import LensError
 from tsfm_lens.places import WRITTEN
 
@@ -60,7 +60,7 @@ class _Commands(TyperGroup):
             names = [*map(str, WRITTEN)][:_MOST_FILES] + ["…"] * (len(WRITTEN) > _MOST_FILES)
             words = f"files written: {', '.join(names)}" if names else "nothing was left behind"
             console(stderr=True).print(f"interrupted; {words}", soft_wrap=True)
-            raise typer.Exit(130) from None
+            raise typer.Exit(interrupt_code()) from None
         except LensError as error:
             words = in_option_words(str(error))
             console(stderr=True).print(Text("error:", style="bold red"), words, soft_wrap=True)

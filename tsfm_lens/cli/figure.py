@@ -37,8 +37,13 @@ def figure(
     item: Annotated[str, typer.Option(metavar="NAME", help="Item to draw; all, or the first, by default.")] = "",
     out: Annotated[Path, typer.Option(help="Folder for the files.")] = Path("figures"),
     formats: Annotated[
-        str, typer.Option("--format", metavar="FORMAT[,FORMAT…]", help="html, svg, pdf, png, json.")
-    ] = "html,svg,pdf,png",
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="FORMAT[,FORMAT…]",
+            help="html, svg, pdf, png, json; by default html, and the next three where a browser draws them.",
+        ),
+    ] = None,
     column: Annotated[
         Literal["single", "double"] | None,
         typer.Option(help="Width in print: single (89 mm) or double (183 mm); by default the narrowest that fits."),
@@ -55,15 +60,18 @@ def figure(
         missing = {"NAME": name, "MODEL": models, "--data": data}
         words = " and ".join(option for option, value in missing.items() if not value)
         raise typer.BadParameter(f"{words} missing; --list names all figures")
-    file_formats = [file_format.strip().lower() for file_format in formats.split(",") if file_format.strip()]
+    file_formats = _requested(formats)
     if not file_formats:
         raise typer.BadParameter("name at least one of html, svg, pdf, png, json", param_hint="--format")
     # bad arguments are refused before a model is opened
-    from tsfm_lens.figures.named import checked_formats, find_figure, make_figure, refuse_several, write_figure
+    from tsfm_lens.figures.named import STATIC, checked_formats, find_figure, make_figure, refuse_several, write_figure
+    from tsfm_lens.viz.saving import browser_at
 
     entry = find_figure(name)
     refuse_several(entry, len(models))
-    checked_formats(file_formats)
+    static = [file_format for file_format in checked_formats(file_formats) if file_format in STATIC]
+    if static:
+        browser_at(static[0])
     refuse_unwritable(out)
     for model in models:
         architecture = check_sampling(model, request.samples)
@@ -94,6 +102,22 @@ def figure(
         return
     for path in paths:
         echo(str(path))
+
+
+def _requested(formats: str | None) -> list[str]:
+    """Return the formats to write; of the default those that can be drawn here, with a word on the others."""
+    if formats is not None:
+        return [name.strip().lower() for name in formats.split(",") if name.strip()]
+    from tsfm_lens.errors import RenderError
+    from tsfm_lens.figures.named import STATIC
+    from tsfm_lens.viz.saving import browser_at
+
+    try:
+        browser_at()
+    except RenderError as error:
+        echo(f"only html is written: {error}", err=True)
+        return ["html"]
+    return ["html", *STATIC]
 
 
 def _list(as_json: bool) -> None:

@@ -13,7 +13,7 @@ from typer.core import TyperGroup
 
 from tsfm_lens.cli.common import Engine, SweepDisplay, Workers, app, progress_display, show_rows, stage
 from tsfm_lens.cli.reading import AsJson
-from tsfm_lens.console import console, echo
+from tsfm_lens.console import console, echo, interrupt_code
 from tsfm_lens.places import refuse_unwritable
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def run(
         outcome = run_sweep(settings, folder, engine=engine, workers=workers, address=address, progress=display.update)
     _show_outcome(outcome, folder, as_json)
     if outcome.cancelled:
-        raise typer.Exit(130)
+        raise typer.Exit(interrupt_code())
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -117,11 +117,14 @@ def report(
 
 def _show_status(progress: SweepStatus, as_json: bool) -> None:
     if as_json:
-        echo(json.dumps({"finished": progress.finished, "cells": progress.cells, "parts": progress.parts}))
+        facts = {"finished": progress.finished, "cells": progress.cells, "parts": progress.parts}
+        echo(json.dumps({**facts, "notes": progress.notes}))
         return
     header = ["model", "family", "variants", "cells", "finished"]
     show_rows(header, [[part[key] for key in header] for part in progress.parts])
     echo(f"{progress.finished} of {progress.cells} cells are finished{progress.later}")
+    for note in progress.notes:
+        echo(note, err=True)
 
 
 def _show_outcome(outcome: Outcome, folder: Path, as_json: bool) -> None:

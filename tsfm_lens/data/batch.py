@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.frequencies import calendar_of, offset_of, without_gaps
+from tsfm_lens.data.frequencies import calendar_of, grid_date, offset_of, without_gaps
 from tsfm_lens.data.values import to_floats
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -22,6 +22,7 @@ ROLES = ("target", "past", "known")
 """Roles in the order of the series of a group; libraries stack them in this order."""
 SEASONS = {"s": 3600, "min": 1440, "h": 24, "B": 5, "M": 12, "Q": 4}
 """Steps of a season, as gluonts assigns them to frequencies; 1 of all others."""
+_MOST_NOTES = 3  # of one kind
 _EPOCH = pd.Timestamp("2000-01-01")
 COLUMNS = (
     *("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates"),
@@ -37,7 +38,8 @@ class SeriesBatch:
         values: one read-only float64 array (time,) a series; NaN is a missing value.
         ids: one unique name per series; ``series-0``, ``series-1``, … if none are given.
         freq: pandas frequency alias shared by all series, None if unknown or mixed.
-        starts: timestamp of each first value, None if unknown.
+        starts: timestamp of each first value, None if unknown. One within a month, quarter or year of its frequency
+            stands for that, and a note says so.
         units: unit of each series, "" if unknown.
         seasonality: season length in steps shared by all series, 1 if unknown or mixed.
         notes: remarks from reading, e.g. that gaps were filled with NaN.
@@ -53,7 +55,8 @@ class SeriesBatch:
             their timestamps came with offsets, "" if they stand on the clock of their timestamps.
 
     Raises:
-        InputError: a series is empty, infinite, all NaN or beyond single precision, or the lists contradict each other.
+        InputError: a series is empty, infinite, all NaN or beyond single precision, a start is off the grid of its
+            frequency, or the lists contradict each other.
     """
 
     values: tuple[np.ndarray, ...]
@@ -95,6 +98,9 @@ class SeriesBatch:
             if len(getattr(self, name)) != count:
                 raise InputError(f"{count} series came with {len(getattr(self, name))} {name}")
         check_unique(self.ids)
+        starts, notes = _on_grid(self.starts, self.freqs, self.ids)
+        fill("starts", starts)
+        fill("notes", (*self.notes, *notes))
         fill("values", tuple(map(_context, self.values, self.ids)))
         fill("freq", self.freqs[0] if len(set(self.freqs)) == 1 else None)
         fill("seasonality", self.seasonalities[0] if len(set(self.seasonalities)) == 1 else 1)
@@ -417,6 +423,29 @@ def season_of(freq: str | None) -> int:
     # months and quarters end or begin
     season, rest = divmod(SEASONS.get(base, SEASONS.get(base.rstrip("ES"), 1)), offset.n)
     return 1 if rest else season
+
+
+def _on_grid(
+    starts: Sequence[pd.Timestamp | None], freqs: Sequence[str | None], ids: Sequence[str]
+) -> tuple[tuple[pd.Timestamp | None, ...], list[str]]:
+    """Return starts on the grids of their frequencies, and notes on those that were moved."""
+    dates: dict[tuple[pd.Timestamp | None, str | None], pd.Timestamp | None] = {}
+    notes = []
+    for start, freq, name in zip(starts, freqs, ids, strict=True):
+        if (start, freq) in dates:
+            continue
+        date = start
+        if start is not None and freq is not None:
+            try:
+                date = grid_date(start, freq)
+            except InputError as error:
+                raise InputError(f"series {name!r}: {error}") from error
+        dates[start, freq] = date
+        if date != start:
+            notes.append(f"start {start} of {name!r} is read as the period of freq={freq!r} at {date}")
+    if len(notes) > _MOST_NOTES:
+        notes = [*notes[:_MOST_NOTES], f"… ({len(notes)} starts are read as the periods around them)"]
+    return tuple(dates[pair] for pair in zip(starts, freqs, strict=True)), notes
 
 
 def _read_only(values: object, what: str) -> np.ndarray:

@@ -13,11 +13,12 @@ import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
 from tsfm_lens.data.files import in_units, read_series, with_season
-from tsfm_lens.data.frames import continued, from_frame
+from tsfm_lens.data.frames import find, from_frame, holds_times, index_names
 from tsfm_lens.data.frequencies import stamp_frequency
+from tsfm_lens.data.text import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import times_of
 from tsfm_lens.data.values import is_missing, label, numbers_or_categories, plain_array, texts, to_floats, to_pandas
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 
 FIELDS = (
     *("target", "start", "item_id", "past_covariates", "future_covariates"),
@@ -26,6 +27,10 @@ FIELDS = (
 """Of gluonts's data entries and of Chronos-2's inputs."""
 _LISTS = ("targets", "variates", "known", "past")
 _TEXT = ("delimiter", "decimal", "thousands", "encoding", "header")
+_LABELS = ("item_id", "unique_id", "series_id", "timestamp", "ds", "datetime")
+"""Names of columns that no series has."""
+_NO_VALUES = ("string", "date", "datetime", "datetime64", "period")
+"""Kinds of cells, as pandas infers them, that are no values of a series."""
 _LEVELS = ("id_column", "time_column", "time_format", "timezone", "round_time")
 
 
@@ -67,8 +72,8 @@ def as_series(
         targets, variates, id_column, time_column, time_format, timezone, round_time, known, past: see
             :func:`tsfm_lens.data.from_frame`.
         delimiter, decimal, thousands, encoding, header: of a file of text; see :func:`tsfm_lens.data.read_series`.
-        future: a frame with the same columns but the targets, which goes on where ``data``, a frame, ends. Unless
-            ``known`` names some, each of its columns that is no id and no timestamp is a known covariate.
+        future: a frame of later rows than those of ``data``, a frame: with its ids, timestamps and known covariates,
+            and no targets; see :func:`tsfm_lens.data.from_frame`.
 
     Raises:
         InputError: the data cannot be used; the message names the series and the position.
@@ -84,11 +89,10 @@ def as_series(
     options |= {name: texts(options[name], name) for name in _LISTS if name in options}
     data = to_pandas(data)
     if future is not None:
-        parts = {"the data": data, "future": to_pandas(future)}
-        for name, frame in parts.items():
+        options["future"] = to_pandas(future)
+        for name, frame in (("the data", data), ("future", options["future"])):
             if not isinstance(frame, pd.DataFrame):
                 raise InputError(f"{name} is {type(frame).__name__}; future=… needs both as frames")
-        data, options = continued(parts["the data"], parts["future"], options)
     batch = _rename(_coerce(data, freq, options), names)
     changes: dict[str, Any] = {}
     if freq is not None:
@@ -101,30 +105,34 @@ def as_series(
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
     if isinstance(data, str | Path):
         return read_series(data, freq=freq, **options)
+    has_index = bool(options) and any(isinstance(item, pd.Series) for item in _members(data))
     for option, value in options.items():
         if option in _TEXT:
             raise InputError(f"{option}={value!r} is about a file of text, but the data is {type(data).__name__}")
-        is_level = isinstance(data, pd.Series) and option in _LEVELS
+        is_level = has_index and option in _LEVELS
         if not isinstance(data, pd.DataFrame) and not is_level and option != "targets":
             raise InputError(
                 f"{option}={value!r} names columns of a frame or file, but the data is {type(data).__name__}"
             )
+    levels = {name: options[name] for name in _LEVELS if name in options}
     if isinstance(data, SeriesBatch):
         return data
     if isinstance(data, pd.DataFrame):
         return from_frame(data, freq=freq, **options)
     if isinstance(data, pd.Series):
-        return _from_pandas(data, freq, **{name: options[name] for name in _LEVELS if name in options})
+        return _from_pandas(data, freq, **levels)
+    if isinstance(data, Mapping):
+        _check_no_columns(data)
     if is_entry(data):
         return from_entries([data], freq)
     if isinstance(data, list | tuple) and data and all(map(is_entry, data)):
         return from_entries(data, freq)
     if isinstance(data, dict):
-        return _items(tuple(data.values()), tuple(map(str, data)), freq)
+        return _items(tuple(data.values()), tuple(map(str, data)), freq, levels)
     if isinstance(data, list | tuple):
         if data and all(np.isscalar(item) or is_missing(item) for item in data):
             return SeriesBatch((to_floats(data, "the series"),))
-        return _items(data, None, freq)
+        return _items(data, None, freq, levels)
     if hasattr(data, "__array__") or hasattr(data, "detach"):
         array = to_floats(data, "the array")
         if array.ndim not in (1, 2, 3):
@@ -135,7 +143,7 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         rows = array[None] if array.ndim == 1 else array
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
-        return _items(tuple(rows), None, freq)
+        return _items(tuple(rows), None, freq, levels)
     # as gluonts' datasets, which are no lists
     if isinstance(data, Iterable) and isinstance(data, Sized) and is_entry(next(iter(data), None)):
         return from_entries(list(data), freq)
@@ -148,30 +156,90 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
     )
 
 
-def _items(items: Sequence[Any], names: tuple[str, ...] | None, freq: str | None) -> SeriesBatch:
-    """Make one item per array, (time,) or (variate, time), or per Series with timestamps."""
+def _members(data: Any) -> list[Any]:
+    """List what a container holds besides numbers, as pandas' objects; any other object is its own only member."""
+    if isinstance(data, Mapping):
+        data = list(data.values())
+    if not isinstance(data, list | tuple):
+        data = [data]
+    return [to_pandas(item) for item in data if not isinstance(item, int | float)]
+
+
+def _check_no_columns(data: Mapping[Any, Any]) -> None:
+    """Refuse a dict of the columns of a table, whose ids or timestamps would become series; only what is certain."""
+    names = {key: str(key).strip().lower() for key in data}
+    keys = [key for key, name in names.items() if name in ID_COLUMNS or name in TIME_COLUMNS]
+    if not keys or len(data) < 2:
+        return
+    if not all(map(_is_column, data.values())) or len(set(map(len, data.values()))) > 1:
+        return
+    is_certain = any(name in TARGET_COLUMNS for name in names.values())
+    for key in keys:
+        kind = pd.api.types.infer_dtype(data[key], skipna=True)
+        is_certain |= names[key] in _LABELS or kind in _NO_VALUES
+    if is_certain:
+        raise InputError(
+            f"the data is a dict with columns of a table, of which {str(keys[0])!r} is no series; read it with "
+            "as_series(pd.DataFrame(data))"
+        )
+
+
+def _is_column(values: Any) -> bool:
+    """Return True for an array, Series or list of single cells."""
+    if isinstance(values, np.ndarray | pd.Series | pd.Index):
+        return values.ndim == 1
+    return isinstance(values, list | tuple) and all(isinstance(cell, str) or np.ndim(cell) == 0 for cell in values)
+
+
+def _items(
+    items: Sequence[Any], names: tuple[str, ...] | None, freq: str | None, levels: Mapping[str, Any]
+) -> SeriesBatch:
+    """Make one item per array, (time,) or (variate, time), or per Series, which is read as if it were alone."""
     names = names or tuple(f"series-{index}" for index in range(len(items)))
     check_unique(names)
     items = [to_pandas(item) for item in items]
-    dated = (pd.DatetimeIndex, pd.PeriodIndex)
-    with_times = [
-        item.rename(name)
-        for name, item in zip(names, items, strict=True)
-        if isinstance(item, pd.Series) and isinstance(item.index, dated)
-    ]
-    if with_times:
-        if len(with_times) < len(items):
-            raise InputError("some series have timestamps and others are arrays; give all alike")
-        return SeriesBatch.concat([_from_pandas(item, freq) for item in with_times])
-    rows: list[dict[str, Any]] = []
-    for name, item in zip(names, items, strict=True):
-        array = to_floats(item, f"series {name!r}")
-        if array.ndim not in (1, 2) or not len(np.atleast_2d(array)):
-            raise InputError(f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)")
-        for index, values in enumerate(np.atleast_2d(array)):
-            variate = "" if array.ndim == 1 else str(index)
-            rows.append({"values": values, "ids": _id(name, variate), "groups": name, "variates": variate})
-    return batch_of(rows)
+    by_index = [isinstance(item, pd.Series) and _needs_frame(item, levels) for item in items]
+    if not any(by_index):
+        rows = [row for name, item in zip(names, items, strict=True) for row in _array_rows(name, item)]
+        return batch_of(rows)
+    batches = []
+    for name, item, is_indexed in zip(names, items, by_index, strict=True):
+        try:
+            batch = _from_pandas(item.rename(name), freq, **levels) if is_indexed else batch_of(_array_rows(name, item))
+        except (InputError, UnknownNameError) as error:
+            message = str(error)
+            if repr(name) not in message:
+                message = f"series {name!r}: {message}"
+            raise type(error)(message) from error
+        batches.append(batch)
+    dated = [name for name, batch in zip(names, batches, strict=True) if batch.starts[0] is not None]
+    undated = [name for name in names if name not in dated]
+    if dated and undated:
+        raise InputError(
+            f"some series have timestamps and others are arrays ({dated[0]!r}, {undated[0]!r}); give all alike"
+        )
+    whole = SeriesBatch.concat(batches)
+    return replace(whole, notes=tuple(dict.fromkeys(whole.notes)))
+
+
+def _needs_frame(series: pd.Series, levels: Mapping[str, Any]) -> bool:
+    """Return True for a Series that is more than numbers in the order of its rows."""
+    if series.index.nlevels > 1:
+        return False
+    names = index_names(series.index, levels.get("id_column"), levels.get("time_column"))
+    return bool(names) or not pd.api.types.is_numeric_dtype(series)
+
+
+def _array_rows(name: str, item: Any) -> list[dict[str, Any]]:
+    """Return an array (time,) or (variate, time) as fields of a batch."""
+    array = to_floats(item, f"series {name!r}")
+    if array.ndim not in (1, 2) or not len(np.atleast_2d(array)):
+        raise InputError(f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)")
+    rows = []
+    for index, values in enumerate(np.atleast_2d(array)):
+        variate = "" if array.ndim == 1 else str(index)
+        rows.append({"values": values, "ids": _id(name, variate), "groups": name, "variates": variate})
+    return rows
 
 
 def _id(group: str, variate: str) -> str:
@@ -192,8 +260,13 @@ def _rename(batch: SeriesBatch, names: tuple[str, ...]) -> SeriesBatch:
 
 def _from_pandas(series: pd.Series, freq: str | None, **columns: Any) -> SeriesBatch:
     name = "series-0" if series.name is None else str(series.name)
-    batch = from_frame(series.rename("target").to_frame(), freq=freq, targets=["target"], **columns)
-    return replace(batch, ids=(name,), groups=()) if batch.ids == ("target",) and series.index.nlevels == 1 else batch
+    column = name
+    if name in map(str, series.index.names) or find([name], (*ID_COLUMNS, *TIME_COLUMNS)) is not None:
+        column = "target"
+    batch = from_frame(series.rename(column).to_frame(), freq=freq, targets=[column], **columns)
+    if batch.ids == (column,) and series.index.nlevels == 1:
+        return replace(batch, ids=(name,), groups=())
+    return batch
 
 
 def is_entry(data: Any) -> bool:
@@ -219,7 +292,9 @@ def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> Seri
 
 def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
     """Return the series of an entry as fields of a batch: targets, past covariates, known ones."""
-    targets = np.atleast_2d(to_floats(entry["target"], f"the target of {group!r}"))
+    targets = np.atleast_2d(
+        to_floats(_forward(entry["target"], f"the target of {group!r}"), f"the target of {group!r}")
+    )
     if targets.ndim != 2:
         raise InputError(f"the target of {group!r} has shape {targets.shape}, expected (time,) or (variate, time)")
     covariates = [*_features(entry, group, targets.shape[1]), *_named(entry, group, targets.shape[1])]
@@ -236,6 +311,15 @@ def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
     return [row | common | {"ids": _id(group, row["variates"])} for row in rows]
 
 
+def _forward(values: Any, label: str) -> Any:
+    """Return values of an entry, which go by position; refuse a Series whose dates go back."""
+    for item in _members(values):
+        is_dated = isinstance(item, pd.Series) and item.index.nlevels == 1 and holds_times(item.index)
+        if is_dated and not item.index.is_monotonic_increasing:
+            raise InputError(f"{label} is a Series whose dates go back; sort it with .sort_index()")
+    return values
+
+
 def _row(
     name: str, values: np.ndarray, future: np.ndarray | None = None, categories: tuple[str, ...] | None = None
 ) -> dict[str, Any]:
@@ -248,7 +332,7 @@ def _features(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict
     for field in ("past_feat_dynamic_real", "feat_dynamic_real"):
         if entry.get(field) is None:
             continue
-        rows = np.atleast_2d(to_floats(entry[field], f"{field} of {group!r}"))
+        rows = np.atleast_2d(to_floats(_forward(entry[field], f"{field} of {group!r}"), f"{field} of {group!r}"))
         if rows.ndim != 2:
             raise InputError(f"{field} of {group!r} has shape {rows.shape}, expected (feature, time)")
         has_future = field == "feat_dynamic_real"
@@ -266,10 +350,11 @@ def _named(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[st
             raise InputError(f"covariate {name!r} of {group!r} has a future and no past_covariates")
     for name, values in pasts.items():
         what = f"covariate {name!r} of {group!r}"
-        past = plain_array(values, what)
+        past = plain_array(_forward(values, what), what)
         if past.ndim != 1 or len(past) != steps:
             raise InputError(f"{what} has shape {past.shape} and its target {steps} steps")
-        future = plain_array([] if futures.get(name) is None else futures[name], f"the future of {what}")
+        later = [] if futures.get(name) is None else _forward(futures[name], f"the future of {what}")
+        future = plain_array(later, f"the future of {what}")
         if future.ndim != 1:
             raise InputError(f"the future of {what} has shape {future.shape}, expected one axis: time")
         # categories are numbered over both, and numbers beside text stay what they are

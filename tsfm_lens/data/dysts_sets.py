@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from tsfm_lens.data.evaluation import EvaluationSet, Window, matching, rolling_windows
-from tsfm_lens.errors import InputError, MissingExtraError, unknown_name
+from tsfm_lens.errors import InputError, MissingExtraError, install_command, unknown_name
 
 TOLERANCES = {"LSODA": 1e-8, "DOP853": 1e-9}
 """Relative and absolute tolerance of each integrator."""
@@ -139,5 +139,5 @@ def _dysts(module: str) -> ModuleType:
             return import_module(module)
         except ImportError as error:
             raise MissingExtraError(
-                f'chaotic systems need the package dysts ({error}). Install it: pip install "tsfm-lens-toolbox[dysts]"'
+                f"chaotic systems need the package dysts ({error}). Install it: {install_command('dysts')}"
             ) from error

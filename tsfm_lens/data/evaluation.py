@@ -298,6 +298,35 @@ def rolling_windows(
         yield Window(item, index, values[:, :cut], values[:, cut : cut + horizon], start)
 
 
+def scored_windows(
+    item: str,
+    values: np.ndarray,
+    horizon: int,
+    windows: int = 1,
+    stride: int | None = None,
+    start: pd.Timestamp | None = None,
+) -> tuple[list[Window], list[str]]:
+    """Cut the last windows of one item whose labels have a value, with notes on what has none.
+
+    Steps at the end at which no variate has a value are left out first, as if the series ended before them; then
+    windows whose whole label falls into a gap.
+
+    Raises:
+        InputError: the series up to its last value is too short for the windows.
+    """
+    present = np.isfinite(values).any(0)
+    length = int(np.flatnonzero(present)[-1]) + 1 if present.any() else 0
+    notes = []
+    if length < values.shape[-1]:
+        notes.append(f"{item!r}: the last {values.shape[-1] - length} steps have no value; its windows end before them")
+    cut = list(rolling_windows(item, values[:, :length], horizon, windows, stride, start))
+    kept = [window for window in cut if np.isfinite(window.label).any()]
+    # the last window ends with a value, so that one is always kept
+    if len(kept) < len(cut):
+        notes.append(f"{item!r}: {len(cut) - len(kept)} of {len(cut)} windows have no value to score and are left out")
+    return kept, notes
+
+
 def matching(what: str, patterns: str | Sequence[str], names: Sequence[str], hint: str) -> list[str]:
     """Select names by patterns, which may leave out what follows a slash, in the order of the names."""
     matches: set[str] = set()

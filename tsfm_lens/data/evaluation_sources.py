@@ -12,7 +12,7 @@ import pandas as pd
 from tsfm_lens.data.batch import SeriesBatch, season_of
 from tsfm_lens.data.bundled import bundled, bundled_info, bundled_names
 from tsfm_lens.data.coerce import as_series
-from tsfm_lens.data.evaluation import EvaluationSet, Window, rolling_windows
+from tsfm_lens.data.evaluation import EvaluationSet, Window, scored_windows
 from tsfm_lens.data.files import local_path
 from tsfm_lens.data.frequencies import parse_frequency, stamp_frequency, start_of
 from tsfm_lens.data.stored import gluonts_rows
@@ -56,17 +56,19 @@ def _sets(
 ) -> list[EvaluationSet]:
     """Make one set for each frequency and season length of a batch."""
     windows_of_kind: dict[tuple[str | None, int], list[Window]] = {}
+    notes = list(batch.notes)
     for group, members in batch.rows_by_group().items():
         first = members[0]
         values = np.stack([batch.values[row] for row in members])
-        cut = rolling_windows(group, values, horizon, windows, stride, batch.starts[first])
+        cut, remarks = scored_windows(group, values, horizon, windows, stride, batch.starts[first])
+        notes += remarks
         windows_of_kind.setdefault((batch.freqs[first], batch.seasonalities[first]), []).extend(cut)
     freqs = [freq for freq, _ in windows_of_kind]
     sets = []
     for (freq, season), all_windows in windows_of_kind.items():
         label = name if len(freqs) == 1 else f"{name}/{freq or 'unknown'}"
         label += f"/season-{season}" if freqs.count(freq) > 1 else ""
-        sets.append(EvaluationSet(label, tuple(all_windows), horizon, freq, season, domain, source, batch.notes))
+        sets.append(EvaluationSet(label, tuple(all_windows), horizon, freq, season, domain, source, tuple(notes)))
     return sets
 
 
@@ -101,6 +103,7 @@ def gluonts_set(
     """
     all_windows: list[Window] = []
     ids: set[str] = set()
+    notes: list[str] = []
     for number, entry in enumerate(dataset):
         item = str(entry.get("item_id", number))
         if "target" not in entry:
@@ -112,9 +115,12 @@ def gluonts_set(
         freq = freq or (start.freqstr if isinstance(start, pd.Period) else None) or entry.get("freq")
         values = np.atleast_2d(to_floats(entry["target"], f"series {item!r}"))
         stamp = start_of(start, freq) if start is not None and freq else None
-        all_windows += rolling_windows(item, values, horizon, windows, stride, stamp)
+        cut, remarks = scored_windows(item, values, horizon, windows, stride, stamp)
+        all_windows += cut
+        notes += remarks
     stamps = stamp_frequency(freq) if freq else None
-    return [EvaluationSet(name, tuple(all_windows), horizon, stamps, seasonality or season_of(stamps), domain, source)]
+    season = seasonality or season_of(stamps)
+    return [EvaluationSet(name, tuple(all_windows), horizon, stamps, season, domain, source, tuple(notes))]
 
 
 def gluonts_file(

@@ -13,7 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tsfm_lens.data.batch import SeriesBatch, noted_ends
+from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.frames import column_names, from_frame, id_names, key_and_time, value_columns
 from tsfm_lens.data.text import TextTable, read_table
 from tsfm_lens.data.values import from_arrow, texts
@@ -72,7 +72,7 @@ def read_series(
         raise type(error)(f"{path}: {error}") from error
     except (OSError, MemoryError) as error:
         raise InputError(f"{path} cannot be read: {error}") from error
-    return in_units(with_season(noted_ends(batch), seasonality), units)
+    return in_units(with_season(batch, seasonality), units)
 
 
 def with_season(batch: SeriesBatch, seasonality: int | None) -> SeriesBatch:

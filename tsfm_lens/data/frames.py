@@ -10,16 +10,29 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency
+from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, noted_ends
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
-from tsfm_lens.data.times import Grid, Times, grids_of, holds_dates, looks_like_dates, on_clock, time_text, times_of
+from tsfm_lens.data.times import (
+    Grid,
+    Times,
+    digit_dates,
+    grids_of,
+    holds_dates,
+    is_date_name,
+    looks_like_dates,
+    on_clock,
+    time_text,
+    times_of,
+)
 from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, texts, to_floats, without_arrow
-from tsfm_lens.errors import InputError, unknown_name
+from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 
 _MANY = 10  # texts, from which on quantities are no categories
 _QUANTITY = re.compile(r"[-+]?\d[\d.,' ]*[^\w\s]{0,2}\s*[^\W\d]{0,4}\.?")
 _TRUTHS = {"true": 1.0, "false": 0.0}
 _MOST_NAMES = 8  # columns
+_CHOICES = {ID_COLUMNS: "id_column=…", TIME_COLUMNS: "time_column=…", TARGET_COLUMNS: "targets=[…]"}
+"""Standard names -> the option that chooses another column."""
 
 
 def from_frame(
@@ -35,6 +48,7 @@ def from_frame(
     round_time: str | None = None,
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
+    future: pd.DataFrame | None = None,
 ) -> SeriesBatch:
     """Read the series of a long frame.
 
@@ -54,10 +68,12 @@ def from_frame(
         timezone: of the local clock that the timestamps show, in order in autumn; steps below a day are in UTC then.
         round_time: interval to which timestamps are rounded, such as "5min".
         known, past: covariates whose future is known, or that are seen up to the end of the context.
+        future: a frame of later rows, with the ids, timestamps and known covariates. The context of each id ends with
+            its last row in ``frame``. Unless ``known`` names some, each column that holds a value is one of them.
 
     Raises:
-        InputError: values are not numbers, timestamps repeat or are irregular, a covariate has gaps in its future, or
-            text that looks like ids or dates would not be read.
+        InputError: values are not numbers, timestamps repeat or are irregular, a covariate has gaps in its future,
+            text that looks like ids or dates would not be read, or the future holds targets or dates of the past.
         UnknownNameError: a column that is named does not exist.
 
     Example:
@@ -66,6 +82,7 @@ def from_frame(
         ('a', 'b')
     """
     freq = None if freq is None else known_frequency(freq)
+    table, id_option = frame, id_column
     frame, id_column, time_column = flat(frame, id_column, time_column)
     frame, notes = without_arrow(frame), []
     key, time = key_and_time(frame.columns, id_column, time_column)
@@ -74,8 +91,19 @@ def from_frame(
     if time is None:
         time = dated_column(frame, {key, *chain.from_iterable(filter(None, (targets, variates, known, past)))})
         notes += [] if time is None else [f"column {str(time)!r} is read as the timestamps"]
+    requested = targets if variates is None else variates
+    if time is None and requested is None:
+        _check_not_wide(table, frame, key, id_option)
+    if future is not None:
+        later = _flat_future(future, table.index.names, id_option, key, time)
+        known, more = _known_in_future(frame, later, {time, key}, requested, known, past)
+        notes += more
     roles = covariate_roles(frame.columns, known, past, {time, key})
-    columns = _values(frame, targets if variates is None else variates, {time, key, *roles})
+    columns = _values(frame, requested, {time, key, *roles})
+    in_future = np.zeros(len(frame), dtype=bool)
+    if future is not None:
+        in_future = np.append(in_future, np.ones(len(later), dtype=bool))
+        frame = _continued(frame, later, key, [name for name in (time, *roles) if name is not None])
     times = None if time is None else times_of(frame[time], str(time), time_format)
     ids = None if key is None else id_texts(frame[key], str(key))
     unread = [column for column in frame.columns if column not in {key, time, *columns, *roles}]
@@ -86,6 +114,8 @@ def from_frame(
     owners = [(group or str(columns[0]), rows) for group, rows in groups]
     if timezone is not None or round_time is not None:
         times = on_clock(times, owners, timezone, round_time)
+    if times is not None and future is not None:
+        _check_order(times, owners, in_future, frame.index)
     fixed = {time, *roles, *(columns if named or len(columns) == 1 else ())}
     _check_rows(frame, unread, pd.Series(0 if ids is None else ids, frame.index, name=key), times, fixed)
     grids: list[Grid] | None = None
@@ -93,6 +123,11 @@ def from_frame(
     if times is not None:
         grids, more, in_utc = grids_of(times, owners, frame.index, freq)
         notes += more
+    # of each group: its rows that are no future, and the step after the last of them
+    counts = [int((~in_future[rows]).sum()) for _, rows in groups]
+    stops = counts if grids is None else [int(grid.places[n - 1]) + 1 for grid, n in zip(grids, counts, strict=True)]
+    for (group, _), count, stop in zip(owners, counts, stops, strict=True):
+        notes += [f"{group}: {stop - count} missing timestamps were filled with NaN"] if stop > count else []
     kinds: dict[Hashable, Any] = dict(zip(frame.columns, frame.dtypes, strict=True))
     if all(isinstance(kinds[column], np.dtype) and kinds[column].kind == "f" for column in columns):
         # one by one, a hundred thousand columns take a minute
@@ -104,14 +139,51 @@ def from_frame(
     series: list[dict[str, Any]] = []
     for place, (group, rows) in enumerate(groups):
         grid = None if grids is None else grids[place]
+        end = None if future is None else stops[place]
         for item in items:
             name = group if len(items) == 1 and (grouped or group) else "/".join(filter(None, (group, str(item[0]))))
-            for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates):
+            for row in _item_rows(name, rows, grid, [(each, numbers[each]) for each in item], covariates, end):
                 row |= {} if grouped else {"variates": ""}
                 row |= {"ids": name} if not grouped or (len(items) > 1 and row["roles"] == "target") else {}
                 series.append(row | {"groups": name, "starts": None if grid is None else grid.start})
     clock = (timezone or "UTC") if in_utc else ""
-    return batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes), clock=clock)
+    batch = batch_of(series, freq=freq if grids is None else grids[0].freq, notes=tuple(notes), clock=clock)
+    return noted_ends(batch)
+
+
+def _check_not_wide(table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | None, id_column: Any) -> None:
+    """Refuse a table with a column per date, which would be read transposed; name the call that reads it.
+
+    Digits in names count as dates only where each id has one row. ``frame`` is the table with its index as columns.
+    """
+    free = [name for name in frame.columns if name != key]
+    dates, time_format = [name for name in free if is_date_name(name)], None
+    if not dates and key is not None and not frame[key].duplicated().any():
+        dates, time_format = digit_dates(free)
+    numeric = [name for name in free if pd.api.types.is_numeric_dtype(frame[name])]
+    if len(dates) < 2 or len(numeric) > 2 * len(dates):
+        return
+    keys = id_names(id_column, [*index_names(table.index, None, None), *table.columns])
+    columns = [name for name in table.columns if name in keys or (name in frame.columns and name not in dates)]
+    labels = [*index_names(table.index, None, None), *columns]
+    source = "frame"
+    if not labels:
+        labels = [table.index.name or "index"]
+    if len(labels) > len(columns):
+        source = "frame.reset_index()"
+    row_numbers = [name for name in table.columns if name not in columns and name not in dates]
+    if row_numbers:
+        source += f".drop(columns={row_numbers!r})"
+    if key is None:
+        keys = [name for name in labels if name not in numeric] or labels[:1]
+    options = f", id_column={','.join(map(str, keys))!r}" if keys else ""
+    if time_format is not None:
+        options += f", time_format={time_format!r}"
+    raise InputError(
+        f"the columns are named by dates ({', '.join(map(str, dates[:3]))} …): expected one row per time step; "
+        "transpose the table, or name columns that are series with targets=[…]. In pandas: "
+        f"as_series({source}.melt({labels!r}, var_name='timestamp', value_name='target'){options})"
+    )
 
 
 def _choices(frame: pd.DataFrame, columns: Sequence[Hashable], unread: Sequence[Hashable], named: bool) -> list[str]:
@@ -137,17 +209,22 @@ def _item_rows(
     grid: Grid | None,
     targets: Sequence[tuple[Hashable, np.ndarray]],
     covariates: Mapping[Hashable, tuple[str, np.ndarray, tuple[str, ...] | None]],
+    end: int | None,
 ) -> list[dict[str, Any]]:
-    """Return the series of one item as fields of a batch: its targets, then its covariates."""
+    """Return the series of one item as fields of a batch: its targets, then its covariates.
+
+    The context ends before the step ``end``. If None, it ends after the last target where covariates are known later.
+    """
     members: list[tuple[Any, ...]] = [(column, "target", values, None) for column, values in targets]
     members += [(column, *covariate) for column, covariate in covariates.items()]
     series = [values[rows] if grid is None else grid.filled(values[rows]) for _, _, values, _ in members]
-    end = len(series[0])
-    if any(role == "known" for _, role, _, _ in members):
+    if end is None and any(role == "known" for _, role, _, _ in members):
         present = np.flatnonzero(np.isfinite(series[: len(targets)]).any(axis=0))
         if not len(present):
             raise InputError(f"{', '.join(repr(str(column)) for column, _ in targets)} of {name!r} has no value")
         end = int(present[-1]) + 1
+    elif end is None:
+        end = len(series[0])
 
     out = []
     for (column, role, _, categories), values in zip(members, series, strict=True):
@@ -283,13 +360,13 @@ def flat(frame: pd.DataFrame, id_column: Any, time_column: str | None) -> tuple[
     if frame.columns.has_duplicates:
         raise InputError(f"the frame has two columns {str(frame.columns[frame.columns.duplicated()][0])!r}")
     frame, index = pd.DataFrame(frame), frame.index
-    names = _index_names(index, id_column, time_column)
+    names = index_names(index, id_column, time_column)
     both = sorted(set(names) & set(map(str, frame.columns)))
     if both:
         raise InputError(f"the frame has {both[0]!r} both in its index and as a column; drop one of them")
     if index.nlevels > 1:
         id_column, time_column = _levels(index, names, id_column, time_column)
-    elif names and time_column is None and _is_time(index) and find(frame.columns, TIME_COLUMNS) is None:
+    elif names and time_column is None and holds_times(index) and find(frame.columns, TIME_COLUMNS) is None:
         time_column = names[0]
     frame = frame.set_axis(index.set_names(names)).reset_index() if names else frame
     keys = id_names(id_column, frame.columns)
@@ -303,19 +380,20 @@ def flat(frame: pd.DataFrame, id_column: Any, time_column: str | None) -> tuple[
     return _without_row_numbers(frame, {id_column, time_column}), id_column, time_column
 
 
-def _index_names(index: pd.Index, id_column: Any, time_column: str | None) -> list[str]:
+def index_names(index: pd.Index, id_column: Any, time_column: str | None) -> list[str]:
     """Name the levels that are to be columns; none of an index that only numbers the rows."""
     if index.nlevels > 1:
         return [f"level_{place}" if name is None else str(name) for place, name in enumerate(index.names)]
     if index.name is None:
         if isinstance(index, pd.RangeIndex) or pd.api.types.is_integer_dtype(index.dtype):
             return []
-        return ["timestamp" if _is_time(index) else "index"]
+        return ["timestamp" if holds_times(index) else "index"]
     counts = pd.api.types.is_integer_dtype(index.dtype) and find([index.name], (*ID_COLUMNS, *TIME_COLUMNS)) is None
     return [] if counts and index.name not in (id_column, time_column) else [str(index.name)]
 
 
-def _is_time(index: pd.Index) -> bool:
+def holds_times(index: pd.Index) -> bool:
+    """Return True for an index of dates, or one without a name whose text looks like dates."""
     return holds_dates(index.dtype) or (index.name is None and looks_like_dates(pd.Series(index.array)))
 
 
@@ -377,9 +455,25 @@ def dated_column(frame: pd.DataFrame, other_columns: Collection[Hashable | None]
 
 
 def find(columns: Iterable[Any], names: Sequence[str]) -> Any:
-    """Find the column with the first of these names, in any case; None if there is none."""
-    lower = {str(column).strip().lower(): column for column in columns}
-    return next((lower[name] for name in names if name in lower), None)
+    """Find the column with the first of these names, spelled so or with other case or blanks; None if there is none.
+
+    Raises:
+        InputError: no column has a name exactly, and several are alike.
+    """
+    exact: dict[str, Any] = {}
+    folded: dict[str, list[Any]] = {}
+    for column in columns:
+        exact[str(column)] = column
+        folded.setdefault(str(column).strip().lower(), []).append(column)
+    for name in names:
+        if name in exact:
+            return exact[name]
+        if len(folded.get(name, ())) > 1:
+            option = _CHOICES.get(tuple(names), "its own option")
+            raise InputError(f"any of the columns {_listed(folded[name])} may be {name!r}; name one with {option}")
+        if name in folded:
+            return folded[name][0]
+    return None
 
 
 def value_columns(
@@ -422,32 +516,131 @@ def covariate_roles(
     return roles
 
 
-def continued(frame: pd.DataFrame, future: pd.DataFrame, options: Mapping[str, Any]) -> tuple[pd.DataFrame, Any]:
-    """Go on with a frame of the future; return the whole and the options, with its covariates unless they are named.
+def _flat_future(
+    future: pd.DataFrame,
+    level_names: Sequence[Hashable],
+    id_column: Any,
+    key: Hashable | None,
+    time: Any,
+) -> pd.DataFrame:
+    """Turn the index of a future into columns named as in the data; refuse one that lacks their ids or timestamps."""
+    unnamed = all(name is None for name in future.index.names) and future.index.nlevels == len(level_names)
+    if unnamed and not set(level_names) & set(future.columns):
+        future = future.set_axis(future.index.set_names(level_names))
+    try:
+        later, *_ = flat(future, id_column, time)
+    except (InputError, UnknownNameError) as error:
+        raise type(error)(f"future: {error}") from error
+    for name, content in ((key, "ids"), (time, "timestamps")):
+        if name is not None and name not in later.columns:
+            raise InputError(
+                f"future has no column {str(name)!r}, which holds the {content} of the data; it has "
+                f"{_listed(later.columns)}"
+            )
+    return without_arrow(later)
+
+
+def _known_in_future(
+    frame: pd.DataFrame,
+    later: pd.DataFrame,
+    keys: Collection[Hashable | None],
+    requested: Sequence[str] | None,
+    known: Sequence[str] | None,
+    past: Sequence[str] | None,
+) -> tuple[Sequence[str], list[str]]:
+    """Return the columns of covariates that a future makes known, and notes on what it brings in vain.
 
     Raises:
-        InputError: the frame of the past lacks a covariate, or does not tell its target.
+        InputError: the future holds targets or a covariate without a past, or the data do not tell their target.
     """
-    if all(name is None for name in future.index.names) and future.index.nlevels == frame.index.nlevels:
-        future = future.set_axis(future.index.set_names(frame.index.names))
-    past, *keys = flat(frame, options.get("id_column"), options.get("time_column"))
-    ahead, *_ = flat(future, options.get("id_column", keys[0]), keys[1])
-    key, time = key_and_time(past.columns, *keys)
-    others = {key, time or dated_column(past, {key}), find(ahead.columns, TARGET_COLUMNS)}
-    others |= {name for role in ("targets", "variates", "past") for name in options.get(role, ())}
-    covariates = [str(name) for name in ahead.columns if name not in others]
-    for name in covariates if "known" not in options else ():
-        if name not in past.columns:
-            raise InputError(f"future has a column {name!r}, whose past the data do not have; leave it out, or add it")
-    others |= set(column_names(options.get("known", covariates), past.columns))
-    rest = [name for name in past.columns if name not in others and pd.api.types.is_numeric_dtype(past[name])]
-    if len(rest) > 1 and not {"targets", "variates"} & set(options) and find(rest, TARGET_COLUMNS) is None:
+    filled = [name for name in later.columns if name not in keys and later[name].notna().any()]
+    past_names = column_names(past or (), frame.columns)
+    if known is None:
+        covariates = [name for name in filled if name not in past_names]
+    else:
+        covariates = column_names(known, frame.columns)
+    for name in _targets_beside_future(frame, keys, requested, covariates, past_names, known is not None):
+        if name in filled:
+            row = later.index[later[name].notna().argmax()]
+            raise InputError(
+                f"future holds values of the target {str(name)!r}, first in row {row}; leave that column out of it. "
+                "To compare a forecast with them, give all rows as data and hold the last ones out (holdout=True)"
+            )
+    for name in covariates:
+        if name in filled and name not in frame.columns:
+            raise InputError(
+                f"future has a column {str(name)!r}, whose past the data do not have; leave it out, or add it"
+            )
+    unread = [name for name in filled if name not in covariates]
+    notes = [f"not read of future: {_listed(unread)}; known=[…] reads columns as covariates"] if unread else []
+    if len(unread) == len(filled):
+        notes.append("future brings no known covariate; only its dates are checked")
+    return covariates, notes
+
+
+def _targets_beside_future(
+    frame: pd.DataFrame,
+    keys: Collection[Hashable | None],
+    requested: Sequence[str] | None,
+    covariates: Collection[Hashable],
+    past: Collection[Hashable],
+    is_known: bool,
+) -> Sequence[Hashable]:
+    """Return the targets of data that a future continues; refuse several columns where no name tells.
+
+    ``is_known`` tells that the user named the covariates, else they are all filled columns of the future.
+    """
+    if requested is not None:
+        return requested
+    others = {*keys, *past}
+    if is_known:
+        others |= set(covariates)
+    targets = value_columns(frame.columns, None, others)
+    if targets is not None:
+        return targets
+    numeric = [name for name in frame if name not in others and pd.api.types.is_numeric_dtype(frame[name])]
+    targets = [name for name in numeric if name not in covariates]
+    if len(targets) > 1:
         raise InputError(
-            f"any of the columns {_listed(rest)} may be the target, and future has none of them; name it with "
+            f"any of the columns {_listed(targets)} may be the target, and future has none of them; name it with "
             "targets=[…], and covariates of the past with past=[…]"
         )
-    names = {name: each for name, each in zip(("id_column", "time_column"), keys, strict=True) if each is not None}
-    return pd.concat([past, ahead], ignore_index=True), {"known": covariates, **options, **names}
+    # where the future fills all of them, it fills the target
+    return targets or numeric
+
+
+def _continued(
+    frame: pd.DataFrame, later: pd.DataFrame, key: Hashable | None, names: Sequence[Hashable]
+) -> pd.DataFrame:
+    """Append the rows of a future with these of its columns, and its ids as text; refuse ids that the data lack."""
+    columns = [name for name in names if name in later.columns and later[name].notna().any()]
+    later = later[columns if key is None else [key, *columns]]
+    if key is not None:
+        ids, later_ids = id_texts(frame[key], str(key)), id_texts(later[key], f"{key} of future")
+        unknown = sorted(set(later_ids) - set(ids))
+        if unknown:
+            raise InputError(
+                f"future has rows of {_listed(unknown)}, and the data have none; leave them out. The data are of "
+                f"{_listed(pd.unique(ids))}"
+            )
+        frame, later = frame.copy(deep=False), later.copy(deep=False)
+        frame[key], later[key] = ids, later_ids
+    return pd.concat([frame, later.set_axis([f"{row} of future" for row in later.index])])
+
+
+def _check_order(
+    times: Times, groups: Sequence[tuple[str, np.ndarray]], in_future: np.ndarray, index: pd.Index
+) -> None:
+    """Refuse rows of a future at or before the last time of the data of their series."""
+    for name, rows in groups:
+        data_rows, later_rows = rows[~in_future[rows]], rows[in_future[rows]]
+        last = data_rows[times.instants[data_rows].argmax()]
+        early = later_rows[times.instants[later_rows] <= times.instants[last]]
+        if len(early):
+            raise InputError(
+                f"future has {time_text(times.clock[early[0]])} of {name!r} (row {index[early[0]]}), whose data end "
+                f"at {time_text(times.clock[last])}; leave the rows up to there out of future"
+            )
 
 
 def column_names(texts: Sequence[str], columns: Collection[Hashable]) -> list[str]:

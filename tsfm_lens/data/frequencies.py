@@ -30,8 +30,11 @@ _STAMPS = {"A": "YS", "Q": "QS", "M": "MS", "H": "h", "T": "min", "S": "s"}
 _MONTHS = ("JAN", "FEB", "MAR", "APR", "MAY", "JUN", "JUL", "AUG", "SEP", "OCT", "NOV", "DEC")
 _DAYS = ("MON", "TUE", "WED", "THU", "FRI", "SAT", "SUN")
 _ANCHORS = {"A": _MONTHS, "Q": _MONTHS, "W": _DAYS}
+_BEGINNINGS = (pd.offsets.MonthBegin, pd.offsets.QuarterBegin, pd.offsets.YearBegin)
+_ENDS = (pd.offsets.MonthEnd, pd.offsets.QuarterEnd, pd.offsets.YearEnd)
 
 
+@lru_cache
 def offset_of(freq: Any) -> Any:
     """Return the offset of a pandas alias, or of weekdays less some dates, "Mon-Sat,2024-12-25" or "MonThu"."""
     days, *dates = freq.split(",") if isinstance(freq, str) else [""]
@@ -42,6 +45,44 @@ def offset_of(freq: Any) -> Any:
         start, stop = _DAYS.index(first), _DAYS.index(last)
         days = " ".join((_DAYS * 2)[start : start + (stop - start) % 7 + 1]).title()
     return pd.offsets.CustomBusinessDay(weekmask=days, holidays=list(map(date.fromisoformat, dates)))
+
+
+@lru_cache(maxsize=10_000)  # the series of a dataset share few dates
+def grid_date(start: pd.Timestamp, freq: str) -> pd.Timestamp:
+    """Return the date of a grid with which a series begins: of months, quarters and years, the one around its start.
+
+    Raises:
+        InputError: the start lies between two dates of another grid.
+
+    Example:
+        >>> grid_date(pd.Timestamp("2024-01-15"), "ME")
+        Timestamp('2024-01-31 00:00:00')
+    """
+    offset = offset_of(freq)
+    stamp = pd.Timestamp(start)
+    if offset.is_on_offset(stamp):
+        return start
+    try:
+        if isinstance(offset, _BEGINNINGS):
+            return offset.rollback(stamp.normalize())
+        if isinstance(offset, _ENDS):
+            return offset.rollforward(stamp.normalize())
+    except (pd.errors.OutOfBoundsDatetime, OverflowError) as error:
+        raise InputError(f"start {stamp} lies in a period of freq={freq!r} beyond the dates of pandas") from error
+    raise InputError(f"start {stamp} is off the grid of freq={freq!r}; {nearest_dates(stamp, freq)}")
+
+
+def nearest_dates(stamp: pd.Timestamp, freq: str) -> str:
+    """Name the dates of a grid around one that is off it, and the weeks on whose grid it is."""
+    offset = offset_of(freq)
+    try:
+        text = f"its nearest dates are {offset.rollback(stamp)} and {offset.rollforward(stamp)}"
+    except (pd.errors.OutOfBoundsDatetime, OverflowError):
+        return "it is beyond the dates of pandas"
+    if not isinstance(offset, pd.offsets.Week):
+        return text
+    multiple = str(offset.n) if offset.n > 1 else ""
+    return f"{text}, and freq='{multiple}W-{_DAYS[stamp.weekday()]}' has this one"
 
 
 def calendar_of(weekdays: Iterable[int], dates: Iterable[Any]) -> str:
@@ -104,7 +145,10 @@ def _start_of(start: Any, freq: str) -> pd.Timestamp | None:
         if isinstance(start, pd.Period):
             return start.start_time
         stamp = pd.Timestamp(start)
-        return None if stamp is pd.NaT else pd.Period(stamp, freq=unit).start_time
+        if stamp is pd.NaT:
+            return None
+        beginning = pd.Period(stamp, freq=unit).start_time
+        return pd.offsets.BusinessDay().rollforward(beginning) if letter == "B" else beginning
     except (pd.errors.OutOfBoundsDatetime, OverflowError):
         return None
     except ValueError as error:

@@ -13,6 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import season_of
@@ -198,7 +199,12 @@ def _set(
         if row.values.shape[1] < least:
             notes.append(f"{item}: left out, its {row.values.shape[1]} steps are too few for {windows} windows")
             continue
-        all_windows += rolling_windows(item, row.values, horizon, windows, start=start_of(row.start, freq))
+        cut = list(rolling_windows(item, row.values, horizon, windows, start=start_of(row.start, freq)))
+        # the benchmark counts them, and they add nothing to its sums
+        empty = sum(not np.isfinite(window.label).any() for window in cut)
+        if empty:
+            notes.append(f"{item}: {empty} of {windows} windows have no value to score")
+        all_windows += cut
     if not all_windows:
         raise InputError(f"every series of {folder!r} is shorter than {least} steps, too few for horizon {horizon}")
     alias = stamp_frequency(freq)

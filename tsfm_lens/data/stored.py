@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import warnings
 from collections.abc import Iterator
@@ -15,8 +14,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tsfm_lens.data.text import file_content
 from tsfm_lens.data.values import label
-from tsfm_lens.errors import InputError, MissingExtraError
+from tsfm_lens.errors import InputError, MissingExtraError, missing_extra
 
 _END_OF_STREAM = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 
@@ -69,16 +69,15 @@ def gluonts_module(name: str) -> Any:
             warnings.filterwarnings("ignore", message="Using `json`-module", category=UserWarning)
             return import_module(f"gluonts.{name}")
     except ImportError as error:
-        raise MissingExtraError('this needs gluonts: pip install "tsfm-lens-toolbox[sweep]"') from error
+        raise missing_extra("this", "sweep", ["gluonts"]) from error
 
 
 def _json_rows(file: Path) -> Iterator[Any]:
-    with (gzip.open if file.name.lower().endswith(".gz") else open)(file, "rt", encoding="utf-8") as lines:
-        for number, line in enumerate(lines):
-            try:
-                yield json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number + 1} is no JSON: {error}") from error
+    for number, line in enumerate(file_content(file).decode("utf-8").splitlines()):
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"line {number + 1} is no JSON: {error}") from error
 
 
 def _shards(folder: Path) -> list[Path]:

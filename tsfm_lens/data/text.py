@@ -125,6 +125,33 @@ class TextTable:
         return cells, {sign: _mask(pc.fill_null(mask, True)) for sign, mask in masks.items()}
 
 
+_MAX_EXPANSION = 100
+"""Bytes for each compressed one, beyond which no series of numbers expands."""
+_SMALL = 2**26
+
+
+def file_content(file: Path) -> bytes:
+    """Read a file; one of gzip expands, at most to what measurements can expand to.
+
+    Raises:
+        InputError: its content is damaged, or so much larger than the file that it may fill the memory.
+    """
+    if not file.name.lower().endswith(".gz"):
+        return file.read_bytes()
+    limit = max(_SMALL, _MAX_EXPANSION * file.stat().st_size)
+    try:
+        with gzip.open(file) as stream:
+            content = stream.read(limit + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise InputError(f"its compressed content is damaged or cut short ({error}); copy it again") from error
+    if len(content) > limit:
+        raise InputError(
+            f"its {file.stat().st_size:,} bytes expand to more than {limit:,}, which measurements hardly do; if it is "
+            f"as it should be, decompress it (gunzip {file.name}) and give the file inside"
+        )
+    return content
+
+
 def read_table(
     file: Path,
     delimiter: str | None = None,
@@ -141,12 +168,7 @@ def read_table(
             f"thousands={thousands!r} beside the decimal sign {decimal or '.'!r} is no separator; expected '.', ',', "
             "\"'\" or 'space', and decimal='.' or decimal=',' with it"
         )
-    content = file.read_bytes()
-    if file.name.lower().endswith(".gz"):
-        try:
-            content = gzip.decompress(content)
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(f"its compressed content is damaged or cut short ({error}); copy it again") from error
+    content = file_content(file)
     text = _decode(content, encoding)
     declaration = re.match(r"sep=(.)\r?\n", text)
     if declaration:
@@ -248,16 +270,11 @@ def _has_header(first: Sequence[str]) -> bool:
     """Return True for a line of words; refuse numbers, dates and empty cells without a standard name beside them."""
     dates = [cell for cell in first if _DATE.fullmatch(cell)]
     values = [cell for cell in first if any(re.fullmatch(form, cell) for form in _NUMBERS.values())]
-    if {cell.lower() for cell in first}.isdisjoint((*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS)):
-        if dates or values or all(cell in MISSING for cell in first):
-            raise InputError(
-                f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values; give header=True or "
-                "header=False"
-            )
-    elif len(dates) > 1:
+    has_standard = not {cell.lower() for cell in first}.isdisjoint((*ID_COLUMNS, *TIME_COLUMNS, *TARGET_COLUMNS))
+    if not has_standard and (dates or values or all(cell in MISSING for cell in first)):
         raise InputError(
-            f"the columns are named by dates ({', '.join(dates[:3])} …): expected one row per time step; transpose the "
-            "table"
+            f"the first line ({', '.join(map(repr, first[:6]))}) may be names or values; give header=True or "
+            "header=False"
         )
     return True
 

@@ -14,7 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from tsfm_lens.data.frequencies import offset_of
+from tsfm_lens.data.frequencies import nearest_dates, offset_of
 from tsfm_lens.data.text import MISSING, NUMBER
 from tsfm_lens.errors import InputError, unknown_name
 
@@ -23,6 +23,11 @@ _OFFSET = r"Z|UTC|GMT|[+-](?:0\d|1[0-4])(?::?[0-5]\d)?"
 _ZONED = re.compile(rf"(.*\d[T ]\d{{1,2}}(?::?\d{{2}})*(?:\.\d+)?(?: ?[AP]M)?) ?({_OFFSET})", re.I)
 _MONTH = re.compile(r"(0[1-9]|1[0-2])\.(1[789]|2[01])\d{2}")
 _YEAR_MONTH = re.compile(r"(1[789]|2[01])\d\d\.(0?[1-9]|1[0-2])")
+_CENTURY = r"(?:1[789]|2[01])\d\d"
+_DATE_NAME = re.compile(
+    rf"{_CENTURY}(?:[-/](?:0?[1-9]|1[0-2])|[-/.](?:0?[1-9]|1[0-2])[-/.]\d{{1,2}})(?:[T ]\d.*)?"
+    rf"|\d{{1,2}}[-/.]\d{{1,2}}[-/.]{_CENTURY}(?:[T ]\d.*)?|{_CENTURY}-?[QW]\d\d?"
+)
 _DIGITS = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 10: "%Y%m%d%H", 12: "%Y%m%d%H%M", 14: "%Y%m%d%H%M%S"}
 _UNITS = ("s", "ms", "us", "ns")
 _INTERVALS = "1s 2s 5s 10s 15s 30s 1min 2min 5min 10min 15min 20min 30min 1h 2h 3h 6h 12h 1D".split()
@@ -101,6 +106,21 @@ def looks_like_dates(column: pd.Series) -> bool:
         isinstance(cell, date | np.datetime64) or (isinstance(cell, str) and _ISO_DATE.fullmatch(cell.strip()))
         for cell in cells
     )
+
+
+def is_date_name(name: Any) -> bool:
+    """Return True for the name of a column that is a date, or text written as one."""
+    return isinstance(name, date | np.datetime64 | pd.Period) or _DATE_NAME.fullmatch(str(name).strip()) is not None
+
+
+def digit_dates(names: Sequence[Any]) -> tuple[list[Any], str | None]:
+    """Return names of digits if all of them are dates of one format, such as years, and that; no names if not."""
+    digits = [name for name in names if re.fullmatch(r"\d{4}|\d{6}|\d{8}", str(name))]
+    formats = _date_formats(np.array([int(name) for name in digits])) if digits else []
+    if not formats or formats[0] in _UNITS:
+        return [], None
+    stamps = pd.to_datetime(pd.Series(list(map(str, digits))), format=formats[0], errors="coerce")
+    return (digits, formats[0]) if stamps.dt.year.between(1700, 2200).all() else ([], None)
 
 
 def _plain(column: pd.Series) -> pd.Series:
@@ -289,7 +309,9 @@ def on_clock(
 
 
 def _jitter(index: pd.DatetimeIndex) -> str:
-    """Name the option that rounds sorted times which keep near a grid; "" of others."""
+    """Name the option that rounds sorted times which keep near a grid; "" of others, and of a single one."""
+    if len(index) < 2:
+        return ""
     middle = pd.Timedelta(np.median(np.diff(index)))
     for interval in _INTERVALS:
         near = 0.4 * pd.Timedelta(interval)
@@ -320,9 +342,6 @@ def grids_of(
                 raise InputError(f"series {group!r} goes forward on {clock}, not in UTC; one of the offsets is wrong")
         if times.utc is not None and (times.utc != times.clock).any():
             notes.append(f"timestamps have a zone or offsets; the series stand on the grid of {clock}")
-        for (group, _), grid in zip(groups, grids, strict=True):
-            missing = grid.length - len(grid.places)
-            notes += [f"{group}: {missing} missing timestamps were filled with NaN"] if missing else []
         return grids, notes, clock == "UTC"
     raise errors[0]
 
@@ -427,10 +446,16 @@ def _date_places(index: pd.DatetimeIndex, freq: str, name: str, rows: pd.Index) 
         places = grid.get_indexer(index)
         off = np.flatnonzero(places < 0)
     if len(off):
-        raise InputError(
+        message = (
             f"series {name!r} has a value at {index[off[0]]} (row {rows[off[0]]}), which is off the regular grid of "
-            f"frequency {freq!r}{f'; if times are off by chance, give {option}' if (option := _jitter(index)) else ''}"
+            f"frequency {freq!r}"
         )
+        if not isinstance(offset, pd.offsets.Tick):
+            message += f"; {nearest_dates(index[off[0]], freq)}"
+        option = _jitter(index)
+        if option:
+            message += f"; if times are off by chance, give {option}"
+        raise InputError(message)
     return np.asarray(places, dtype=np.int64)
 
 

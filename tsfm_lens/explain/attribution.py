@@ -17,7 +17,7 @@ from tsfm_lens.explain.attention import flow_shares, rollout_shares
 from tsfm_lens.explain.gradients import slopes
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
-from tsfm_lens.explain.segments import EXACT, segment_coords
+from tsfm_lens.explain.segments import EXACT, Item, segment_coords
 from tsfm_lens.explain.shapley import Array, all_masks, exact_shapley, sampled_shapley
 from tsfm_lens.explain.values import Masks, quantiles_of, statistic_of
 from tsfm_lens.models.forecast import is_count
@@ -104,7 +104,7 @@ METHODS: dict[str, tuple[Callable[..., MethodResult], str]] = {
 @saying_once
 def attribute_inputs(
     run: Run,
-    item: int | str = 0,
+    item: Item = None,
     method: str = "shapley",
     reference: Reference = "mean",
     *,
@@ -129,7 +129,7 @@ def attribute_inputs(
 
     Args:
         run: the forecast to explain.
-        item: of the run's batch: a position or a name.
+        item: of the run's batch: a position or a name; the only one if None.
         method: one of the above.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         target: of the item's targets, by position or name.

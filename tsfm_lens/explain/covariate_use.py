@@ -19,7 +19,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import category_numbers, in_numbers, whole
 from tsfm_lens.findings import judge
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.models.noise import noise_floor
+from tsfm_lens.models.noise import marked_dataset, noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import probe
 
@@ -59,10 +59,11 @@ def covariate_use(
         (covariate, way, series), and ``worth``, their difference: above 0 the covariate helps. ``response`` (covariate,
         shift, series): change of the median forecast, mean over steps, where the mean of the shifted values is
         ``value``; ``slope`` (covariate, series) of that line for ``step_size``, one standard deviation or the distance
-        of the two values. ``share`` (covariate, part, series): size of the change from "constant", split into past and
-        known future by Shapley values. What :func:`tsfm_lens.findings.judge` adds for ``moved`` and ``worth`` within
-        each way, and for ``slope``. ``role_of`` (covariate). NaN of a series whose context never changes, or in which
-        the covariate is missing, never changes, or is the target; of the response to more than two categories.
+        of the two values. ``share`` (covariate, part, series): the mean absolute change from "constant", split into
+        past and known future by Shapley values, which sum to it; below 0 where a part acts against the whole. What
+        :func:`tsfm_lens.findings.judge` adds for ``moved`` and ``worth`` within each way, and for ``slope``.
+        ``role_of`` (covariate). NaN of a series whose context never changes, or in which the covariate is missing,
+        never changes, or is the target; of the response to more than two categories.
 
     Source:
         Permutation importance (Breiman 2001) of whole series; partial dependence (Friedman 2001).
@@ -102,7 +103,7 @@ def covariate_use(
                 count += 1
         owners = {batch.groups[row]: row for row in informative if batch.variates[row] == name}
         measured.append(_measure(run, medians, [owners.get(batch.groups[row]) for row in rows]))
-    data = run.dataset().isel(series=rows)
+    data = marked_dataset(run).isel(series=rows)
     axes = {"covariate": [*roles], "way": [*WAYS], "shift": [*SHIFTS], "part": [*PARTS]}
     data = data.assign_coords(axes | {"role_of": ("covariate", [*roles.values()])})
     for name, dims in _VARIABLES.items():
@@ -225,7 +226,8 @@ def _measure(run: Run, medians: dict[str | int, list[np.ndarray]], owners: list[
     ahead = np.zeros_like(full)
     if PARTS[0] in medians:
         ahead = (plain - medians[PARTS[1]][0] + medians[PARTS[0]][0] - medians["constant"][0]) / 2
-    out["share"] = np.stack([np.abs(full - ahead).mean(-1), np.abs(ahead).mean(-1)]) + blank
+    # along the whole, so that the parts of each series sum to its size
+    out["share"] = np.stack([(part * np.sign(full)).mean(-1) for part in (full - ahead, ahead)]) + blank
     out["response"], out["value"] = np.full((2, len(SHIFTS), len(owners)), np.nan)
     out["step_size"] = np.array([np.nan if owner is None else _unit_step(batch, owner)[0] for owner in owners])
     for place, shift in enumerate(SHIFTS):

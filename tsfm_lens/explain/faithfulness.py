@@ -19,7 +19,7 @@ from tsfm_lens.explain.attribution import attribute_inputs
 from tsfm_lens.explain.masking import Reference, in_random_order, reference_words
 from tsfm_lens.explain.parts import Parts
 from tsfm_lens.explain.routes import PairedRuns, all_writers
-from tsfm_lens.explain.segments import segment_coords, segments_in
+from tsfm_lens.explain.segments import Item, segment_coords, segments_in
 from tsfm_lens.explain.values import Masks, single_pass
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import PatchFrom
@@ -73,7 +73,7 @@ def named_routes(routes: xr.Dataset, *, most: int = _MOST) -> dict[str, list[str
 def route_faithfulness(
     run: Run,
     routes: xr.Dataset,
-    item: int | str = 0,
+    item: Item = None,
     *,
     target: int | str = 0,
     named: Mapping[str, Sequence[str]] | None = None,
@@ -248,7 +248,7 @@ def _reference(results: Any) -> dict[str, Any]:
 def deletion_curves(
     run: Run,
     explanations: Mapping[str, Any] | xr.Dataset,
-    item: int | str = 0,
+    item: Item = None,
     *,
     target: int | str = 0,
     parts: Parts = None,

@@ -19,7 +19,7 @@ from tsfm_lens.explain.segments import segment_coords, segments_in
 from tsfm_lens.explain.values import single_pass
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.models.noise import own_rounding, ranges
+from tsfm_lens.models.noise import marked_dataset, own_rounding, ranges
 from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.registry import probe
@@ -83,7 +83,7 @@ def input_effects(
         effect[at, column] = middle.mean("step").values / unit[column]
         size[at, column] = np.abs(middle.values).mean(middle.dims.index("step")) / unit[column]
         value[at, column] = _heights(one)
-    data = run.dataset().isel(series=rows).assign_coords(segment_coords([segments[name] for name in names]))
+    data = marked_dataset(run).isel(series=rows).assign_coords(segment_coords([segments[name] for name in names]))
     axes = ("segment", "series")
     data = data.assign(effect=(axes, effect), size=(axes, size), value=(axes, value), unit=(("series",), unit))
     facts = {name: results[0].attrs[name] for name in ("method", "reference", "statistic", "missing_values")}
@@ -157,7 +157,7 @@ def route_effects(
         shares.append(sizes / whole if whole > 0 else np.zeros(len(sizes)))
         if progress is not None:
             progress(item + 1, len(rows))
-    data = run.dataset().isel(series=rows).assign_coords(route_coords(places))
+    data = marked_dataset(run).isel(series=rows).assign_coords(route_coords(places))
     data["carried"] = (("component", "series"), np.stack(shares, axis=1))
     words = reference_words(reference)
     data.attrs = run.describe("route_effects", "Routes over many series", "Wang et al. 2022", reference=words, units="")

@@ -10,7 +10,7 @@ import pandas as pd
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError, unknown_name
-from tsfm_lens.explain.segments import Segment, item_rows, segments, step_of
+from tsfm_lens.explain.segments import Item, Segment, item_rows, segments, step_of
 from tsfm_lens.models.forecast import is_count
 from tsfm_lens.models.run import Run
 
@@ -29,7 +29,7 @@ _SPAN = 0.5
 
 def components(
     run_or_batch: Run | SeriesBatch,
-    item: int | str = 0,
+    item: Item = None,
     *,
     target: int | str = 0,
     horizon: int | None = None,
@@ -86,7 +86,7 @@ def components(
     return (*result, *beside)
 
 
-def cut_parts(run: Run, item: int | str, target: int | str, parts: Parts) -> tuple[Segment, ...]:
+def cut_parts(run: Run, item: Item, target: int | str, parts: Parts) -> tuple[Segment, ...]:
     """Return the segments that ``parts`` means; see :func:`tsfm_lens.explain.attribute_inputs`."""
     if not (parts is None or isinstance(parts, int | str | Mapping)):
         return tuple(parts)

@@ -19,7 +19,7 @@ from tsfm_lens.ablation.points import Progress, point_forecasts
 from tsfm_lens.errors import InputError
 from tsfm_lens.explain.masking import Reference, reference_words
 from tsfm_lens.explain.parts import Parts
-from tsfm_lens.explain.segments import segment_coords
+from tsfm_lens.explain.segments import Item, segment_coords
 from tsfm_lens.explain.values import MaskedItem, single_pass
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
@@ -162,7 +162,7 @@ LARGEST = 5
 @saying_once
 def input_routes(
     run: Run,
-    item: int | str = 0,
+    item: Item = None,
     *,
     target: int | str = 0,
     parts: Parts = None,

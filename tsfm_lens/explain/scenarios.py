@@ -20,9 +20,10 @@ from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs, shapley
 from tsfm_lens.explain.masking import with_future
 from tsfm_lens.explain.routes import input_routes
-from tsfm_lens.explain.segments import Segment, item_of, kind_of, step_of, target_row
-from tsfm_lens.explain.values import Masks, quantiles_of
+from tsfm_lens.explain.segments import Item, Segment, item_of, kind_of, step_of, target_row
+from tsfm_lens.explain.values import Masks, alone_as_forecast, draw_facts, quantiles_of, statistic_of
 from tsfm_lens.findings import Result
+from tsfm_lens.models.noise import rounding
 from tsfm_lens.models.run import Run
 
 __all__ = ["explain_change", "what_if"]
@@ -39,7 +40,7 @@ def what_if(
     run: Run,
     changes: Mapping[str, Edit] | None = None,
     *,
-    item: int | str = 0,
+    item: Item = None,
     target: int | str = 0,
     start: int | str | pd.Timestamp | None = None,
     stop: int | str | pd.Timestamp | None = None,
@@ -49,25 +50,31 @@ def what_if(
 ) -> Result:
     """Forecast with another input, and say through which components the change came.
 
+    Both forecasts are the library's own, those of a model that draws from sample paths with the same random numbers.
+
     Args:
         run: the forecast to compare with.
         changes: new values by series or variate of the item; those with plain names as keywords, ``temperature="+5"``.
-        item, target: by position or name.
-        start, stop: steps [start, stop) that change, from the forecast start (0), or dates. A known covariate changes
-            over its whole future if neither is given; any other series needs one of them. Categories keep the numbers
-            that the model reads for them in the run.
+            Categories keep the numbers that the model reads for them in the run.
+        item, target: by position or name; the only item if None.
+        start, stop: steps [start, stop) that change, counted from the forecast start, or dates. A change starts at the
+            forecast start (0) and lasts to the end of the series unless they say otherwise, so that a series without a
+            known future needs a ``start`` in its past.
         routes: whether the parts through components are measured.
         progress: called with the forecasts done and their number.
         more: more changes.
 
     Returns:
         Dataset of kind "what_if", in data units: ``forecast`` and ``changed_forecast`` (step, quantile); ``effect``
-        (change, step, quantile), Shapley values of the changes, which sum to their difference; with ``routes``,
-        ``through`` (change, component, step), the part that goes through each component; see
-        :func:`tsfm_lens.explain.input_routes`. ``changed_context`` (series, time), ``changed_future`` (series, step).
+        (change, step, quantile), Shapley values of the changes, which sum to their difference. With ``routes``,
+        ``through`` (change, component, step), the part of each change alone that goes through each component, and
+        ``through_total`` (change, step), all of it, see :func:`tsfm_lens.explain.input_routes`; their attribute
+        ``statistic`` is that of :attr:`Run.point`. ``changed_context`` (series, time), ``changed_future`` (series,
+        step). Attributes: ``statistic``; of a model that draws ``num_samples`` and ``redraw``, how far other sample
+        paths move the median at a step.
 
     Raises:
-        InputError: no change, one that cannot be read, or a stretch outside of its series.
+        InputError: no change, one that cannot be read, a stretch outside of its series, or several items and no choice.
         UnknownNameError: no such series, item or target.
 
     Example:
@@ -78,7 +85,7 @@ def what_if(
     edits = {**(changes or {}), **more}
     if not edits:
         raise InputError('there is no change; give one for a series, such as temperature="+5"')
-    one = item_of(run, item)
+    one = alone_as_forecast(run, item)
     segments, values = [], _inputs(one)
     for name, edit in edits.items():
         row = _row(one.batch, name)
@@ -87,14 +94,18 @@ def what_if(
         values[row][place] = _edited(values[row][place], edit, name, one.batch.categories[row])
         segments.append(segment)
     options: dict[str, Any] = {"target": target, "parts": segments, "reference": values}
-    attribution = attribute_inputs(one, progress=progress, **options)
+    # under one seed, so that the forecast is the run's own
+    attribution = attribute_inputs(one, repeats=1, progress=progress, **options)
     data = attribution.rename(segment="change", reference_forecast="changed_forecast").drop_vars(
         ["attribution", "remainder"]
     )
     data["effect"] = -attribution["attribution"].rename(segment="change")
     if routes:
-        through = input_routes(one, **options)["effect"].rename(segment="change")
-        data["through"] = -through.reset_coords(drop=True)
+        measured = item_of(run, item)
+        found = input_routes(measured, **options)
+        for name, part in (("through", "effect"), ("through_total", "total")):
+            data[name] = -found[part].rename(segment="change").reset_coords(drop=True)
+            data[name].attrs = {"statistic": measured.statistic}
     length = data.sizes["time"]
     context = [value[: one.batch.lengths[row]][-length:] for row, value in enumerate(values)]
     padded = [np.concatenate([np.full(length - len(each), np.nan), each]) for each in context]
@@ -102,7 +113,8 @@ def what_if(
     data["changed_future"] = (("series", "step"), np.stack([value[-one.horizon :] for value in values]))
     words = ", ".join(f"{name} {edit}" if isinstance(edit, str | float | int) else name for name, edit in edits.items())
     words += "".join(f" {word} {end}" for word, end in (("from", start), ("until", stop)) if end is not None)
-    data.attrs = {**attribution.attrs, "kind": "what_if", "title": "What if", "changes": words}
+    facts = draw_facts(one, target_row(one.batch, target))
+    data.attrs = {**attribution.attrs, "kind": "what_if", "title": "What if", "changes": words, **facts}
     return data
 
 
@@ -111,7 +123,7 @@ def explain_change(
     before: Run,
     after: Run,
     *,
-    item: int | str = 0,
+    item: Item = None,
     target: int | str = 0,
     shift: int | None = None,
     progress: Progress | None = None,
@@ -120,11 +132,12 @@ def explain_change(
 
     Shapley values of the new inputs, in the later run: what is hidden of new values of a target is replaced by the
     earlier median forecast, of a past covariate by its last value, and what was revised or announced differently by
-    what it was. What remains is ``origin``: the same knowledge, forecast from a later step.
+    what it was. What remains is ``origin``, without any new value: each step is nearer, the context goes on with the
+    earlier forecast, and its oldest steps may be gone. Forecasts are the library's own, as in :func:`what_if`.
 
     Args:
         before, after: runs of one model on the same item, made at the same or a later step.
-        item, target: by position or name.
+        item, target: by position or name; the only item if None.
         shift: steps by which the later forecast starts later; if None, from the dates, or from the lengths where the
             earlier context goes on in the later one.
         progress: called with the forecasts done and their number.
@@ -132,10 +145,13 @@ def explain_change(
     Returns:
         Dataset of kind "forecast_change" over the steps that both forecast, in data units: ``before`` and ``after``
         (step, quantile); ``effect`` (part, step, quantile), which sums to their difference: "origin", then the new
-        inputs. Attribute ``shift``.
+        inputs. Attributes: ``shift``; ``lost``, how many of the oldest steps the later run has no more (below 0, how
+        many older ones it has); ``statistic``; ``rounding``, how far it moves the forecast; of a model that draws
+        ``num_samples`` and ``redraw``, see :func:`what_if`.
 
     Raises:
-        InputError: the runs are of other models or items, share no step, or nothing says how far they are apart.
+        InputError: the runs are of other models or items, share no step, nothing says how far they are apart, or they
+            have several items and none is chosen.
         UnknownNameError: no such item or target.
 
     Example:
@@ -145,7 +161,7 @@ def explain_change(
     """
     if before.lens is not after.lens:
         raise InputError(f"the runs are of {before.lens.model_id} and {after.lens.model_id}; make both with one lens")
-    old, new = item_of(before, item), item_of(after, item)
+    old, new = alone_as_forecast(before, item), alone_as_forecast(after, item)
     if (old.batch.ids, old.batch.roles) != (new.batch.ids, new.batch.roles):
         raise InputError(f"the items hold {', '.join(old.batch.ids)} and {', '.join(new.batch.ids)}; give the same one")
     ahead = _shift(old, new) if shift is None else shift
@@ -170,6 +186,8 @@ def explain_change(
     data = data.assign(before=(axes, then), after=(axes, now[:, :shared]), effect=(("part", *axes), effect))
     data = data.transpose(..., "step", "quantile")
     facts: dict[str, object] = {"target": masks.name, "units": masks.units, "shift": ahead, "forecasts": masks.made}
+    facts |= {"lost": old.batch.lengths[place] + ahead - new.batch.lengths[place], "statistic": statistic_of(new)}
+    facts |= {"rounding": float(rounding(new, new.forecast.median)[place]), **draw_facts(new, place)}
     data.attrs = new.describe("forecast_change", "Change of the forecast", METHODS["shapley"][1], **facts)
     return Result(data.data_vars, data.coords, data.attrs)
 
@@ -194,12 +212,13 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
     """Return the steps of a series that change; those of a known covariate's future unless others are asked for."""
     batch, known = run.batch, run.batch.roles[row] == "known"
     first, last = -batch.lengths[row], run.horizon if known else 0
-    if start is None and stop is None and not known:
-        raise InputError(
-            f"{batch.ids[row]!r} has a past alone; give the steps that change, such as start=-24, stop=0, or dates"
-        )
-    begin = (0 if known and stop is None else first) if start is None else step_of(batch, row, start)
+    begin = 0 if start is None else step_of(batch, row, start)
     end = last if stop is None else step_of(batch, row, stop)
+    if start is None and end <= 0:
+        raise InputError(
+            f"a change starts at the forecast start (0), and that of {batch.ids[row]!r} ends at {end}; give the first "
+            f"step too, such as start={max(first, end - 24)}, stop={end}, or dates"
+        )
     if not first <= begin < end <= last:
         raise InputError(f"steps {begin} to {end} of {batch.ids[row]!r}, expected a stretch between {first} and {last}")
     return Segment(batch.variates[row] or batch.ids[row], row, begin, end, kind_of(batch, row, target))

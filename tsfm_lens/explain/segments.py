@@ -27,6 +27,7 @@ WAYS = ("past and future", "whole", "stretches")
 EXACT = 12
 """Largest number of segments for which all 2 ** n masks are run."""
 _FEWEST = 4
+_MOST_NAMES = 3
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,22 @@ def _is_position(value: Any, first: int, count: int) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(first <= value < count)
 
 
-def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
-    """Return positions of the series of one item: by its position, its group's name, or the id of one of its series."""
+Item = int | str | None
+"""An item: its position, its group's name or the id of one of its series; None for the one that there is."""
+
+
+def item_rows(batch: SeriesBatch, item: Item = None) -> list[int]:
+    """Return positions of the series of one item; InputError if it is to be the only one of several."""
     items = batch.rows_by_group()
+    if item is None:
+        if len(items) > 1:
+            first, *others = items
+            names = ", ".join([first, *others][:_MOST_NAMES]) + ", …" * (len(items) > _MOST_NAMES)
+            raise InputError(
+                f"these are {len(items)} items ({names}), and one is explained at a time; choose it with "
+                f"item={first!r}, or make a run of it alone with run.select({first!r})"
+            )
+        item = 0
     if isinstance(item, str):
         name = batch.groups[batch.ids.index(item)] if item in batch.ids else item
         if name not in items:
@@ -70,7 +84,7 @@ def item_rows(batch: SeriesBatch, item: int | str = 0) -> list[int]:
     return list(items.values())[int(item)]
 
 
-def item_of(run: Run, item: int | str = 0) -> Run:
+def item_of(run: Run, item: Item = None) -> Run:
     """Select one item of a run; errors as in :func:`item_rows`."""
     return run.select(item_rows(run.batch, item))
 
@@ -96,7 +110,7 @@ def token_edges(run: Run) -> tuple[int, ...]:
 
 def segments(
     run_or_batch: Run | SeriesBatch,
-    item: int | str = 0,
+    item: Item = None,
     *,
     target: int | str = 0,
     horizon: int | None = None,
@@ -111,7 +125,7 @@ def segments(
 
     Args:
         run_or_batch: a run, or series, which have no tokens.
-        item: by position or name, see :func:`item_rows`.
+        item: by position or name; the only one if None.
         target: by position among the item's targets, or by name.
         horizon: forecast steps; those of the run if None. A batch with known covariates needs it.
         parts: largest number of stretches of the target's past; if None, so that there are 12 segments, at least 4.

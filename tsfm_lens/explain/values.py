@@ -27,7 +27,7 @@ from tsfm_lens.explain.masking import (
     reference_rows,
 )
 from tsfm_lens.explain.parts import cut_parts
-from tsfm_lens.explain.segments import Segment, item_of, refuse_overlap, target_row, token_edges
+from tsfm_lens.explain.segments import Item, Segment, item_of, refuse_overlap, target_row, token_edges
 from tsfm_lens.models.adapter import default_levels
 from tsfm_lens.models.batching import cut, forecast_part, plan, request_of
 from tsfm_lens.models.draws import Piece
@@ -52,7 +52,7 @@ def forecasts(
     keep: Any,
     reference: Reference = "mean",
     *,
-    item: int | str = 0,
+    item: Item = None,
     target: int | str = 0,
     seed: int = 0,
     progress: Progress | None = None,
@@ -104,7 +104,7 @@ class MaskedItem:
     run: Run
     segments: Any = None
     reference: Reference = "mean"
-    item: int | str = 0
+    item: Item = None
     target: int | str = 0
     seed: int = 0
     row: int = field(init=False)
@@ -317,6 +317,28 @@ def _forwards(run: Run, batch: MaskedBatch, copies: int) -> np.ndarray:
             parts = [whole] if number < 2 else [whole.part(*ends) for ends in cut(whole.batch, -(-rows // number))]
             outputs += [run.read(lens.forward(part), part).cpu().double().numpy() for part in parts]
     return np.concatenate(outputs)[:, None]
+
+
+def alone_as_forecast(run: Run, item: Item = None) -> Run:
+    """Select one item, in a run whose values under masks are the library's forecast of it.
+
+    Of a model that draws, this is the rollout of sample paths, with the random numbers of the item alone.
+    """
+    one = whole = item_of(run, item)
+    if one.lens.emits == "quantile":
+        return one
+    while whole._of is not None:
+        whole = whole._of[0]
+    is_alone = len(whole.batch) == len(one.batch)
+    return (one if is_alone else replace(one, _of=None)).rolled_out()
+
+
+def draw_facts(run: Run, row: int) -> dict[str, object]:
+    """Return attributes of a result of sample paths: their number, and how far other ones move the median at a step."""
+    if not takes_draws(run):
+        return {}
+    apart = np.abs(run.redraw().forecast.median[row] - run.forecast.median[row]).mean()
+    return {"num_samples": run.num_samples or run.lens.adapter.samples, "redraw": float(apart)}
 
 
 def single_pass(run: Run) -> Run:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from tsfm_lens.errors import MissingExtraError
+from tsfm_lens.errors import missing_extra
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import refuse_several
 from tsfm_lens.probes.head_states import head_states
@@ -70,5 +70,5 @@ def need(what: str, *more: str, instead: str = "") -> None:
     """Refuse to go on without the notebook libraries and ``more`` ones."""
     missing = [name for name in (*more, *_LIBRARIES) if find_spec(name) is None]
     if missing:
-        cure = f'pip install "tsfm-lens-toolbox[notebook]"{f". Without a notebook, {instead}." if instead else ""}'
-        raise MissingExtraError(f"{what} needs {' and '.join(missing)}, not installed: {cure}")
+        hint = f"Without a notebook, {instead}." if instead else ""
+        raise missing_extra(what, "notebook", missing, hint=hint)

@@ -13,11 +13,14 @@ import plotly.graph_objects as go
 import traitlets
 import xarray as xr
 
+from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae
+from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.errors import InputError, LensError
 from tsfm_lens.explain import Masks, Segment
 from tsfm_lens.explain.masking import Reference
 from tsfm_lens.explain.segments import item_of
+from tsfm_lens.hooks.interventions import Zero
 from tsfm_lens.models.run import Run
 from tsfm_lens.viz import forecast_fan, linked
 from tsfm_lens.viz.panels import as_text, scene
@@ -56,20 +59,33 @@ class Fit(anywidget.AnyWidget):
     """
 
 
-def without_stretch(run: Run, row: int, start: int, stop: int, reference: Reference) -> np.ndarray:
-    """Compute the median (step,) without steps ``[start, stop)`` of a series, counted from the forecast start."""
+def masks_of(run: Run, row: int, start: int, stop: int, reference: Reference) -> Masks:
+    """Return the masks of one stretch, steps ``[start, stop)`` of a series, counted from the forecast start."""
     length = min(run.batch.lengths[0], run.lens.context_length)
     if not 0 <= row < len(run.batch) or not -length <= start < stop <= 0:
         raise InputError(
             f"steps {start} to {stop} of series {row}: expected steps from {-length} to 0 of {len(run.batch)} series"
         )
-    masks = Masks(run, (Segment("brushed", row, start, stop, "past"),), reference)
-    keep = np.zeros((1, 1), dtype=bool)
+    return Masks(run, (Segment("brushed", row, start, stop, "past"),), reference)
+
+
+_NOTHING = np.zeros((1, 1), dtype=bool)  # is kept of the one stretch
+
+
+def point_without(run: Run, row: int, start: int, stop: int, reference: Reference) -> np.ndarray:
+    """Compute the run's point forecast (step,) without a stretch: of a token model the expected value on its path."""
+    masks = masks_of(run, row, start, stop, reference)
+    return masks(_NOTHING)[0, masks.middle]
+
+
+def median_without(run: Run, row: int, start: int, stop: int, reference: Reference) -> np.ndarray:
+    """Compute the median (step,) of the library's own forecast without a stretch."""
+    masks = masks_of(run, row, start, stop, reference)
     if run.lens.emits == "quantile":
-        return masks(keep)[0, masks.middle]
+        return masks(_NOTHING)[0, masks.middle]
     # masks of other models give one forward each, which has no median beside that of the run's draws
-    forecast = run.lens.forecast(masks.masked(keep), run.horizon, num_samples=run.num_samples, seed=run.seed)
-    return forecast.median[0]
+    batch = masks.masked(_NOTHING)
+    return run.lens.forecast(batch, run.horizon, num_samples=run.num_samples, seed=run.seed).median[0]
 
 
 _RENDER = """
@@ -89,10 +105,11 @@ export default { render({ model, el }) {
 
 
 class Explorer(anywidget.AnyWidget):
-    """One linked view of a model's heads; made by :func:`tsfm_lens.explore.explore`.
+    """One linked view of a model's components; made by :func:`tsfm_lens.explore.explore`.
 
-    ``chosen`` is a head, ``ablated`` a set of heads by component name, ``marked`` a stretch ``(start, stop)`` in steps
-    from the forecast start, ``masked`` the median (step,) without it, ``error`` why the last choice was refused.
+    ``chosen`` is a component, ``ablated`` a set of them by name, ``marked`` a stretch ``(start, stop)`` in steps from
+    the forecast start, ``masked`` the forecast (step,) without it, ``error`` why the last choice was refused. Forecasts
+    are the run's :attr:`~tsfm_lens.models.run.Run.point`, with which all effects of components are measured.
     """
 
     _esm = Path(linked.__file__).with_suffix(".js").read_text() + _RENDER
@@ -109,10 +126,9 @@ class Explorer(anywidget.AnyWidget):
         self.marked: tuple[int, int] | None = None
         self.masked: np.ndarray | None = None
         self.error, self._count = "", 0
-        plain = array(states, "quantile_forecast", "quantile", "step", series=0)
-        alone = array(states, "ablated_forecast", "layer", "head", "quantile", "step", series=0)
-        sets = zip(["", *self._names], [plain, *alone.reshape(-1, *plain.shape)], strict=True)
-        self._forecasts: dict[Any, np.ndarray] = {frozenset([name] if name else []): each for name, each in sets}
+        self._forecasts: dict[Any, np.ndarray] = {frozenset(): array(states, "baseline_forecast", "step", series=0)}
+        for name, forecast in zip(self._names, array(states, "forecast", "component", "step", series=0), strict=True):
+            self._forecasts[frozenset([name])] = forecast
         super().__init__(state=state)
         self.on_msg(self._on_choice)
         self._answer()
@@ -122,13 +138,13 @@ class Explorer(anywidget.AnyWidget):
         return f"Explorer({ids}; make it the last line of a notebook cell, elsewhere run.report(folder) has this view)"
 
     def select(self, layer: str | int, head: str | int) -> None:
-        """Show another head, by its labels."""
-        place = position(self.states, "layer", layer), position(self.states, "head", head)
-        self.chosen = int(np.ravel_multi_index(place, self.states["component"].shape))
+        """Show another head of the attention that is shown, by its labels."""
+        name = self.states["name"].values[position(self.states, "layer", layer), position(self.states, "head", head)]
+        self.chosen = self._names.index(str(name))
         self._answer()
 
     def ablate(self, *components: str) -> None:
-        """Show the forecast without exactly these heads, by component name; without arguments none is ablated."""
+        """Show the forecast without exactly these components, by name; without arguments none is ablated."""
         positions(xr.Dataset(coords={"component": self._names}), "component", components)
         self._choose(tuple(dict.fromkeys(components)), self.marked)
 
@@ -138,7 +154,7 @@ class Explorer(anywidget.AnyWidget):
 
     @property
     def forecast(self) -> np.ndarray:
-        """Forecast (quantile, step) without the ablated heads, the plain one if there are none; data units."""
+        """Forecast (step,) without the ablated components, the plain one if there are none; data units."""
         return self._forecasts[frozenset(self.ablated)]
 
     def _on_choice(self, _widget: Any, choice: dict[str, Any], _buffers: Any) -> None:
@@ -150,12 +166,11 @@ class Explorer(anywidget.AnyWidget):
         """Forecast what is chosen, once each; what is refused changes nothing."""
         run, self.error = self.run, ""
         try:
-            if (heads := frozenset(ablated)) not in self._forecasts:
-                with run.lens.ablate(*ablated):
-                    forecast = run.lens.forecast(run.batch, run.horizon, num_samples=run.num_samples, seed=run.seed)
-                self._forecasts[heads] = forecast.quantiles[0]
+            if (chosen := frozenset(ablated)) not in self._forecasts:
+                without = Variant("chosen", tuple(Zero(name) for name in ablated))
+                self._forecasts[chosen] = point_forecasts(run, [without])[0, 0]
             if marked and marked not in self._forecasts:
-                self._forecasts[marked] = without_stretch(run, 0, *marked, "mean")
+                self._forecasts[marked] = point_without(run, 0, *marked, "mean")
             self.ablated, self.marked, self.masked = ablated, marked, self._forecasts[marked] if marked else None
         except LensError as error:
             self.error = str(error)
@@ -170,7 +185,7 @@ class Explorer(anywidget.AnyWidget):
             "head": self.chosen,
             "ablated": [self._names.index(name) for name in self.ablated],
             "brush": [step + self._length for step in self.marked] if self.marked else None,
-            "without": linked.fan(self.states, self.forecast),
+            "without": linked.line(self.states, self.forecast),
             "masked": linked.line(self.states, self.masked) if self.masked is not None else {},
             "error": self.error,
         }
@@ -258,7 +273,7 @@ class Brush(widgets.VBox):
         key = (row, start, stop)
         if key not in self._cache:
             self.words.value = f"forecasting without steps {start} to {stop - 1} …"
-            self._cache[key] = without_stretch(self.run, *key, self.reference)
+            self._cache[key] = median_without(self.run, *key, self.reference)
         return self._cache[key]
 
     def _describe(self, error: str = "") -> None:

@@ -126,6 +126,7 @@ class RunState:
         first, whole: if the run is part of a batch, the index of its first row there, and the rows of that batch.
         sample_major: whether sample paths are the outermost part of the rows.
         sizes: lengths of "series" and "variate" in the running pass, for models that keep them apart.
+        forwards: series that the lens has passed through the model so far, each pass of a rollout by itself.
     """
 
     n_series: int | None = None
@@ -136,6 +137,7 @@ class RunState:
     whole: int | None = None
     sample_major: bool = False
     sizes: dict[str, int] = field(default_factory=dict)
+    forwards: int = 0
 
     def restart(
         self, n_series: int | None = None, block_rows: int | None = None, part: tuple[int, int | None] = (0, None)
@@ -143,6 +145,7 @@ class RunState:
         """Go to the beginning of a run; without ``n_series``, of one that the lens did not start."""
         self.n_series, self.step, self.block_rows = n_series, 0, block_rows
         self.first, self.whole = part
+        self.forwards += n_series or 0
         self.offset.clear()
 
     def running(

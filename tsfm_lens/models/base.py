@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from difflib import get_close_matches
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
 
@@ -87,12 +88,15 @@ class LensBase(HookedRootModule):
     packed = _of_adapter("packed", "True if the variates of an item share one token sequence.")
     takes_ids = _of_adapter("integers", "True if series are token ids, not measurements.")
 
-    def __init__(self, adapter: Adapter, model_id: str, revision: str | None = None) -> None:
+    def __init__(
+        self, adapter: Adapter, model_id: str, revision: str | None = None, files: Sequence[Path] = ()
+    ) -> None:
         super().__init__()
         # kept out of torch's module registry: TransformerLens's setup() writes a name onto every submodule
         self.__dict__["adapter"] = adapter
         self.model_id = model_id
         self.revision = revision
+        self.files = tuple(files)
         self.__dict__["registry"] = HookRegistry(adapter.model, adapter.wiring)
         for name, point in self.registry.hooked.items():
             attach_point(self, name, point)
@@ -100,14 +104,15 @@ class LensBase(HookedRootModule):
         self.adapter.model.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (type(self), self.adapter, self.model_id, self.revision, self._lasting_hooks())
+        return _rebuilt, (type(self), self.adapter, self.model_id, self.revision, self.files, self._lasting_hooks())
 
     def __deepcopy__(self, memo: dict[int, Any]) -> LensBase:
         hooks = self._lasting_hooks()
         for module in self.adapter.model.modules():
             # some libraries keep functions as attributes in a wrapping that cannot be copied, and need not be
             memo |= {id(value): value for value in vars(module).values() if isinstance(value, staticmethod)}
-        return _rebuilt(type(self), copy.deepcopy(self.adapter, memo), self.model_id, self.revision, hooks)
+        adapter = copy.deepcopy(self.adapter, memo)
+        return _rebuilt(type(self), adapter, self.model_id, self.revision, self.files, hooks)
 
     def _lasting_hooks(self) -> Lasting:
         """Return the hooks set by ``add_hook``, as (name of the point, "fwd" or "bwd", handle)."""
@@ -372,9 +377,16 @@ class LensBase(HookedRootModule):
             super().add_hook(point, hook, *args, **kwargs)
 
 
-def _rebuilt(kind: type[LensBase], adapter: Adapter, model_id: str, revision: str | None, hooks: Lasting) -> LensBase:
+def _rebuilt(
+    kind: type[LensBase],
+    adapter: Adapter,
+    model_id: str,
+    revision: str | None,
+    files: tuple[Path, ...],
+    hooks: Lasting,
+) -> LensBase:
     """Build a lens around a copied or unpickled model, with hooks of its own points."""
-    lens = kind(adapter, model_id, revision)
+    lens = kind(adapter, model_id, revision, files)
     for name, direction, handle in hooks:
         lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent)
     return lens

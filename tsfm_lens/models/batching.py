@@ -104,6 +104,13 @@ class ForecastRequest:
                 pieces.append(Piece(block_seed(self.seed, index), count, place, size))
         return pieces
 
+    @property
+    def passes(self) -> int:
+        """Forwards of one series: a pass a step of tokens, else as many as cover the horizon, on every path."""
+        adapter = self.lens.adapter
+        ahead = 1 if adapter.rollout == "tokens" else adapter.longest_pass
+        return self.paths * -(-self.horizon // ahead)
+
     def drawing(self, pieces: Sequence[Piece], *, guarded: bool = False) -> BlockDraws:
         """Return the mode under which pieces of blocks draw their share."""
         adapter = self.lens.adapter
@@ -246,6 +253,7 @@ def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: B
         nullcontext() if guarded else head.register_forward_hook(refuse_undrawable),
     ):
         prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+    lens.registry.state.forwards += rows * (request.passes - 1)
     return Forecast.of(prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed})
 
 

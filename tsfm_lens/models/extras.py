@@ -9,7 +9,9 @@ from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
-from tsfm_lens.errors import MissingExtraError, unknown_name
+from packaging.requirements import Requirement
+
+from tsfm_lens.errors import DISTRIBUTION, MissingExtraError, install_command, missing_extra, unknown_name
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Extra:
     @property
     def install(self) -> tuple[str, ...]:
         """Commands that install it, in order."""
-        extra = f'pip install "tsfm-lens-toolbox[{self.name}]"'
+        extra = install_command(self.name)
         if not self.alone:
             return (extra,)
         pins = " ".join(f"{name}=={version}" for name, version in self.distributions.items())
@@ -171,6 +173,39 @@ def status() -> dict[str, ExtraStatus]:
         missing += [package for package in extra.needs if installed(package) is None]
         missing += [module for module in extra.imports if not _has_code(module)]
         table[name] = ExtraStatus(extra, versions, tuple(dict.fromkeys(missing)))
+    return table
+
+
+def require_packages(extra: str, purpose: str) -> None:
+    """Refuse a purpose, before any work, while a package of an extra is not installed.
+
+    Raises:
+        MissingExtraError: the message names the packages and the command that installs them.
+    """
+    missing = missing_packages(extra)
+    if missing:
+        raise missing_extra(purpose, extra, missing)
+
+
+def missing_packages(extra: str) -> list[str]:
+    """List the packages of an extra, as the package's own metadata has them, that are not installed."""
+    return [package for package in packages_of_extras().get(extra, ()) if installed(package) is None]
+
+
+def packages_of_extras() -> dict[str, list[str]]:
+    """Return the packages that each extra adds, by its name; none where this package itself is not installed."""
+    try:
+        lines = metadata.requires(DISTRIBUTION) or []
+    except metadata.PackageNotFoundError:
+        return {}
+    table: dict[str, list[str]] = {}
+    for requirement in map(Requirement, lines):
+        marker = requirement.marker
+        if marker is None or marker.evaluate({"extra": ""}) or requirement.name == DISTRIBUTION:
+            continue
+        for name in metadata.metadata(DISTRIBUTION).get_all("Provides-Extra") or ():
+            if marker.evaluate({"extra": name}):
+                table.setdefault(name, []).append(requirement.name)
     return table
 
 

@@ -109,7 +109,8 @@ class Forecast:
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
         """Return a labelled dataset of kind "forecast", with the context and, where known, the truth (series, step)."""
         data = context_dataset(self.context, self.horizon, truth)
-        data = data.assign_coords(quantile=list(self.levels))
+        seasons = list(self.context.seasonalities)
+        data = data.assign_coords(quantile=list(self.levels), season=("series", seasons))
         data["quantile_forecast"] = (("series", "quantile", "step"), self.quantiles)
         if self.samples is not None:
             data["sample"] = (("series", "draw", "step"), self.samples)

@@ -40,6 +40,7 @@ class Lens(LensBase):
         adapter: the opened native model.
         model_id: name of the loaded model, for provenance.
         revision: commit of a hub checkpoint, if known.
+        files: files of weights that it was opened from, those of a merged adapter last; none for a native object.
     """
 
     if TYPE_CHECKING:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import torch
+import xarray as xr
 
+from tsfm_lens.data import SeriesBatch
 from tsfm_lens.hooks import residual
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.run import Run
@@ -28,8 +30,13 @@ def rounding(run: Run, plain: np.ndarray) -> np.ndarray:
         Higham and Mary 2019, A new approach to probabilistic rounding error analysis: n independent roundings add up
         to about the square root of n, not to n.
     """
-    sizes = [4 * _OUTER * np.abs(values).max(initial=0.0) for values in _values(run, plain)]
-    return np.array(sizes) + relative_rounding(run.lens) * ranges(run, plain)
+    steps = np.array([_float_step(values) for values in _values(run, plain)])
+    return steps + relative_rounding(run.lens) * ranges(run, plain)
+
+
+def _float_step(values: np.ndarray) -> float:
+    """Return the range below which finite values are one value to a library that scales them in float32."""
+    return float(4 * _OUTER * np.abs(values).max(initial=0.0))
 
 
 def _values(run: Run, plain: np.ndarray) -> Iterator[np.ndarray]:
@@ -55,6 +62,44 @@ def relative_rounding(lens: Lens) -> float:
 def ranges(run: Run, plain: np.ndarray) -> np.ndarray:
     """Compute the range of each context and its forecast in ``plain`` (series, step), data units, (series,)."""
     return np.array([np.ptp(values) if values.size else 0.0 for values in _values(run, plain)])
+
+
+def flat_contexts(lens: Lens, batch: SeriesBatch) -> np.ndarray:
+    """Mark the series (series,) that a model sees as one value: their range is below the float step, or one bin."""
+    finite = [values[np.isfinite(values)] for values in (np.ravel(each).astype(float) for each in batch.values)]
+    ranges = np.array([np.ptp(values) if values.size else 0.0 for values in finite])
+    steps = np.array([_float_step(values) for values in finite])
+    if lens.adapter.readout == "token":
+        steps = np.fmax(steps, _bin_widths(lens, batch, [values.mean() if values.size else 0.0 for values in finite]))
+    return np.asarray(ranges <= steps)
+
+
+def _bin_widths(lens: Lens, batch: SeriesBatch, levels: list[float]) -> np.ndarray:
+    """Return the width of the bin of a token model that holds the level of each series, data units, (series,)."""
+    bins = np.sort(lens.bin_values(lens.encode(batch, future=np.zeros((len(batch), 1)))).double().cpu().numpy())
+    nearest = [np.clip(np.searchsorted(row, level), 1, len(row) - 1) for row, level in zip(bins, levels, strict=True)]
+    return np.array([row[at] - row[at - 1] for row, at in zip(bins, nearest, strict=True)])
+
+
+def flat_series(run: Run) -> np.ndarray:
+    """Mark degenerate series of a run, (series,): a context without variation that the model sees, or a flat forecast.
+
+    A flat forecast varies by no more than its :func:`rounding`. It has no order of steps, no scale and no shape, and
+    what is divided by these means nothing. Statistics over series leave such series out, and count them. A twin leaves
+    out what its original does.
+    """
+    if "flat" not in run.cache:
+        flat = flat_contexts(run.lens, run.batch)
+        if run.horizon > 1:
+            flat |= np.ptp(run.point, axis=-1) <= own_rounding(run)
+        run.cache["flat"] = flat if run.original is None else flat | flat_series(run.original)
+    marks: np.ndarray = run.cache["flat"]
+    return marks
+
+
+def marked_dataset(run: Run) -> xr.Dataset:
+    """Return the part that all results of a run share, with the coordinate ``flat`` of its :func:`flat_series`."""
+    return run.dataset().assign_coords(flat=("series", flat_series(run)))
 
 
 def told_apart(run: Run, forecasts: np.ndarray, plain: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import filecmp
 import json
 import os
 import sys
@@ -14,12 +15,14 @@ from typing import Any
 import torch
 
 from tsfm_lens.embedded import checkpoint_names, checkpoint_path
-from tsfm_lens.errors import CheckpointError, InputError, WiringError, unknown_name
+from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError, unknown_name
 from tsfm_lens.models import checkpoint
 from tsfm_lens.models.adapter import refuse_dtype
 from tsfm_lens.models.architecture import Architecture, architectures
+from tsfm_lens.models.extras import EXTRAS, status
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.merging import beside
+from tsfm_lens.models.merging import ADAPTER_CONFIG, ADAPTER_WEIGHTS, StoredAdapter, has_weights_beside, read_adapter
+from tsfm_lens.models.merging import beside as adapters_beside
 from tsfm_lens.models.wirings._common import GENERATION, HUB, refuse_unknown, refuse_values
 
 _REDIRECTION = threading.RLock()
@@ -34,7 +37,8 @@ def load(
     Args:
         source: name of an embedded checkpoint ("chronos-nano"), a local folder, a hub id
             ("amazon/chronos-bolt-base"), or a native pipeline or model that is already built; one of another
-            architecture says by a method ``lens_adapter()`` which adapter it takes.
+            architecture says by a method ``lens_adapter()`` which adapter it takes. An adapter of peft in a folder is
+            merged into the weights beside it, or else into the model that it was trained on.
         revision: branch, tag or commit of a hub id.
         device: torch device for a checkpoint that is opened here.
         dtype: "float32", "bfloat16" or "float16" for a checkpoint that is opened here.
@@ -56,10 +60,12 @@ def load(
         _refuse_beside(lens)
     else:
         folder, model_id, commit = _locate(str(source), revision)
-        files = checkpoint.read_checkpoint(folder)
-        if os.path.lexists(folder / checkpoint.COMPRESSION):
+        adapter = read_adapter(folder)
+        base_folder = folder if adapter is None else _base_folder(adapter)
+        files = checkpoint.read_checkpoint(base_folder)
+        if os.path.lexists(base_folder / checkpoint.COMPRESSION):
             files = files.folded()
-        lens = _open(files, model_id, commit, _DTYPES[dtype], device)
+        lens = _open(files, adapter, model_id, commit, _DTYPES[dtype], device)
         refuse_dtype(lens.adapter, _DTYPES[dtype])
     if check:
         with checkpoint.in_our_words(f"{lens.model_id} was loaded, but cannot run"):
@@ -84,7 +90,7 @@ def _from_object(native: object) -> Lens:
 
 def _refuse_beside(lens: Lens) -> None:
     """Refuse layers with a low-rank adapter beside their matrix, which peft shows under the layer's own name."""
-    names = [name for name, _ in beside(lens.model)]
+    names = [name for name, _ in adapters_beside(lens.model)]
     if names:
         raise WiringError(
             f"{len(names)} layers of {lens.model_id}, the first of them {names[0]}, hold an adapter beside their "
@@ -93,7 +99,57 @@ def _refuse_beside(lens: Lens) -> None:
         )
 
 
-def _open(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype: torch.dtype, device: str) -> Lens:
+def _base_folder(adapter: StoredAdapter) -> Path:
+    """Locate the model that an adapter of a folder is merged into.
+
+    Transformers takes the model beside the adapter, Chronos-2's pipeline the one that the adapter names. Where both are
+    at hand and differ, the caller has to say which is meant.
+    """
+    beside = adapter.folder if has_weights_beside(adapter.folder) else None
+    if adapter.base is None:
+        if beside is None:
+            raise CheckpointError(
+                f"{adapter.folder} holds an adapter alone, and its {ADAPTER_CONFIG} names no model that it was trained "
+                "on (base_model_name_or_path is empty); write the folder or the hub id of that model there"
+            )
+        return beside
+    try:
+        named, _, _ = _locate(adapter.base, None)
+    except (CheckpointError, UnknownNameError) as error:
+        if beside is not None:
+            return beside
+        raise CheckpointError(
+            f"{adapter.folder} holds an adapter for {adapter.base}, which is not at hand ({error}) Put that model "
+            f"there, or write the folder where it is into base_model_name_or_path of {ADAPTER_CONFIG}"
+        ) from error
+    if beside is None or _same_weights(beside, named):
+        return named
+    raise CheckpointError(
+        f"{adapter.folder} holds a model and an adapter that was trained on another one, {adapter.base}. "
+        f"To merge it into the model in the folder, write that folder into base_model_name_or_path of "
+        f"{ADAPTER_CONFIG}; to merge it into {adapter.base}, take {checkpoint.CONFIG} and the model's weights out of "
+        "the folder; to open the model alone, take the two files of the adapter out"
+    )
+
+
+def _same_weights(folder: Path, other: Path) -> bool:
+    """Test if two folders hold the same model: the same files of weights, byte for byte."""
+    if folder.resolve() == other.resolve():
+        return True
+    one, two = checkpoint.read_checkpoint(folder), checkpoint.read_checkpoint(other)
+    return one.files.keys() == two.files.keys() and all(
+        filecmp.cmp(path, two.files[name], shallow=False) for name, path in one.files.items()
+    )
+
+
+def _open(
+    files: checkpoint.Checkpoint,
+    adapter: StoredAdapter | None,
+    model_id: str,
+    commit: str | None,
+    dtype: torch.dtype,
+    device: str,
+) -> Lens:
     try:
         entry = architecture_of(files.config, model_id, files.names)
     except WiringError:
@@ -124,12 +180,20 @@ def _open(files: checkpoint.Checkpoint, model_id: str, commit: str | None, dtype
             module = checkpoint.module_of(native)
             files.finish(module, entry.renamed)
             checkpoint.refuse_difference(files, module, entry.renamed, entry.computed)
+            if adapter is not None:
+                adapter.merge(module)
             # a model of transformers has the name of the folder that it came from, not of the staged one
             for part in (module, getattr(module, "config", None)):
                 for attribute in ("name_or_path", "_name_or_path"):
                     if hasattr(part, attribute):
                         setattr(part, attribute, str(files.folder))
-            return Lens(entry.adapt(native), model_id, commit)
+            return Lens(entry.adapt(native), model_id, commit, _weight_files(files, adapter))
+
+
+def _weight_files(files: checkpoint.Checkpoint, adapter: StoredAdapter | None) -> tuple[Path, ...]:
+    """List the files of weights that a lens was opened from, those of an adapter last."""
+    weights = [files.folder / name for name in files.files if name.endswith(checkpoint.SUFFIX)]
+    return (*weights, *(() if adapter is None else (adapter.folder / ADAPTER_WEIGHTS,)))
 
 
 def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()) -> Architecture:
@@ -152,6 +216,9 @@ def architecture_named(source: str) -> Architecture | None:
         return None
     folder, _, _ = _locate(source, None)
     try:
+        adapter = read_adapter(folder)
+        if adapter is not None:
+            folder = _base_folder(adapter)
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         return next((entry for entry in architectures().values() if entry.claims(config)), None)
     except (OSError, ValueError, TypeError, AttributeError):
@@ -192,12 +259,22 @@ def _from_hub(model_id: str, revision: str | None) -> tuple[Path, str, str | Non
         raise CheckpointError(f"{near} (the hub answered: not found or private)") from error
     except (LocalEntryNotFoundError, HfHubHTTPError, OSError, ValueError) as error:
         raise CheckpointError(
-            f"{model_id} is not in the local hub cache and the hub cannot be reached. On a machine with network: "
+            f"{_missing_library(model_id)}{model_id} is not in the local hub cache and the hub cannot be reached. On a "
+            "machine with network: "
             f"`hf download {model_id}`, then copy that folder here and load(folder); or set HF_HOME to a cache "
             "that holds it. Without network, load('chronos-nano'), load('bolt-nano') and load('chronos2-nano') always "
             "work."
         ) from error
     return folder, model_id, folder.name
+
+
+def _missing_library(model_id: str) -> str:
+    """Say what installs the library of a published model, in a sentence; "" where it is there or needs none."""
+    for entry in architectures().values():
+        if entry.extra and model_id in entry.published.values() and not status()[entry.extra].importable:
+            extra = EXTRAS[entry.extra]
+            return f"{model_id} needs a library that is not installed ({extra.title}): {' && '.join(extra.install)}. "
+    return ""
 
 
 def _published() -> list[str]:

@@ -55,8 +55,9 @@ class Run:
         forced_path: (series, step) values that teacher-force a token model's decoder; the median path if None.
         full_batch: the series before their ends were held out as the truth; None if they were not.
         explicit_horizon: whether the caller chose the horizon.
+        original: the run that this one is an untrained twin of; None for others.
         n_twins: number of untrained twins that effects are compared with, see :meth:`twin`; None if not requested,
-            ``QUICK`` for those that take less than a second.
+            ``QUICK`` for as many as a claim takes where :data:`tsfm_lens.findings.TWIN_WORK` allows it.
         cache: results of probes that they share with one another.
         cost: seconds spent so far on the "forecast", the "path" and "recordings".
     """
@@ -72,6 +73,7 @@ class Run:
     full_batch: SeriesBatch | None = None
     explicit_horizon: bool = True
     n_twins: int | None = None
+    original: Run | None = None
     _hooks: tuple[object, ...] = ()
     _of: tuple[Run, list[int]] | None = None
     _others: dict[Hashable, Run] = field(init=False, default_factory=dict)
@@ -210,6 +212,12 @@ class Run:
             return (mass * values).sum(-1)[..., : self.horizon]
         return output[..., int(np.argmin(np.abs(np.array(adapter.levels) - 0.5))), : self.horizon]
 
+    @property
+    def work(self) -> int:
+        """Forwards that the model has made so far, of any of its runs, times its parameters."""
+        parameters = sum(each.numel() for each in self.lens.adapter.model.parameters())
+        return parameters * self.lens.registry.state.forwards
+
     # --- activations -------------------------------------------------------------------------------------
 
     def record(self, names: Iterable[str], last: int | None = None) -> Activations:
@@ -303,7 +311,7 @@ class Run:
         return self._other(n_twins=0) if self.n_twins else self
 
     def compared(self) -> Run:
-        """Return the same run, with as many twins as a claim takes where nobody said how many and they are quick."""
+        """Return the same run, with as many twins as a claim takes if nobody said how many and they are little work."""
         return self._other(n_twins=QUICK) if self.n_twins is None else self
 
     def twin(self, number: int) -> Run:
@@ -315,7 +323,7 @@ class Run:
         if key in self._others:
             return self._others[key]
         lens = twin_of(self.lens, number)
-        plain: dict[str, Any] = {"forced_path": None, "n_twins": 0, "_hooks": (), "_of": None}
+        plain: dict[str, Any] = {"forced_path": None, "n_twins": 0, "original": self, "_hooks": (), "_of": None}
         other = replace(self, lens=lens, **plain)
         if sum(each.nbytes for each in lens.adapter.model.parameters()) < _SMALL:
             self._others[key] = other
@@ -343,6 +351,7 @@ class Run:
         truth, forced_path = (None if values is None else values[rows] for values in (self.truth, self.forced_path))
         full = None if self.full_batch is None else self.full_batch.select(rows)
         parts: dict[str, Any] = {"truth": truth, "forced_path": forced_path, "full_batch": full}
+        parts["original"] = None if self.original is None else self.original.select(rows)
         return replace(self, batch=self.batch.select(rows), **parts, _of=(self, rows))
 
     def at(self, horizon: int) -> Run:
@@ -361,6 +370,8 @@ class Run:
             else:
                 truth = None if self.truth is None else over_steps(self.truth, horizon)
                 other = self.lens.run(self.batch, horizon, truth=truth, rollout=rollout, **how)
+            original = None if self.original is None else self.original.at(horizon)
+            other = replace(other, original=original)
             self._others[horizon] = replace(other, explicit_horizon=self.explicit_horizon, n_twins=self.n_twins)
         return self._others[horizon]
 
@@ -454,7 +465,8 @@ def run(
         num_samples: sample paths of a sampling model; its configured number if None.
         seed: of every draw.
         twins: number of untrained twins to compare effects with; each takes as long as the probe itself. 24 are enough
-            to claim that an effect is learned. If None, reports take 24 where a twin takes less than a second.
+            to claim that an effect is learned. If None, reports take 24 where a result takes at most 10⁹ parameters ×
+            forwards, whatever the machine.
         columns: further arguments of :func:`tsfm_lens.data.as_series`, such as ``targets``, ``known``, ``past``.
 
     Raises:
@@ -488,6 +500,6 @@ def run(
     if values is not None and not np.isfinite(values[batch.is_target]).any():
         values = None
     rolls = steps > adapter.longest_pass if rollout is None else rollout
-    settings = (num_samples, seed, rolls, None, whole, horizon is not None, twins, hooks_in_force(lens))
+    settings = (num_samples, seed, rolls, None, whole, horizon is not None, twins, None, hooks_in_force(lens))
     new = Run(lens, batch, steps, values, *settings)
     return new if forced_path is None else new.following(forced_path)

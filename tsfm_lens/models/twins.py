@@ -9,7 +9,7 @@ import torch
 from tsfm_lens.models.lens import Lens
 
 QUICK = -1
-"""Number of twins that stands for as many as a claim takes, where each takes less than a second."""
+"""Number of twins that stands for as many as a claim takes, where each takes little work."""
 _NEW = 5  # every so many twins have new weights
 
 

@@ -22,7 +22,7 @@ from tsfm_lens.hooks.residual import Place, carry_factors, excess, first_deviati
 from tsfm_lens.hooks.wiring import Attention
 from tsfm_lens.models.batching import width_of_output
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import own_rounding, relative_rounding
+from tsfm_lens.models.noise import marked_dataset, own_rounding, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind
 from tsfm_lens.probes.secants import Secants, push_forward
@@ -128,7 +128,7 @@ def decomposed(run: Run, decompositions: str | Sequence[str] | None = None, tole
     attribution, total, nodes, errors = (np.stack(each) for each in zip(*map(cache.get, keys.values()), strict=True))
     over = tuple(range(2, total.ndim))
     gap, size = (np.abs(each).max(axis=over) for each in (attribution.sum(axis=1) - total, total))
-    data = run.dataset().assign_coords(decomposition=list(keys), **coords)
+    data = marked_dataset(run).assign_coords(decomposition=list(keys), **coords)
     data = data.assign(
         attribution=(("decomposition", "component", *axes), attribution),
         total=(("decomposition", *axes), total),
@@ -151,8 +151,12 @@ def _add_statistics(data: xr.Dataset, run: Run) -> xr.Dataset:
     level = np.where(data["unit"].values[:, None] == "data units", own_rounding(run), 0.0)
     floor = relative_rounding(run.lens) * np.abs(total).max(-1) + level
     axes = ("decomposition", "component", "series")
-    target = data["role"].values == "target" if "role" in data.coords else np.ones(mean.shape[-1], dtype=bool)
-    up, down = ((sign * mean[..., target] > 0).mean(-1) for sign in (1, -1))
+    compared = ~data["flat"].values
+    if "role" in data.coords:
+        compared &= data["role"].values == "target"
+    signs = np.sign(mean[..., compared])
+    series = max(signs.shape[-1], 1)
+    up, down = ((signs == sign).sum(-1) / series for sign in (1, -1))
     data = data.assign(
         mean_absolute=(axes, sizes),
         size_share=(axes, sizes / size),
@@ -337,6 +341,7 @@ def stream_shares(run: Run, *, decomposition: str | None = None) -> xr.Dataset:
             "kind": ("writer", [kind for _, kind in order]),
             "keys_from": ("writer", [row.keys_from if isinstance(row, Attention) else "" for row in rows]),
             "series": result["series"],
+            "flat": result["flat"],
             "head": range(stack.n_heads),
         },
     )

@@ -16,7 +16,7 @@ from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.models.noise import noise_floor, ranges, rounding, told_apart
+from tsfm_lens.models.noise import flat_series, marked_dataset, noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.patching import contrast
@@ -166,7 +166,7 @@ class _Bench:
         self.noise = np.max([noise_floor(each, self._distance) for each in sources], axis=0)
         self.gap, wide = self._distance(self.nothing, self.whole), ranges(run, self.whole)
         self.gap_share = _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
-        self.no_verdict = (self.gap <= self.noise) | (self.gap_share <= smallest)
+        self.no_verdict = (self.gap <= self.noise) | (self.gap_share <= smallest) | flat_series(run)
         if self.no_verdict.all():
             raise InputError(
                 "ablating every node does not change the behaviour of any series by more than its noise, and its "
@@ -289,7 +289,7 @@ def _scores(bench: _Bench, corrupted: Run | None, ranking: str) -> dict[Componen
 def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Dataset:
     order, inside = list(search.cost), set(search.kept)
     circuit, complement = bench.forecasts([set(order), inside])
-    data = bench.run.dataset()
+    data = marked_dataset(bench.run)
     data = data.assign_coords(component_coords(nodes)).assign_coords(
         size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
     )

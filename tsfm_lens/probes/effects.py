@@ -13,7 +13,7 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import PatchFrom
-from tsfm_lens.models.noise import noise_floor, ranges, share_floor
+from tsfm_lens.models.noise import marked_dataset, noise_floor, ranges, share_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind, later_branches, listed, place_of
 from tsfm_lens.probes.zero_ablation import ablations_of, points_without
@@ -69,7 +69,6 @@ def causal_effects(
     refuse_no_share(smallest, "smallest")
     lens = run.lens
     targets = writers(lens.wiring) if components is None else lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(targets))
     behind = {c: [b for b in later_branches(lens.wiring, c) if b.stack == c.stack] for c in targets}
     branches = sorted({place_of(lens.wiring, branch).point for each in behind.values() for branch in each})
     acts = run.record(branches or ["unembed.hook_out"])
@@ -79,6 +78,7 @@ def causal_effects(
         for component, ablations in free.items()
     ]
     forecasts, plain = points_without(run, free, how, progress, beside=variants), run.point
+    data = marked_dataset(run).assign_coords(component_coords(targets))
     total, direct = forecasts[: len(targets)] - plain, forecasts[len(targets) :] - plain
     axes = ("component", "series", "step")
     parts = {"total": (axes, total), "direct": (axes, direct.copy()), "indirect": (axes, total - direct)}
@@ -90,7 +90,7 @@ def causal_effects(
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         size = np.abs(other - plain)[..., later].mean(-1)
-        return np.divide(size, wide, out=np.zeros_like(size), where=wide > 0)
+        return np.divide(size, wide, out=np.full_like(size, np.nan), where=wide > 0)
 
     floor = noise_floor(run, share)
     for name, part in (("total_share", total), ("direct_share", direct)):

@@ -1,4 +1,4 @@
-"""Data of the linked view of a model's heads: scores, attention, writes, spectra, ablations."""
+"""Data of the linked view: of every head what it reads and writes, of every component the forecast without it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from typing import Any
 import numpy as np
 import xarray as xr
 
-from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.points import Progress
-from tsfm_lens.ablation.rollouts import forecast_variants
-from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.interventions import Zero
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.models.noise import marked_dataset
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_patterns, forecast_queries, normalise, refuse_variates, shown_attention
 from tsfm_lens.probes.attribution import decomposed, of_median
@@ -25,7 +23,6 @@ _SOURCE = "tsfm-lens paper, sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT
 
 
 _MAX_SERIES = 8  # of a report; each brings its attention and its forecasts
-_MAX_BINS = 256  # stretches of the context that attention is told for
 
 
 def _some_series(results: Any) -> tuple[Run]:
@@ -41,26 +38,31 @@ def _some_series(results: Any) -> tuple[Run]:
     each=lambda lens: {"explore": {}} if shown_attention(lens) else {},
 )
 def head_states(run: Run, *, kind: str | None = None, progress: Progress | None = None) -> xr.Dataset:
-    """Collect the attention, writes and scores of each head of one kind, and the forecast without it.
+    """Collect the attention, writes and scores of the heads of one kind, and the forecast without each component.
 
     Args:
-        run: the forecast to explain. Forecasts with and without a head use the same draws.
+        run: the forecast to explain.
         kind: kind of attention of the output stack; its last kind over time if None.
-        progress: called with the heads ablated so far and their number.
+        progress: called with the components ablated so far and their number.
 
     Returns:
-        Dataset of kind "explore" by ``series``, ``layer`` and ``head``: ``entropy`` in nats and ``normalised_entropy``
-        (min-max over heads); ``write`` (…, step), the head's part of the forecast in data units, ``write_size``, its
-        mean absolute value but at a token decoder's first step, ``write_share``, that over all components' sum;
-        ``mean_shift`` (with ``_acts``) and ``spearman_distance`` as of :func:`tsfm_lens.probes.ablation_effects`;
-        ``ablated_forecast`` (layer, head, series, quantile, step); ``attention`` (…, time), mean over forecast queries,
-        a token's weight spread over its steps (at most ``attrs["token_steps"]``), ``attention_forecast`` and
-        ``attention_other`` that on forecast tokens, and on special ones and padding; ``attention_row`` (…, row, bin),
-        that of single queries on at most 256 stretches of ``bin_steps`` steps, which end at the forecast start;
-        ``step_row`` (series, step) is the row that a step is read from. Without series: ``stable_rank`` (product,
-        layer, head) and ``singular_value`` (…, mode). ``quantile_forecast`` (series, quantile, step) is
-        the plain forecast; coordinate ``component`` names the heads. Attributes: ``other_kinds`` of attention in the
-        stack, and the ``special`` tokens among the keys.
+        Dataset of kind "explore". Over ``series``, ``layer`` and ``head``: ``entropy`` in nats and
+        ``normalised_entropy`` (min-max over heads); ``write`` (…, step), the head's part of the forecast in data units,
+        ``write_size``, its mean absolute value but at a token decoder's first step, ``write_share``, that over all
+        components' sum; ``attention`` (…, query, key), the weights of the queries that the forecast is read from on the
+        tokens of the past, and what follows from it over the forecast's steps, each of which has the query of
+        ``step_query`` (step): ``lag``, the distance back at which the mean over steps is largest, from the first step
+        of a query (``query_start``) to the first of a token (``key_start``; it ends before ``key_stop``), and
+        ``lag_share``, that mean; ``place``, the token whose mean is largest, and ``place_share``;
+        ``attention_forecast`` and ``attention_other``, means on forecast tokens, and on special ones and padding.
+
+        Over ``component`` (every head and MLP of the output stack) and ``series``: ``mean_shift`` (with ``_acts`` and
+        ``_floor``), ``spearman_distance`` and ``forecast``, beside ``baseline_forecast``, all as of
+        :func:`tsfm_lens.probes.ablation_effects`: of a token model expected values along the run's one path.
+        ``quantile_forecast`` (series, quantile, step) is the library's own forecast.
+
+        Without series: ``stable_rank`` (product, layer, head) and ``singular_value`` (…, mode). Coordinate ``name``
+        has the heads' components. Attribute ``special``: the special tokens among the keys.
 
     Source:
         tsfm-lens paper: sections 2 to 5 (S3-HEAD, S3-ZA-H, S3-SPEAR, S3-HENT, S3-SRANK).
@@ -71,18 +73,18 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
 
     Example:
         >>> dict(probes.head_states(run.shortened(2))["attention"].sizes)
-        {'series': 1, 'layer': 3, 'head': 4, 'time': 128}
+        {'series': 1, 'layer': 3, 'head': 4, 'query': 2, 'key': 128}
     """
     rows = refuse_variates(run, covariates=True)
-    maps, views = _attention(run, rows, kind)
-    attention = str(maps.attrs["attention"])
-    data = run.dataset().isel(series=rows).assign_coords(layer=maps["layer"], head=maps["head"])
-    stack, heads = str(maps.attrs["stack"]), data["head"].values
-    layers = [int(layer) for layer in data["layer"].values]
-    names = [[str(Component(stack, layer, attention, int(head))) for head in heads] for layer in layers]
-    where, shape = ("layer", "head"), (len(layers), len(heads))
-    data = data.assign_coords(component=(where, names))
-    data.update(views)
+    maps = [attention_patterns(run.select([row]), kind=kind) for row in rows]
+    first = maps[0]
+    attention, stack = str(first.attrs["attention"]), str(first.attrs["stack"])
+    data = marked_dataset(run).isel(series=rows).assign_coords(layer=first["layer"], head=first["head"])
+    where = ("layer", "head")
+    heads = [[Component(stack, int(layer), attention, int(head)) for head in first["head"]] for layer in first["layer"]]
+    names = [[str(head) for head in row] for row in heads]
+    data = data.assign_coords(name=(where, names))
+    data.update(_over_series([past_attention(each) for each in maps], data["series"]))
     data["normalised_entropy"] = data["entropy"].groupby("series").map(normalise)
     data.update(head_spectra(run.lens, kind=attention).sel(layer=data["layer"])[["singular_value", "stable_rank"]])
     # in data units
@@ -96,66 +98,77 @@ def head_states(run: Run, *, kind: str | None = None, progress: Progress | None 
     data["write"], data["write_size"] = ((*of_series, "step"), writes[:, each_head]), (of_series, sizes[:, each_head])
     total = sizes.sum(axis=-1)
     data["write_share"] = data["write_size"] / xr.DataArray(np.where(total > 0, total, 1.0), dims="series")
-    effects = ablation_effects(run, components=data["component"].values.ravel().tolist())
-    for each in {"mean_shift", "spearman_distance"} & set(effects):
-        data[each] = (of_series, effects[each].transpose("series", "component").values[rows].reshape(-1, *shape))
-    data["mean_shift_acts"] = (where, effects["mean_shift_acts"].values.reshape(shape))
-    # whole distributions, which single forwards of a token model do not give
-    plain, axes = run.forecast, ("series", "quantile", "step")
-    variants = [Variant(str(name), (Zero(str(name)),)) for name in data["component"].values.ravel()]
-    options: dict[str, Any] = {"num_samples": run.num_samples, "seed": run.seed, "progress": progress}
-    result = forecast_variants(run.lens, run.batch, run.horizon, variants, quantiles=plain.levels, **options)
-    ablated = result.quantiles.reshape(*shape, *plain.quantiles.shape)[:, :, rows]
-    data = data.assign_coords(quantile=list(plain.levels))
-    data = data.assign(quantile_forecast=(axes, plain.quantiles[rows]), ablated_forecast=((*where, *axes), ablated))
-    samples = plain.samples
-    facts = {"stack": maps.attrs["stack"], "attention": attention, "decomposition": decomposition}
-    facts |= {"samples": 0 if samples is None else samples.shape[1]}
-    facts["special"] = " ".join(sorted({*maps["key_special"].values.tolist()} - {""}))
-    stack_rows = run.lens.wiring.stack(stack)
-    kinds = {row.kind for layer in range(stack_rows.n_layers) for row in stack_rows.attentions(layer)}
-    facts["other_kinds"] = " ".join(sorted(kinds - {attention}))
-    data.attrs = run.describe("explore", "One head at a time", _SOURCE, **facts)
-    # whole forecasts have medians, whatever the head; the target of a write has an attribute of its own
-    data.attrs["write_to"] = data.attrs.pop("statistic", "expected value" if run.tokens_read else "median")
+    effects = ablation_effects(run, components=writers(run.lens.wiring), progress=progress)
+    data = data.merge(_as_of_components(effects.isel(series=rows)))
+    levels, quantiles = list(run.forecast.levels), run.forecast.quantiles[rows]
+    data = data.assign_coords(quantile=levels).assign(quantile_forecast=(("series", "quantile", "step"), quantiles))
+    special = " ".join(sorted({*first["key_special"].values.tolist()} - {""}))
+    facts = {"stack": stack, "attention": attention, "decomposition": decomposition, "special": special}
+    facts |= {"statistic": run.statistic, "write_to": "expected value" if run.tokens_read else "median"}
+    data.attrs = run.describe("explore", "One head at a time", _SOURCE, **facts, first_step=run.first_step)
     return data
 
 
-def _attention(run: Run, rows: list[int], kind: str | None) -> tuple[xr.Dataset, xr.Dataset]:
-    """Collect the attention of some series; the maps of the first one say what of."""
-    maps = [attention_patterns(run.select([place]), kind=kind) for place in rows]
-    width = run.dataset().sizes["time"]
-    views = [xr.Dataset({"entropy": each["entropy"], **attention_over_steps(each, width)}) for each in maps]
-    ids = xr.DataArray([run.batch.ids[row] for row in rows], dims="series", name="series")
-    return maps[0], xr.concat(views, ids, data_vars="all")
+_OF_COMPONENTS = (
+    *("mean_shift", "mean_shift_acts", "mean_shift_floor", "spearman_distance", "forecast", "baseline_forecast"),
+)
 
 
-def attention_over_steps(maps: xr.Dataset, width: int) -> dict[str, xr.DataArray]:
-    """Distribute the attention of each head, and of single queries, over ``width`` context steps."""
+def _as_of_components(effects: xr.Dataset) -> xr.Dataset:
+    """Select what the linked view has of an "ablation" result; heads of all kinds have coordinates of their own."""
+    kept = effects[[name for name in _OF_COMPONENTS if name in effects]]
+    coords = {"kind": "component_kind", "layer_index": "component_layer", "head": "component_head"}
+    return kept.rename(coords).drop_vars([name for name in kept.coords if name not in ("component", *coords)])
+
+
+def _over_series(views: list[xr.Dataset], series: xr.DataArray) -> xr.Dataset:
+    """Put the attention of several series side by side; a short one has fewer tokens, which end where all do."""
+    shared = views[0][["query_start", "step_query"]]
+    own = [view.drop_vars(list(shared)) for view in views]
+    missing = {"attention": 0.0, "key_start": 0, "key_stop": 0}
+    together = xr.concat(own, series.variable, data_vars="all", join="outer", fill_value=missing)
+    return together.drop_vars("series").merge(shared)
+
+
+def past_attention(maps: xr.Dataset) -> xr.Dataset:
+    """Measure on which tokens of the past the heads of one series look, and where the mean over steps is largest."""
     queries = forecast_queries(maps)
-    rows = maps["pattern"].values[:, :, queries].astype(float)
-    weights = rows.mean(axis=2)
-    first, offset = int(maps["time"].values[0]), width - maps.sizes["time"]
+    pattern = maps["pattern"].values[:, :, queries].astype(float)
     start, stop = maps["key_start"].values, maps["key_stop"].values
     ordinary = maps["key_special"].values == ""
-    past = ordinary & (start < 0) & (stop > first)
-    spread = np.zeros((len(start), width))
-    for key in np.flatnonzero(past):
-        # of a token that reaches beyond the series, the steps that show it
-        low, high = (edge - first + offset for edge in (max(start[key], first), min(stop[key], 0)))
-        spread[key, low:high] = 1 / (high - low)
+    past = ordinary & (start < 0) & (stop > int(maps["time"].values[0]))
     ahead = ordinary & (start >= 0)
-    heads, most = ("layer", "head"), int((spread > 0).sum(axis=1).max(initial=0))
-    n_steps = -(-width // _MAX_BINS)
-    # stretches end at the forecast start; the first may be shorter
-    binned = np.pad(spread, ((0, 0), (-width % n_steps, 0))).reshape(len(start), -1, n_steps).sum(axis=-1)
-    last = np.searchsorted(maps["query_start"].values[queries], np.arange(maps.sizes["step"]), side="right") - 1
-    return {
-        "attention": xr.DataArray(weights @ spread, dims=(*heads, "time"), attrs={"token_steps": most}),
-        "attention_forecast": xr.DataArray(weights[..., ahead].sum(axis=-1), dims=heads),
-        "attention_other": xr.DataArray(weights[..., ~past & ~ahead].sum(axis=-1), dims=heads),
-        "attention_row": xr.DataArray(
-            (rows @ binned).astype(np.float32), dims=(*heads, "row", "bin"), attrs={"bin_steps": n_steps}
-        ),
-        "step_row": xr.DataArray(last.clip(0), dims="step"),
+    # what is read from a token of the past begins with the forecast
+    begin = np.maximum(maps["query_start"].values[queries], 0)
+    step_query = np.searchsorted(begin, np.arange(maps.sizes["step"]), side="right") - 1
+    # every step counts alike
+    counts = np.bincount(step_query, minlength=len(queries)) / maps.sizes["step"]
+    mean = np.einsum("lhqk,q->lhk", pattern, counts)
+    weights, at_place = pattern[..., past], mean[..., past]
+    back = begin[:, None] - start[past]
+    lags, index = np.unique(back, return_inverse=True)
+    sums = np.zeros((len(lags), *mean.shape[:2]))
+    for query, at in enumerate(index.reshape(back.shape)):
+        np.add.at(sums, at, counts[query] * np.moveaxis(weights[:, :, query], -1, 0))
+    by_lag = np.moveaxis(sums, 0, -1)
+    keys, heads = np.arange(-int(past.sum()), 0), ("layer", "head")
+    values = {
+        "entropy": maps["entropy"].variable,
+        "attention": ((*heads, "query", "key"), weights.astype(np.float32)),
+        "lag": (heads, _largest(by_lag, lags)),
+        "lag_share": (heads, by_lag.max(axis=-1, initial=0.0)),
+        "place": (heads, _largest(at_place, keys)),
+        "place_share": (heads, at_place.max(axis=-1, initial=0.0)),
+        "attention_forecast": (heads, mean[..., ahead].sum(axis=-1)),
+        "attention_other": (heads, mean[..., ~past & ~ahead].sum(axis=-1)),
+        "key_start": ("key", start[past]),
+        "key_stop": ("key", stop[past]),
+        "query_start": ("query", begin),
+        "step_query": ("step", step_query),
     }
+    return xr.Dataset(values, coords={"key": keys})
+
+
+def _largest(shares: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Return the label of the largest share of each head; 0 where there is nothing to look at."""
+    return labels[shares.argmax(axis=-1)] if len(labels) else np.zeros(shares.shape[:-1], dtype=int)

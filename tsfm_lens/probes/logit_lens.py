@@ -16,7 +16,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.models.adapter import DECILES
-from tsfm_lens.models.noise import rounding
+from tsfm_lens.models.noise import marked_dataset, rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attribution import own_readout
 from tsfm_lens.probes.given import of_kind
@@ -64,7 +64,7 @@ def logit_lens(run: Run, *, levels: Sequence[float] = DECILES, logits: bool = Fa
         raise InputError(f"{run.lens.model_id} emits {readout}s, not tokens of a vocabulary, so there are no logits")
     refuse_no_sums(run.lens.wiring, run.lens.wiring.output_stack)
     names, streams = layer_streams(run)
-    data = run.dataset().assign_coords(layer=names)
+    data = marked_dataset(run.in_one_pass()).assign_coords(layer=names)
     data["native_median"] = (("series", "step"), run.forecast.median)
     data["rounding"] = ("series", rounding(run, data["native_median"].values))
     data.attrs = run.describe("logit_lens", "Logit lens", _SOURCE, readout=readout, first_step=run.first_step)
@@ -160,7 +160,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     """Compute the change of the lens forecast's error from each layer to the next.
 
     ``gain_l = 100 (m_l - m_{l-1}) / m_{l-1}`` for the errors m of point forecasts: negative is better. The first step
-    of a token model's decoder, which reads no value, is left out and has an error of its own.
+    of a token model's decoder, which reads no value, is left out and has an error of its own. Measured against the
+    model's own forecast, the last layer has no gain: its error is 0 by definition.
 
     Args:
         lens_result: from :func:`tsfm_lens.probes.logit_lens`.
@@ -168,8 +169,8 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
 
     Returns:
         Dataset of kind "layer_gain": ``error`` and ``gain`` in percent (metric, layer, series), NaN for the first layer
-        and after an error of 0, with what :func:`tsfm_lens.findings.judge` adds for each metric (MAE, RMSE, and
-        sMAPE, ``100 mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error`` (layer, series).
+        and after an error within rounding, with what :func:`tsfm_lens.findings.judge` adds for each metric (MAE,
+        RMSE, and sMAPE, ``100 mean(|x - y| / (|x| + |y|))``); of token models ``first_step_error`` (layer, series).
 
     Source:
         tsfm-lens paper, appendix F (S3-GAIN).
@@ -196,14 +197,23 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
     first = int(lens_result.attrs.get("first_step", 0))
     predictions, targets = forecast.values, target.transpose("series", "step").values
     error = _errors(predictions[..., first:], targets[..., first:])
-    gain = 100 * (error / _before(error) - 1)
+    # each layer's forecast may be off by itself
+    off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]
+    turn = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
+    shifts = [_errors((predictions + each)[..., first:], targets[..., first:]) for each in (off * turn, off + 0 * turn)]
+    doubt = np.fmax(np.abs(shifts[0] - error), np.abs(shifts[1] - error))
+    before = _before(error, doubt)
+    gain = 100 * (error / before - 1)
+    if reference == "model":
+        # its distance from itself is 0 by definition, whatever it does
+        gain[:, -1] = np.nan
     coords = {"metric": list(METRICS), "layer": forecast["layer"], "series": forecast["series"]}
     result = xr.Dataset({"error": (axes, error), "gain": (axes, gain)}, coords=coords)
     if first:
         result["first_step_error"] = (axes[1:], np.abs(predictions - targets)[..., 0])
     keep = ("model", "revision", "architecture", "versions", "seed", "horizon")
     # equal series, and windows of one, count once
-    result = result.assign({name: lens_result[name] for name in ("context", "item") if name in lens_result})
+    result = result.assign({name: lens_result[name] for name in ("context", "item", "flat") if name in lens_result})
     result.attrs = {
         "kind": "layer_gain",
         "title": "Gain per layer",
@@ -211,14 +221,9 @@ def layer_gain(lens_result: xr.Dataset, *, reference: str = "truth") -> xr.Datas
         "reference": reference,
         **{key: lens_result.attrs[key] for key in keep if key in lens_result.attrs},
     }
-    # each layer's forecast may be off by itself
-    off = np.broadcast_to(lens_result.get("rounding", 0.0), targets.shape[:1])[:, None]
-    turn = np.where(np.arange(targets.shape[-1]) % 2, 1.0, -1.0)
-    shifts = [_errors((predictions + each)[..., first:], targets[..., first:]) for each in (off * turn, off + 0 * turn)]
-    doubt = np.fmax(np.abs(shifts[0] - error), np.abs(shifts[1] - error))
     floor = np.full(gain.shape, np.nan)
     floor[:, 1:] = doubt[:, 1:] + doubt[:, :-1] * (1 + gain[:, 1:] / 100)
-    floor *= 100 / _before(error)
+    floor *= 100 / before
     return judge(
         result, "gain", floor=xr.DataArray(floor, dims=axes), signed=True, smallest=100 * SMALLEST, groups="metric"
     )
@@ -238,7 +243,7 @@ def _errors(forecast: np.ndarray, target: np.ndarray) -> np.ndarray:
     return np.stack([100 * means[0], means[1], np.sqrt(means[2])])
 
 
-def _before(error: np.ndarray) -> np.ndarray:
-    """Return the error of the layer before, NaN where there is none or it is 0."""
-    before = np.concatenate([np.full_like(error[:, :1], np.nan), error[:, :-1]], axis=1)
-    return np.where(before > 0, before, np.nan)
+def _before(error: np.ndarray, doubt: np.ndarray) -> np.ndarray:
+    """Return the error of the layer before, NaN where there is none or it is no more than rounding."""
+    known = np.where(error > doubt, error, np.nan)
+    return np.concatenate([np.full_like(error[:, :1], np.nan), known[:, :-1]], axis=1)

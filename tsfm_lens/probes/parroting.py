@@ -14,7 +14,7 @@ from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import judge
-from tsfm_lens.models.noise import noise_floor, relative_rounding
+from tsfm_lens.models.noise import flat_contexts, marked_dataset, noise_floor, relative_rounding
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import pick_attention, refuse_variates
 from tsfm_lens.probes.rollout import autoregressive_attention
@@ -61,12 +61,12 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     longest = max(len(values) for values in batch.values)
     errors = np.full((len(batch), longest - 1), np.nan)
     parrots, matches = naive_parrots(batch, steps, motif)
-    scales = np.array([spread_of(values) for values in batch.values])
+    scales = context_spreads(run)
     for row, values in enumerate(batch.values):
         errors[row, : len(values) - 1] = lag_errors(values, forecast[row]) / scales[row]
     best = np.array([best_lag(values, row) for values, row in zip(batch.values, forecast, strict=True)])
     copy_errors = np.array([row[lag - 1] if lag else np.nan for row, lag in zip(errors, best, strict=True)])
-    data = run.dataset().assign_coords(lag=np.arange(1, longest))
+    data = marked_dataset(run.rolled_out()).assign_coords(lag=np.arange(1, longest))
     data = data.assign(
         forecast=(("series", "step"), forecast),
         parrot=(("series", "step"), parrots),
@@ -270,6 +270,12 @@ def spread_of(context: np.ndarray) -> float:
     return spread if spread > 0 else np.nan
 
 
+def context_spreads(run: Run) -> np.ndarray:
+    """Return the standard deviation of each context, (series,); NaN where the model sees no variation."""
+    spreads = np.array([spread_of(values) for values in run.batch.values])
+    return np.where(flat_contexts(run.lens, run.batch), np.nan, spreads)
+
+
 @probe("head_parroting")
 def head_parroting(
     run: Run,
@@ -335,7 +341,7 @@ def head_parroting(
     mass = np.stack([each["mass"].values for each in maps], axis=-1) * weight
     chance = np.array([float(each["chance"]) for each in maps]) * weight
     vacuous = [bool(each["vacuous"]) for each in maps]
-    data = run.dataset().assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
+    data = marked_dataset(run).assign_coords(layer=list(map(str, layers)), head=range(row.n_heads))
     data = data.assign(mass=(("layer", "head", "series"), mass), chance=("series", chance), vacuous=("series", vacuous))
     data["lag"] = ("series", np.where(lags > 0, lags, np.nan).astype(float), {"units": "steps"})
     pairs, gap = zip(batch.values, lags, strict=True), np.full(steps, np.nan)
@@ -343,7 +349,7 @@ def head_parroting(
     references = {"copy_error": copy, "parrot_error": parrot}
     if run.truth is not None:
         references["truth_error"] = data["truth"].values
-    scales = np.array([spread_of(values) for values in batch.values])
+    scales = context_spreads(run)
     for name, target in references.items():
         error = mae(plain, target) / scales
         data[name] = (("series",), error)
@@ -392,10 +398,9 @@ def seasonality_bias(run: Run) -> xr.Dataset:
     """
     batch, steps, forecast = run.batch, run.horizon, run.forecast.median
     period = np.array([dominant_period(values) for values in batch.values])
-    data = run.dataset()
+    data = marked_dataset(run.rolled_out())
     context, ahead = amplitudes(batch.values, period), amplitudes(forecast, period)
-    spread = np.array([np.nanstd(values) for values in batch.values])
-    spread = np.where(spread > 0, spread, np.nan)
+    spread = context_spreads(run)
     ratio = ahead / np.where(context > 0, context, np.nan)
     columns = {
         "period": period.astype(float),

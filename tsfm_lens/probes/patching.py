@@ -23,7 +23,7 @@ from tsfm_lens.hooks.interventions import Change, Intervention, PatchFrom, Rows
 from tsfm_lens.hooks.names import Point
 from tsfm_lens.hooks.scopes import RunState
 from tsfm_lens.models.adapter import refuse_gradients
-from tsfm_lens.models.noise import noise_floor, ranges, share_floor, told_apart
+from tsfm_lens.models.noise import flat_series, noise_floor, ranges, share_floor, told_apart
 from tsfm_lens.models.recording import refuse_run
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
@@ -219,7 +219,9 @@ class RunPair:
         clean, corrupted = (self.source, self.base) if self.direction == "denoise" else (self.base, self.source)
         axes = ("series", "step")
         forecasts = {"clean_forecast": (axes, clean.point), "corrupted_forecast": (axes, corrupted.point)}
-        return clean.dataset().assign({"corrupted_context": corrupted.dataset()["context"]} | forecasts)
+        flat = flat_series(clean) & flat_series(corrupted)
+        data = clean.dataset().assign_coords(flat=("series", flat))
+        return data.assign({"corrupted_context": corrupted.dataset()["context"]} | forecasts)
 
     def parameters(self) -> dict[str, object]:
         """Return attributes that say how a result was run."""
@@ -373,7 +375,8 @@ def slopes(pair: RunPair, places: Sequence[Place]) -> Activations:
 
 def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tensor]) -> Activations:
     """Record activations of one forward and a loss's gradients at them; weights get no gradients, to save time."""
-    lens, leaves = run.lens, dict[str, list[Tensor]]()
+    # the path of a token model is no forecast under these hooks
+    lens, encoded, leaves = run.lens, run.encoded, dict[str, list[Tensor]]()
     refuse_run(lens, rollout=False, gradients=True, loss=loss)
 
     def enter(value: Tensor, hook: HookPoint) -> Tensor:
@@ -383,7 +386,7 @@ def with_gradients(run: Run, names: Sequence[str], loss: Callable[[Tensor], Tens
         return leaf
 
     with torch.enable_grad(), lens.hooks([(name, enter) for name in names]):
-        output, acts = lens.run_with_cache(run.encoded, names_filter=list(names))
+        output, acts = lens.run_with_cache(encoded, names_filter=list(names))
         places = [(name, call) for name in names for call in range(len(leaves[name]))]
         tensors = [leaves[name][call] for name, call in places]
         losses = loss(output)
@@ -409,4 +412,5 @@ def _products(place: Place, source: Activations, base: Activations, group: Seque
 
 def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
     """Compute Spearman's correlation over all cells; 0 where one of them is constant."""
-    return float(1.0 - spearman_distance(a.reshape(-1), b.reshape(-1))) if a.size > 1 else 0.0
+    constant = a.size < 2 or np.ptp(a) == 0 or np.ptp(b) == 0
+    return 0.0 if constant else float(1.0 - spearman_distance(a.reshape(-1), b.reshape(-1)))

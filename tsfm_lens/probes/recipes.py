@@ -9,7 +9,7 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.ablation.engine import Variant
-from tsfm_lens.ablation.metrics import mae, relative_change
+from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.ablation.rollouts import forecast_variants
 from tsfm_lens.errors import InputError, unknown_name
@@ -18,12 +18,12 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Wiring
 from tsfm_lens.models.ablating import knock_outs, reference_activations
 from tsfm_lens.models.lens import Lens
-from tsfm_lens.models.noise import Measure, noise_floor
+from tsfm_lens.models.noise import Measure, flat_contexts, marked_dataset, noise_floor
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import attention_over_time
 from tsfm_lens.probes.given import called, refuse_word
 from tsfm_lens.probes.weights import head_spectra
-from tsfm_lens.probes.zero_ablation import rank_distance, seasonal_scales, size_of
+from tsfm_lens.probes.zero_ablation import error_change, rank_distance, seasonal_scales, size_of
 from tsfm_lens.registry import probe
 
 __all__ = ["ablation_recipes", "diffuse_heads", "heads_by_stable_rank", "random_heads", "sharp_heads"]
@@ -224,7 +224,7 @@ def ablation_recipes(
     if plain is not None:
         forecasts = np.concatenate([plain.quantiles[None], forecasts])
         samples = None if plain.samples is None else np.concatenate([plain.samples[None], samples])
-    data = run.dataset().assign_coords(recipe=list(components_of), quantile=list(result.levels))
+    data = marked_dataset(run.rolled_out()).assign_coords(recipe=list(components_of), quantile=list(result.levels))
     data["quantile_forecast"] = (("recipe", "series", "quantile", "step"), forecasts)
     if samples is not None:
         data["sample"] = (("recipe", "series", "draw", "step"), samples)
@@ -280,15 +280,16 @@ def _resolve(lens: Lens, recipes: Mapping[str, Sequence[str | Component]]) -> di
 def _add_effects(data: xr.Dataset, run: Run, medians: np.ndarray) -> xr.Dataset:
     """Add distances, spreads and errors of median forecasts (recipe, series, step), and judge them."""
     steps, where = medians.shape[-1], ("recipe", "series")
-    measures: dict[str, Measure] = {"spearman_distance": rank_distance} if steps > 1 else {}
+    measures: dict[str, Measure] = {"spearman_distance": rank_distance(run)} if steps > 1 else {}
     past = np.array([np.nanstd(values[-steps:]) for values in run.batch.values])
+    past = np.where(flat_contexts(run.lens, run.batch), 0.0, past)
     data["mean_shift"], spread = (where, np.abs(medians - medians[0]).mean(axis=-1)), medians.std(axis=-1)
     data["spread_ratio"] = (where, np.divide(spread, past, out=np.full_like(spread, np.nan), where=past > 0))
     if run.truth is not None:
         truth = run.truth
         error = mae(medians, truth)
-        data["mae"], data["mase"] = (where, error), (where, error / seasonal_scales(run.batch))
-        measures["mae_change"] = lambda other, plain: relative_change(mae(other, truth), mae(plain, truth))
+        data["mae"], data["mase"] = (where, error), (where, error / seasonal_scales(run))
+        measures["mae_change"] = error_change(run, truth)
     for name, measure in measures.items():
         data[name] = (where, measure(medians, medians[0]))
         floor, effect = noise_floor(run, size_of(measure)), data[name].where(data["recipe"] != ORIGINAL)

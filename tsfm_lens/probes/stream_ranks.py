@@ -17,6 +17,7 @@ from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.wiring import Stack
 from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.noise import flat_contexts
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.attention import token_steps
 from tsfm_lens.probes.places import stack_named
@@ -309,6 +310,8 @@ def flow_of_ranks(
     data = ranks_of_rows(spectra, levels, "stream", range(len(spectra)))
     data = data.assign(series_rank=(axes, ranks), rank_rise=(axes, ranks - ranks[:, :1]))
     data = data.assign_coords(stream=["embed", *map(str, range(column.n_layers))], series=series)
+    flat = dict(zip(run.batch.ids, flat_contexts(lens, run.batch), strict=True))
+    data = data.assign_coords(flat=("series", [bool(flat.get(name, False)) for name in series]))
     data = data.assign(_of_weights(lens, column, levels, data["singular_value"].values))
     around_attention = np.stack([each.spectra() for each in growths])[..., : data.sizes["mode"]]
     for place, name in enumerate(("attention_value", "attention_bound")):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,6 +13,7 @@ import xarray as xr
 from einops import rearrange
 from torch import Tensor, nn
 
+from tsfm_lens.ablation.metrics import mae
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import Result, judge
@@ -20,7 +21,7 @@ from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.wiring import Attention, Mlp, Stack
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.merging import merged
-from tsfm_lens.models.noise import noise_floor, own_rounding, ranges
+from tsfm_lens.models.noise import marked_dataset, noise_floor, own_rounding, ranges
 from tsfm_lens.models.opening import load
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind
@@ -38,7 +39,8 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
 
     Components are heads, MLPs and other branches; norms, the embedding, the output head and what is left ("rest") stand
     beside them. Each is set back to the base's weights alone, and then all of them one after the other, that of the
-    largest effect first; the last forecast is the base model's.
+    largest share first; what then remains is the base model. Every forecast is :attr:`Run.point` of that model by
+    itself: a token model follows its own path, unless the run gives one.
 
     Args:
         base, tuned: lenses, or anything that :func:`tsfm_lens.load` takes; the tuned model also with adapters of peft
@@ -47,15 +49,19 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
         progress: called with (done, of).
 
     Returns:
-        Dataset of kind "weight_effects", over (component): ``norm`` of the change and ``relative_norm``, over that of
-        the base's weights; ``rank`` of the change of its matrices, the largest, and ``full_rank``, what it could be.
-        Over (component, series, step): ``forecast`` with the component set back, and ``effect``, that minus the tuned
-        forecast. Over (component, series): ``share``, the mean size of the effect over the range of context and
-        forecast, and, where there is a truth, ``error_change``, what the mean absolute error changes by; each with what
-        :func:`tsfm_lens.findings.judge` adds. ``cumulative_forecast`` (back, series, step) and ``cumulative_error``
-        (back, series) with so many components set back, in the order of ``component``. ``tuned_forecast`` and
-        ``base_forecast`` (series, step). Attribute ``identical`` is 1 where no weight differs: then there is no
-        component; ``adapters`` counts unmerged ones.
+        Dataset of kind "weight_effects", over (component), the largest ``share_size`` first: ``norm`` of the change and
+        ``relative_norm``, over that of the base's weights; ``rank`` of the change of its matrices, the largest, and
+        ``full_rank``, what it could be. Over (component, series, step), in data units: ``forecast`` with the component
+        set back, and ``effect``, that minus the tuned forecast. ``share`` (component, series): mean size of the effect
+        over the range of context and forecast, NaN where that is 0. ``tuned_forecast`` and ``base_forecast`` (series,
+        step); ``cumulative_forecast`` (back, series, step) with so many components set back, in the order of
+        ``component``. With a truth ``cumulative_error`` (back, series) and ``base_error`` (series), the mean absolute
+        errors in data units. Free of units, as natural logarithms of errors over those of the tuned model,
+        ``error_change`` (component, series), ``cumulative_error_change`` (back, series), median over series
+        ``cumulative_error_change_size``, and of the base model ``base_error_change`` (series). ``share``,
+        ``error_change`` and ``base_error_change`` come with what :func:`tsfm_lens.findings.judge` adds. Attributes:
+        ``statistic`` of all forecasts; ``identical`` is 1 where no weight differs: then there is no component;
+        ``adapters`` counts unmerged ones; ``base_files`` and ``tuned_files`` are what was read.
 
     Raises:
         InputError: the two models are not of one architecture and size.
@@ -66,46 +72,43 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
     """
     first, (second, adapters) = _lens(base)[0], _lens(tuned)
     differences = _differences(first, second)
-    own = run if run.lens is second else replace(run, lens=second, forced_path=None, _of=None)
-    path = own.path if own.tokens_read else None
-    subject = replace(own, forced_path=path, _of=None)
-
-    def point(lens: Lens = second) -> np.ndarray:
-        return replace(subject, lens=lens, _of=None).point
-
-    plain = point()
+    # also of a part of a larger run, whose paths would be drawn together with others
+    subject = _by(second, run)
+    plain, of_base = subject.point, _by(first, run).point
     alone = []
     for done, each in enumerate(differences):
         with _set_back(second, each):
-            alone.append(point())
+            alone.append(_by(second, run).point)
         if progress is not None:
             progress(done + 1, 2 * len(differences))
-    order = sorted(range(len(alone)), key=lambda at: -float(np.abs(alone[at] - plain).mean()))
-    differences, alone = [differences[at] for at in order], [alone[at] for at in order]
+    forecasts = np.array(alone).reshape(len(differences), *plain.shape)
+    if differences:
+        sizes = _with_effects(subject, differences, forecasts, plain)["share_size"].values
+        order = np.argsort(-np.nan_to_num(sizes), kind="stable")
+        differences, forecasts = [differences[at] for at in order], forecasts[order]
     together = [plain]
     with ExitStack() as opened:
         for each in differences:
             opened.enter_context(_set_back(second, each))
-            together.append(point())
+            together.append(_by(second, run).point)
             if progress is not None:
                 progress(len(differences) + len(together) - 1, 2 * len(differences))
-    shape = (len(differences), *plain.shape)
-    forecasts = np.array(alone).reshape(shape)
-    data = subject.dataset().assign_coords(component_coords([each.owner for each in differences]))
-    axes = ("component", "series", "step")
-    sizes: Any = {name: ("component", np.array([getattr(each, name) for each in differences])) for name in _SIZES}
-    data = data.assign_coords(back=np.arange(len(together))).assign(sizes)
-    data = data.assign(
-        forecast=(axes, forecasts),
-        effect=(axes, forecasts - plain),
-        cumulative_forecast=(("back", *axes[1:]), np.array(together)),
-        tuned_forecast=(axes[1:], plain),
-        base_forecast=(axes[1:], together[-1]),
-    )
-    facts = {"base": first.model_id, "identical": int(not differences), "adapters": len(adapters)}
+    data = _with_effects(subject, differences, forecasts, plain).assign_coords(back=np.arange(len(together)))
+    axes = ("series", "step")
+    data["cumulative_forecast"] = (("back", *axes), np.array(together))
+    data["tuned_forecast"], data["base_forecast"] = (axes, plain), (axes, of_base)
+    facts: dict[str, Any] = {"base": first.model_id, "identical": int(not differences), "adapters": len(adapters)}
+    facts["statistic"] = subject.statistic
+    facts["base_files"], facts["tuned_files"] = (", ".join(map(str, lens.files)) for lens in (first, second))
     data.attrs = subject.describe("weight_effects", "Effects of tuned weights", _SOURCE, **facts)
-    data = _judged(data, subject, forecasts, plain) if differences else data
+    if differences and run.truth is not None and np.isfinite(run.truth).any():
+        data = _with_errors(data, subject, run.truth)
     return Result(data.data_vars, data.coords, data.attrs)
+
+
+def _by(lens: Lens, run: Run) -> Run:
+    """Return a run of the same series by another model, or by one whose weights are others by now."""
+    return replace(run, lens=lens, _of=None)
 
 
 _SIZES = ("norm", "relative_norm", "rank", "full_rank")
@@ -145,25 +148,49 @@ class _Difference:
     full_rank: int = 0
 
 
-def _judged(data: xr.Dataset, run: Run, forecasts: np.ndarray, plain: np.ndarray) -> xr.Dataset:
-    """Add shares of the range and changes of the error, with their tests."""
-    wide, groups = ranges(run, plain), head_or_kind(data)
-    per = np.where(wide > 0, wide, 1.0)
+def _with_effects(run: Run, differences: Sequence[_Difference], forecasts: np.ndarray, plain: np.ndarray) -> xr.Dataset:
+    """Label what the weights of components moved by, the forecasts with each set back, and their shares."""
+    data = marked_dataset(run).assign_coords(component_coords([each.owner for each in differences]))
+    axes = ("component", "series", "step")
+    for name in _SIZES:
+        data[name] = ("component", np.array([getattr(each, name) for each in differences]))
+    data["forecast"], data["effect"] = (axes, forecasts), (axes, forecasts - plain)
+    if not differences:
+        return data
+    wide = ranges(run, plain)
+    # a series without a range has no share
+    per = np.where(wide > 0, wide, np.nan)
 
     def share(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
         return np.abs(other - plain).mean(-1) / per
 
-    data["share"] = (("component", "series"), share(forecasts, plain))
-    data = judge(data, "share", floor=noise_floor(run, share), groups=groups)
-    if run.truth is None or not np.isfinite(run.truth).any():
-        return data
+    data["share"] = (axes[:2], share(forecasts, plain))
+    return judge(data, "share", floor=noise_floor(run, share), groups=head_or_kind(data))
 
-    def error(forecast: np.ndarray) -> np.ndarray:
-        return np.nanmean(np.abs(forecast - run.truth), axis=-1)
 
-    data["cumulative_error"] = (("back", "series"), error(data["cumulative_forecast"].values))
-    data["error_change"] = (("component", "series"), error(forecasts) - error(plain))
-    return judge(data, "error_change", floor=own_rounding(run), signed=True, scale=per, groups=groups)
+def _with_errors(data: xr.Dataset, run: Run, truth: np.ndarray) -> xr.Dataset:
+    """Add errors, and how they compare with those of the tuned model, with tests."""
+    # errors of less than rounding are the same error
+    least = np.maximum(own_rounding(run), np.finfo(float).tiny)
+
+    def log_error(forecast: np.ndarray) -> np.ndarray:
+        return np.log(np.maximum(mae(forecast, truth), least))
+
+    def change(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        return log_error(other) - log_error(plain)
+
+    together, tuned = data["cumulative_forecast"].values, data["tuned_forecast"].values
+    data["cumulative_error"] = (("back", "series"), mae(together, truth))
+    data["base_error"] = (("series",), mae(data["base_forecast"].values, truth))
+    data["cumulative_error_change"] = (("back", "series"), change(together, tuned))
+    data["error_change"] = (("component", "series"), change(data["forecast"].values, tuned))
+    data["base_error_change"] = (("series",), change(data["base_forecast"].values, tuned))
+    floor = noise_floor(run, lambda other, plain: np.abs(change(other, plain)))
+    # its median alone: tests of every step on the way would cost the others their power
+    sizes = judge(data, "cumulative_error_change", floor=floor, signed=True)["cumulative_error_change_size"]
+    data["cumulative_error_change_size"] = sizes
+    data = judge(data, "error_change", floor=floor, signed=True, groups=head_or_kind(data))
+    return judge(data, "base_error_change", floor=floor, signed=True)
 
 
 def _lens(source: Any) -> tuple[Lens, list[str]]:

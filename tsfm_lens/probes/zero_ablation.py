@@ -11,14 +11,21 @@ import xarray as xr
 from tsfm_lens.ablation.engine import Variant
 from tsfm_lens.ablation.metrics import mae, relative_change, seasonal_scale, spearman_distance
 from tsfm_lens.ablation.points import Progress, point_forecasts
-from tsfm_lens.data import SeriesBatch
 from tsfm_lens.findings import judge
 from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.hooks.interventions import Intervention
 from tsfm_lens.models.ablating import ablated_variants
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.noise import Measure, noise_floor, ranges
+from tsfm_lens.models.noise import (
+    Measure,
+    flat_contexts,
+    flat_series,
+    marked_dataset,
+    noise_floor,
+    own_rounding,
+    ranges,
+)
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.places import component_coords, head_or_kind, listed
 from tsfm_lens.registry import probe
@@ -72,9 +79,9 @@ def ablation_effects(
         targets.sort(key=lambda c: (c.layer, c.kind is None, c.kind or "", c.head is None, c.head or 0))
     else:
         targets = lens.components(*listed(components, "components"))
-    data = run.dataset().assign_coords(component_coords(targets))
     ablations = ablations_of(run, targets, how, reference)
     plain, forecasts = run.point, points_without(run, ablations, how, progress)
+    data = marked_dataset(run).assign_coords(component_coords(targets))
     where, later = ("component", "series"), slice(run.first_step, None)
     data = data.assign(forecast=((*where, "step"), forecasts), baseline_forecast=(("series", "step"), plain))
     source = "tsfm-lens paper, section 3 (S3-ZA, S3-SPEAR)"
@@ -82,14 +89,14 @@ def ablation_effects(
     data.attrs = run.describe("ablation", "Ablation effects", source, **facts)
     if later.start:
         data["first_step_shift"] = (where, np.abs(forecasts - plain)[..., 0])
-    measures: dict[str, Measure] = {"spearman_distance": rank_distance} if run.horizon > 1 else {}
+    measures: dict[str, Measure] = {"spearman_distance": rank_distance(run)} if run.horizon > 1 else {}
     measures["mean_shift"] = lambda other, plain: np.abs(other - plain).mean(axis=-1)
     if run.truth is not None:
-        truth, scale = run.truth[..., later], seasonal_scales(run.batch)
+        truth, scale = run.truth[..., later], seasonal_scales(run)
         error, baseline = mae(forecasts[..., later], truth), mae(plain[..., later], truth)
         data = data.assign(mae=(where, error), mase=(where, error / scale))
         data = data.assign(mae_baseline=("series", baseline), mase_baseline=("series", baseline / scale))
-        change: Measure = lambda other, plain: relative_change(mae(other, truth), mae(plain, truth))  # noqa: E731
+        change = error_change(run, truth)
         measures |= {"mae_change": change, "mase_change": change}
     for name, measure in measures.items():
         effect = measure(forecasts[..., later], plain[..., later])
@@ -101,9 +108,26 @@ def ablation_effects(
     return data
 
 
-def rank_distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
-    """Compute Spearman's distance of forecasts (…, step) from plain ones, (…)."""
-    return spearman_distance(other, np.broadcast_to(plain, other.shape))
+def rank_distance(run: Run) -> Measure:
+    """Return Spearman's distance of forecasts (…, series, step) from plain ones of a run.
+
+    It is NaN for a series of :func:`tsfm_lens.models.noise.flat_series`. A flat forecast where the plain one is not has
+    distance 1: nothing of the order of steps is left.
+    """
+    flat, rounding = flat_series(run), own_rounding(run)
+
+    def distance(other: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        ranked = spearman_distance(other, np.broadcast_to(plain, other.shape))
+        lost = np.ptp(other, axis=-1) <= rounding
+        return np.where(flat, np.nan, np.where(lost, 1.0, ranked))
+
+    return distance
+
+
+def error_change(run: Run, truth: np.ndarray) -> Measure:
+    """Return the relative change of the mean absolute error; NaN where the plain one is no more than rounding."""
+    rounding = own_rounding(run)
+    return lambda other, plain: relative_change(mae(other, truth), mae(plain, truth), rounding)
 
 
 def size_of(measure: Measure, steps: slice = slice(None)) -> Measure:
@@ -142,6 +166,8 @@ def ablations_of(
     return dict(zip(components, interventions, strict=True))
 
 
-def seasonal_scales(batch: SeriesBatch) -> np.ndarray:
-    """Return the scale of MASE of each series, (series,)."""
-    return np.array([seasonal_scale(*each) for each in zip(batch.values, batch.seasonalities, strict=True)])
+def seasonal_scales(run: Run) -> np.ndarray:
+    """Return the scale of MASE of each series, (series,); NaN where the model sees no variation."""
+    batch = run.batch
+    scales = [seasonal_scale(*each) for each in zip(batch.values, batch.seasonalities, strict=True)]
+    return np.where(flat_contexts(run.lens, batch), np.nan, scales)

@@ -122,6 +122,8 @@ def page_of(
     screen = _first_screen(results, {name: section["anchor"] for name, section in zip(results, sections, strict=True)})
     # the rest of the page: template, provenance, headings
     _fit(sections, LIMIT - len(script) - len(screen["state"]) - 100_000)
+    for section in sections:
+        _arrange(section, screen["series"])
     blocks: dict[str, Any] = {"trim_blocks": True, "lstrip_blocks": True}
     environment = Environment(
         loader=PackageLoader("tsfm_lens", "."), autoescape=True, undefined=StrictUndefined, **blocks
@@ -142,7 +144,7 @@ def page_of(
 def _first_screen(results: Mapping[str, Any], anchors: Mapping[str, str]) -> dict[str, Any]:
     """Collect the line of facts, the series, the linked view's state and the cards."""
     of_runs = [ds for ds in results.values() if isinstance(ds, xr.Dataset)]
-    linked = next((ds for ds in of_runs if ds.attrs.get("kind") == "explore" and "attention_row" in ds), None)
+    linked = next((ds for ds in of_runs if ds.attrs.get("kind") == "explore" and "attention" in ds), None)
     cards = cards_of(results, anchors) if len(of_runs) == len(results) else []
     series = list(dict.fromkeys(name for card in cards for name in card["cards"]))
     facts: list[str] = []
@@ -189,6 +191,7 @@ def _section(anchor: str, name: str, ds: Any, panels: list[ReportPanel], remark:
         "description": entry.description,
         "subject": entry.subject(ds) if entry.subject else _on_series(ds),
         "remark": remark,
+        "series": str(ds.attrs.get("series", "")),
         "figures": [_figure(f"{anchor}-{at}", f"{file}-{at}", panel) for at, panel in enumerate(panels, start=1)],
         "left_out": [],
         "parameters": {str(key): str(value) for key, value in ds.attrs.items() if str(value)},
@@ -212,6 +215,33 @@ def _fit(sections: list[Section], budget: int) -> None:
             section["left_out"].append(figure["title"])
 
 
+def _arrange(section: Section, series: Sequence[str]) -> None:
+    """Sort the figures of a chapter by the tab under which they are shown, and note the series that it does not draw.
+
+    The first figure stands open, of every series the first if it is of one; others are folded, by series.
+    """
+    figures = section["figures"]
+    with_tabs = len(series) > 1
+    for figure in figures:
+        figure["series"] = figure["series"] if with_tabs and figure["series"] in series else ""
+    first = figures[0]["series"] if figures else ""
+    leading: dict[str, Any] = {}
+    for figure in figures:
+        if bool(figure["series"]) == bool(first):
+            leading.setdefault(figure["series"], figure)
+    section["leading"] = list(leading.values())
+    anchors = {figure["anchor"] for figure in leading.values()}
+    folded: dict[str, list[Any]] = {}
+    for figure in figures:
+        if figure["anchor"] not in anchors:
+            folded.setdefault(figure["series"], []).append(figure)
+    section["folded"] = folded
+    drawn = {figure["series"] for figure in figures} - {""}
+    drawn = drawn or {section["series"]} & set(series)
+    section["undrawn"] = [name for name in series if with_tabs and drawn and name not in drawn]
+    section["drawn"] = shown([name for name in series if name in drawn])
+
+
 def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
     """Build one figure in the form of the template; ``spec`` is JSON that is safe inside a script element."""
     meta = panel.figure.layout.meta or {}
@@ -224,6 +254,7 @@ def _figure(anchor: str, file: str, panel: ReportPanel) -> dict[str, Any]:
         bare.layout.title.text = None
     return {
         "anchor": anchor,
+        "series": panel.series,
         "title": meta["title"],
         "subtitle": meta["subtitle"],
         "spec": packed(bare.to_json()),

@@ -9,12 +9,12 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.verdict import verdict
-from tsfm_lens.viz.findings import finding
-from tsfm_lens.viz.head_states import head_name
+from tsfm_lens.viz.findings import WORTH_A_WORD, finding
+from tsfm_lens.viz.forecast import naive_forecast
+from tsfm_lens.viz.head_states import effects_of_heads, head_name, reading_of
 from tsfm_lens.viz.input_attribution import group_name, moved, ranked
-from tsfm_lens.viz.linked import EVEN, MOSTLY, effects, other_keys
 from tsfm_lens.viz.panels import segment_words
-from tsfm_lens.viz.select import array, forecast_series, layer_name, median_position, names, unit_of
+from tsfm_lens.viz.select import array, flat_series, forecast_series, layer_name, median_position, names, unit_of
 from tsfm_lens.viz.theme import number, percent
 from tsfm_lens.viz.words import measured, signed
 
@@ -58,18 +58,16 @@ def _accuracy(ds: xr.Dataset, series: int) -> Card:
     error = float(np.abs(values[median_position(levels)] - truth)[finite].mean())
     inside = int(((truth >= low) & (truth <= high))[finite].sum())
     bars, note = [("this forecast", error)], f"{inside} of {int(finite.sum())} steps lie in the {share} band"
-    context = array(ds, "context", "time", series=series) if "context" in ds else np.empty(0)
-    context = context[np.isfinite(context)]
-    season = int(ds["season"].values[series]) if "season" in ds.coords else 1
-    if len(context) >= season:
-        repeated = np.resize(context[-season:], len(truth))
-        label = f"last season repeated ({season} steps)" if season > 1 else "last value repeated"
+    label, repeated = naive_forecast(ds, series)
+    if len(repeated):
         bars.append((label, float(np.abs(repeated - truth)[finite].mean())))
     return {"big": measured(unit)(error), "note": f"mean absolute error; {note}", "bars": _bars(bars)}
 
 
 def _forming(ds: xr.Dataset, series: int) -> Card:
     """Follow the entropy of the lens forecast over layers, or its distance from the final one where it has none."""
+    if flat_series(ds)[series]:
+        return {}
     layers = [layer_name(label) for label in names(ds, "layer")]
     if "entropy" in ds:
         values, what = array(ds, "entropy", "layer", "step", series=series).mean(axis=-1), "entropy"
@@ -93,6 +91,8 @@ def _forming(ds: xr.Dataset, series: int) -> Card:
 
 def _needs(ds: xr.Dataset, series: int) -> Card:
     """Rank heads and MLPs by how far the forecast moves without them, marked where significant over series."""
+    if flat_series(ds)[series]:
+        return {}
     parts = [place for place, kind in enumerate(ds["kind"].values) if kind != "layer"]
     labels, effect = names(ds, "component"), finding(ds, "mean_shift", "component")
     values, unit = array(ds, "mean_shift", "component", series=series), unit_of(ds, series) or "data units"
@@ -107,33 +107,38 @@ def _needs(ds: xr.Dataset, series: int) -> Card:
         return " ★" * bool(effect.significant[place]) + " ◆" * learned
 
     bars = _bars([(labels[place] + mark(place), values[place]) for place in order])
-    marks = {" ★": "★ significant over series", " ◆": "◆ larger than in untrained twins"}
+    marks = {" ★": "★ significant over series", " ◆": "◆ passes the test beside untrained twins"}
     legend = [words for sign, words in marks.items() if any(sign in label for label, *_ in bars)]
     tested = "; ".join(legend) or "none is significant over series"
-    return {"big": labels[order[0]], "note": f"mean change of the forecast without it ({unit}); {tested}", "bars": bars}
+    note = f"size: mean change of the forecast without it ({unit}); {tested}{_error_without(ds, series, order[0])}"
+    return {"big": labels[order[0]], "note": note, "bars": bars}
+
+
+def _error_without(ds: xr.Dataset, series: int, place: int) -> str:
+    """Say that the forecast of a series is better without a component, where it is."""
+    if "mae_change" not in ds or not array(ds, "mae_change", "component", series=series)[place] < -WORTH_A_WORD:
+        return ""
+    amount = measured(unit_of(ds, series))
+    before, after = array(ds, "mae_baseline", series=series), array(ds, "mae", "component", series=series)[place]
+    return f"; without it the error falls from {amount(float(before))} to {amount(float(after))}"
 
 
 def _reads(ds: xr.Dataset, series: int) -> Card:
-    """Name the main lag of the heads with the largest effects, or of a single query the place."""
-    effect = effects(ds, series)
-    rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=series)
-    width, n_bins = int(ds["attention_row"].attrs["bin_steps"]), rows.shape[-1]
-    start = (n_bins - np.arange(n_bins)) * width
-    steps = array(ds, "step_row", "step", series=series).astype(int)
-    bars = []
+    """Say where the heads with the largest effects look most, the one with the largest first."""
+    effect = effects_of_heads(ds, "mean_shift").isel(series=series).transpose("layer", "head").values
+    floor = float(ds["mean_shift_floor"].values[series])
+    bars, places = [], []
     for flat in np.argsort(-effect.ravel(), kind="stable")[:_MAX_BARS]:
         layer, head = (int(each) for each in np.unravel_index(flat, effect.shape))
-        lags = np.zeros(start[0] + len(steps) + 1)
-        for step, row in enumerate(steps):
-            lags[start + (step if len(set(steps)) > 1 else 0)] += rows[layer, head, row] / len(steps)
-        lag, rest = int(lags.argmax()), max(1 - float(lags.sum()), 0.0)
-        # special tokens, padding, and of self-attention the forecast
-        where, share = (f"{lag} steps back", float(lags[lag])) if rest < MOSTLY else (other_keys(ds), rest)
-        where = "evenly" if share * n_bins < EVEN else where
-        bars.append((f"{head_name(ds, layer, head)}: {where}", share))
-    since = "from the step that is forecast" if len(set(steps)) > 1 else "from the forecast start"
-    note = f"main lag {since} of the heads with the largest effects, and their attention there"
-    return {"big": max(bars, key=lambda bar: bar[1])[0].split(": ")[1], "note": note, "bars": _bars(bars, percent)}
+        if effect[layer, head] <= floor:
+            break
+        reading = reading_of(ds, series, layer, head)
+        places.append(reading.words)
+        bars.append((f"{head_name(ds, layer, head)}: {reading.words}", reading.most))
+    if not bars:
+        return {}
+    note = "the heads with the largest effects, largest first; where each looks most, and its attention there"
+    return {"big": places[0], "note": f"{note} (mean over steps)", "bars": _bars(bars, percent)}
 
 
 def _bars(entries: list[tuple[str, float]], write: Callable[[float], str] = number) -> list[tuple[str, str, float]]:
@@ -162,27 +167,33 @@ def _trust(ds: xr.Dataset, _: int) -> Card:
 
 
 def _worth(ds: xr.Dataset, _: int) -> Card:
-    """Rank covariates by the accuracy that is lost without them, over all series, or by how far they move forecasts."""
-    name = "worth_size" if "worth_size" in ds else "moved_size"
+    """Rank covariates by the accuracy that is lost without them, over all series; nothing without a truth."""
+    if "worth_size" not in ds:
+        return {}
+    return _ranked(ds, "worth_size", signed, "rise of the error with it in random order; above 0: it helps")
+
+
+def _shuffling(ds: xr.Dataset, _: int) -> Card:
+    """Rank covariates by how far forecasts move without their order, where no truth says what they are worth."""
+    if "worth_size" in ds:
+        return {}
+    return _ranked(ds, "moved_size", number, "mean size of the forecast's change with it in random order")
+
+
+def _ranked(ds: xr.Dataset, name: str, write: Callable[[float], str], what: str) -> Card:
     values = array(ds, name, "covariate", "way")[:, names(ds, "way").index("shuffled")]
     order = [int(place) for place in np.argsort(-np.nan_to_num(values, nan=-np.inf))][:_MAX_BARS]
     labels, series = names(ds, "covariate"), len(forecast_series(ds))
-    acts, low, high = (array(ds, f"slope_{part}", "covariate") for part in ("acts", "low", "high"))
-    ways = [
-        f" {'↑' if least > 0 else '↓' if most < 0 else '↕'}" * bool(moves)
-        for moves, least, most in zip(acts, low, high, strict=True)
-    ]
-    bars = _bars([(labels[place] + ways[place], float(values[place])) for place in order], signed)
-    worth = name == "worth_size"
-    what = "rise of the error with it in random order; above 0: it helps" if worth else "change of the forecast"
-    note = f"{what} (MASE, median over {series} series); ↑ the forecast rises with it, ↓ falls, ↕ not alike"
-    return {"big": labels[order[0]], "note": note, "bars": bars}
+    over = f", median over {series} series" if series > 1 else ""
+    bars = _bars([(labels[place], float(values[place])) for place in order], write)
+    return {"big": labels[order[0]], "note": f"{what} (MASE{over})", "bars": bars}
 
 
 _CARDS: tuple[tuple[str, str, Callable[[xr.Dataset, int], Card]], ...] = (
     ("What moved it", "input_attribution", _moving),
     ("Can it be trusted", "deletion_curves", _trust),
     ("What a covariate is worth", "covariate_use", _worth),
+    ("How far a covariate moves it", "covariate_use", _shuffling),
     ("Accuracy", "forecast", _accuracy),
     ("Where it forms", "logit_lens", _forming),
     ("What it needs", "ablation", _needs),

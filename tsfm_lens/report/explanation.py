@@ -18,7 +18,7 @@ from tsfm_lens.explain.attribution import METHODS
 from tsfm_lens.explain.masking import REFERENCES, Reference
 from tsfm_lens.explain.parts import COMPONENTS
 from tsfm_lens.explain.scenarios import explain_change, what_if
-from tsfm_lens.explain.segments import item_rows
+from tsfm_lens.explain.segments import Item, item_rows
 from tsfm_lens.extensions import extensible
 from tsfm_lens.models.run import Run
 from tsfm_lens.registry import find, frame
@@ -99,7 +99,7 @@ def explain(
     run: Run,
     out: str | Path | None = None,
     *,
-    item: int | str = 0,
+    item: Item = None,
     method: str | None = None,
     reference: Reference = "mean",
     parts: Any = None,
@@ -122,7 +122,8 @@ def explain(
     Args:
         run: the forecast; at most one pass of the model.
         out: folder for index.html and the files of :meth:`Explanation.write`; nothing is written if None.
-        item: whose forecast is explained, by position or name; the use of covariates is measured over all.
+        item: whose forecast is explained, by position or name; the only one if None. Effects over items and the use of
+            covariates are measured over all.
         method: of input attribution, see :func:`tsfm_lens.explain.attribute_inputs`; Shapley values if None.
         reference: values of masked steps, see :func:`tsfm_lens.explain.reference_values`.
         parts: units of the explanation, such as 6 stretches or "components", see
@@ -137,7 +138,8 @@ def explain(
 
     Raises:
         UnknownNameError: no such item, method, reference or section.
-        InputError: no section can be computed, or the folder cannot be written.
+        InputError: no section can be computed, the folder cannot be written, or one of several items would have to be
+            explained and none is chosen.
         RenderError: a PDF is asked for, and there is no browser.
 
     Example:
@@ -152,15 +154,16 @@ def explain(
         browser_at()
     missing: dict[str, str] = {} if left_out is None else left_out
     kinds = pipeline.defined_for(run.lens, sections_for(run.batch, sections), missing)
-    run = _first(run, item)
-    answers = Explanation()
+    if {*kinds} & {*_MASKING_KINDS} or changes or since is not None or item is not None:
+        run = _first(run, item)
+    items, answers = run.batch.rows_by_group(), Explanation()
     if changes:
-        answers["what_if"] = what_if(run, changes, start=start, stop=stop)
+        answers["what_if"] = what_if(run, changes, item=0, start=start, stop=stop)
     if since is not None:
         answers["forecast_change"] = explain_change(since, run, item=run.batch.groups[0])
     own: dict[str, dict[str, Any]] = {kind: {"reference": reference} for kind in (*_MASKING_KINDS, "input_effects")}
     # over many items few stretches, and no more masks than the segments ask for
-    most = _PARTS + 1 + 2 * max(map(len, run.batch.rows_by_group().values()))
+    most = _PARTS + 1 + 2 * max(map(len, items.values()))
     own["input_effects"] |= {"parts": _PARTS}
     if method in (None, "shapley"):
         own["input_effects"] |= {"exact": _EXACT, "budget": max(2**_EXACT, 4 * most)}
@@ -179,7 +182,8 @@ def explain(
         # one verdict on all of the page
         results[kind].attrs |= {"verdict": word, "reason": reasons[0], "masked": int("deletion_curves" in results)}
     if out is not None:
-        heading = title or f"Explanation of the forecast of {run.batch.ids[0]} by {run.lens.model_id}"
+        of = f"{len(items)} items" if item is None and len(items) > 1 else run.batch.ids[0]
+        heading = title or f"Explanation of the forecast of {of} by {run.lens.model_id}"
         page = pipeline.write_page(run, results, out, heading, sources, progress, missing)
         results.write(page.parent)
         if pdf:
@@ -209,7 +213,7 @@ def refuse_unknown(method: str | None, reference: Reference, parts: Any = None) 
         raise unknown_name("reference", reference, REFERENCES)
 
 
-def _first(run: Run, item: int | str) -> Run:
+def _first(run: Run, item: Item) -> Run:
     """Move the explained item to the front of a run."""
     rows = item_rows(run.batch, item)
     return run.select([*rows, *(row for row in range(len(run.batch)) if row not in rows)])

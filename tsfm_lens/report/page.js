@@ -42,11 +42,14 @@ function fail(error) {
   note.textContent = `The figures cannot be drawn: ${error.message}. The texts and tables of this page are complete.`;
 }
 
-// tabs of series: the linked view and the cards follow
+// tabs of series: the linked view, the cards and the chapters follow
 let follow = () => {};
 function choose(name) {
   for (const place of document.querySelectorAll("[data-series]")) place.hidden = place.dataset.series !== name;
   follow(name);
+  // what was drawn while it was hidden had no width
+  if (window.Plotly)
+    for (const plot of plots) if (plot.dataset.drawn && plot.offsetWidth) Plotly.Plots.resize(plot);
 }
 function tabs() {
   for (const radio of document.querySelectorAll("input[name=series]"))

@@ -145,7 +145,7 @@ def report(
 
     Args:
         run: what every section looks at; at most one pass of the model. Where it says nothing of twins, sections
-            that take less than a second compare their effects with 24.
+            of at most :data:`tsfm_lens.findings.TWIN_WORK` compare their effects with 24.
         out: folder for index.html.
         title: of the report; the model's and the series' names if None.
         sections, options, progress, left_out: see :func:`analyse`.

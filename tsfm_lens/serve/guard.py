@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 import threading
 import webbrowser
 from pathlib import Path
@@ -20,7 +21,11 @@ from voila.app import Voila
 PAGES = 4
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 # static files, and the farewell of a page, which a browser sends without the token and Voilà lets in by its cookie
-_OPEN = ("/voila/static/", "/voila/templates/", "/voila/labextensions/", "/voila/api/themes/", "/voila/api/shutdown/")
+_OPEN = re.compile(
+    r"/voila/(?:static|labextensions|api/themes|api/shutdown)/"
+    # Voilà's own handler fails on any other path of its templates
+    r"|/voila/templates/[^/]+/static/."
+)
 
 
 class Pages(AsyncMappingKernelManager):
@@ -60,7 +65,7 @@ class Unwelcome(Matcher):
             return f"This page is only at {', '.join(sorted(self._hosts))}, not at the address that you opened."
         if any(headers.get(name, f"http://{host}") != f"http://{host}" for name in ("Origin", "Sec-Websocket-Origin")):
             return "Another page requested this one, which is not allowed."
-        if request.path.startswith(_OPEN) or hmac.compare_digest(_token(request), self._token):
+        if _OPEN.match(request.path) or hmac.compare_digest(_token(request), self._token):
             return None
         return "This page needs its full address with the token, as tsfm-lens serve printed it."
 

@@ -25,6 +25,7 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.registry import find
 from tsfm_lens.report import explanation
 from tsfm_lens.report.pipeline import read_sources
+from tsfm_lens.serve.server import FILE_LIMIT
 from tsfm_lens.viz.words import capital
 from tsfm_lens.zoo import checkpoint_names
 
@@ -37,13 +38,25 @@ function render({ model, el }) {
   const words = document.createElement("span");
   const input = document.createElement("input");
   zone.className = "tsfm-lens-drop";
-  words.textContent = "Drop a CSV or Parquet file here, or choose one: ";
+  words.textContent = `Drop a CSV or Parquet file of up to ${Math.floor(model.get("limit") / 2 ** 20)} MiB here, ` +
+    "or choose one: ";
   input.type = "file";
   input.accept = model.get("accept");
+  const refusal = document.createElement("p");
+  refusal.className = "tsfm-lens-refusal";
+  refusal.setAttribute("role", "alert");
   zone.append(words, input);
-  el.append(zone);
+  el.append(zone, refusal);
   async function take(file) {
     if (!file) return;
+    const limit = model.get("limit"), mebibytes = (bytes) => (bytes / 2 ** 20).toFixed(1) + " MiB";
+    if (file.size > limit) {
+      // a larger message would end the connection, and nothing would be read any more
+      refusal.textContent = `${file.name} has ${mebibytes(file.size)}; this page reads files of up to ` +
+        `${mebibytes(limit)}. Start it with the file instead: tsfm-lens serve --data FILE`;
+      return;
+    }
+    refusal.textContent = "";
     model.set("name", file.name);
     model.set("content", new DataView(await file.arrayBuffer()));
     model.set("count", model.get("count") + 1);
@@ -64,6 +77,7 @@ export default { render };
 """
 _STYLE = """
 .tsfm-lens-drop { display: inline-block; padding: 8px 12px; border: 1px dashed #6b6b6b; border-radius: 4px; }
+.tsfm-lens-refusal { color: #a1260d; font-weight: 600; margin: 4px 0; }
 .tsfm-lens-drop[data-over], .tsfm-lens-drop:focus-within { border-color: #0072b2; background: #eaf3f9; }
 """
 
@@ -78,6 +92,7 @@ class Dropped(anywidget.AnyWidget):
     content = traitlets.Any(b"").tag(sync=True)
     count = traitlets.Int(0).tag(sync=True)
     accept = traitlets.Unicode("").tag(sync=True)
+    limit = traitlets.Int(FILE_LIMIT).tag(sync=True)
 
 
 class Columns(widgets.Accordion):
@@ -268,7 +283,12 @@ class Page(widgets.VBox):
 
     def _explanation(self, run: Run) -> Iterator[widgets.Widget]:
         missing: dict[str, str] = {}
-        results = explanation.explain(run, progress=self._progress, left_out=missing)
+        items = len(set(run.batch.groups))
+        if items > 1:
+            yield widgets.HTML(
+                f"<p>One item is explained at a time: this is {escape(run.batch.groups[0])}, the first of {items}.</p>"
+            )
+        results = explanation.explain(run, item=0, progress=self._progress, left_out=missing)
         for result in results.values():
             yield from _section(result)
         yield Fit()

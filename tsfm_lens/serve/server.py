@@ -19,10 +19,25 @@ __all__ = ["serve"]
 HOST = "127.0.0.1"
 # seconds without a page after which its kernel ends
 IDLE = 120
+FILE_LIMIT = 100 * 2**20
+"""Bytes of the largest file that the page reads; it travels in one message, with some names beside it."""
 # in the place of Voilà's count of cells; a page that is loaded anew starts from its first line
 _LOADING = """<script>
 document.getElementById("loading_text").textContent = %s;
 window.voila_process = () => {};
+const lost = document.createElement("p");
+lost.setAttribute("role", "alert");
+lost.className = "tsfm-lens-lost";
+lost.style = "position:sticky;top:0;z-index:9;margin:0;padding:8px;background:#fdecea;color:#a1260d;font-weight:600";
+lost.textContent = "The connection to tsfm-lens serve is lost, and this page reads nothing now. " +
+  "If the server still runs, load the page again.";
+window.WebSocket = class extends WebSocket {
+  constructor(...parts) {
+    super(...parts);
+    this.addEventListener("open", () => lost.remove());
+    this.addEventListener("close", () => document.body.prepend(lost));
+  }
+};
 history.replaceState(null, "", location.href.replace("&run=", ""));
 </script>"""
 
@@ -129,6 +144,7 @@ def _settings(port: int, token: str, *, browser: bool) -> Any:
                 # a file of settings in the working folder could open the door again
                 "config_file_paths": [],
                 "tornado_settings": {
+                    "websocket_max_message_size": FILE_LIMIT + 2**20,
                     # that of Jupyter is longer than its interval, which tornado reports on every start
                     "ws_ping_timeout": 30_000,
                     "headers": {"Content-Security-Policy": policy},

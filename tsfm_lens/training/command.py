@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from tsfm_lens.console import console, standard_streams
+from tsfm_lens.console import console, standard_streams, termination
 from tsfm_lens.errors import LensError
 
 __all__ = ["HELP", "run_command"]
@@ -18,7 +18,7 @@ HELP = {"help_option_names": ["-h", "--help"]}
 
 def run_command(command: Callable[..., Any]) -> None:
     """Run a function, or an app of typer, with the arguments of the command line."""
-    with standard_streams():
+    with standard_streams(), termination():
         try:
             if not isinstance(command, typer.Typer):
                 function, command = command, typer.Typer(add_completion=False)

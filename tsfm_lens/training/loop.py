@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from tsfm_lens.console import progress as progress_display
 from tsfm_lens.data.checked import Strict
 from tsfm_lens.errors import CheckpointError, InputError
-from tsfm_lens.places import replacing
+from tsfm_lens.places import write_whole
 from tsfm_lens.training.state import LOG, STATE, append, cut, put_back, read_state, write_snapshot
 
 __all__ = ["Plan", "Task", "Training"]
@@ -260,8 +261,9 @@ class Training:
             "best_weights": self._best_weights,
             "ended": self._patience_over,
         }
-        with replacing(self.out / STATE) as part:
-            torch.save(state, part)
+        buffer = io.BytesIO()
+        torch.save(state, buffer)
+        write_whole(self.out / STATE, buffer.getbuffer())
 
     @contextmanager
     def _stopping(self) -> Iterator[None]:

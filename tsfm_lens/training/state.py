@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor, nn
 
 from tsfm_lens.errors import CheckpointError
-from tsfm_lens.places import replacing
+from tsfm_lens.places import replacing, write_whole
 
 __all__ = ["read_log"]
 
@@ -126,8 +126,7 @@ def write_snapshot(folder: Path, model: nn.Module, step: int) -> None:
     # tied weights are stored once, as the native formats do
     owners = {tensor.data_ptr(): name for name, tensor in reversed(state.items())}
     weights = {name: state[name].detach().cpu().contiguous() for name in owners.values()}
-    with replacing(history / f"step-{step:06d}.safetensors") as part:
-        save_file(weights, part)
+    write_whole(history / f"step-{step:06d}.safetensors", save(weights))
 
 
 def snapshot_files(folder: Path) -> dict[int, Path]:

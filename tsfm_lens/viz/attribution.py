@@ -12,11 +12,12 @@ import xarray as xr
 
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.registry import ReportPanel, measurement
-from tsfm_lens.viz.findings import Finding, finding, judged
+from tsfm_lens.viz.findings import Finding, finding, flat_words, judged
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SUMS
 from tsfm_lens.viz.panels import fitted_range, timeline
 from tsfm_lens.viz.select import (
+    MAX_DRAWN,
     array,
     forecast_series,
     kind_word,
@@ -48,19 +49,22 @@ _METHOD_WORDS = {
     "linearised": "linearised attribution",
     "integrated": "integrated attribution",
 }
-_MAX_SERIES = 3  # series with figures of their own
 
 ATTRIBUTION = measurement("attribution", needs=SUMS)
 
 
 def read_attribution(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe the components of largest size, their signs, and whether the sum is complete."""
+    if flat := flat_words(ds, series, "components"):
+        return flat
     shares = _shares_of(ds, decomposition, series)
     mean, size = shares.mean, shares.size
-    steady = (np.sign(shares.later) == np.sign(mean)[:, None]).mean(axis=1)
+    above, below, steps = (shares.later > 0).sum(axis=1), (shares.later < 0).sum(axis=1), shares.later.shape[1]
+    sides = [
+        f"above 0 at {a}" if value >= 0 else f"below 0 at {b}" for value, a, b in zip(mean, above, below, strict=True)
+    ]
     parts = [
-        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, same sign at {percent(steady[i])} "
-        "of steps)"
+        f"{shares.components[i]} ({number(size[i])}; signed mean {signed(mean[i])}, {sides[i]} of {steps} steps)"
         for i in np.argsort(-size, kind="stable")[:3]
         if size[i] > 0
     ]
@@ -101,6 +105,8 @@ def read_attribution_over_series(ds: xr.Dataset, decomposition: str) -> list[str
 
 def read_attribution_steps(ds: xr.Dataset, decomposition: str, series: int) -> list[str]:
     """Describe which component varies most over the steps, and which one leads how often."""
+    if flat := flat_words(ds, series, "components"):
+        return flat
     shares = _shares_of(ds, decomposition, series)
     steps = names(ds, "step")[-shares.later.shape[1] :]
     varying = int(np.ptp(shares.later, axis=1).argmax())
@@ -285,14 +291,15 @@ def _shares_of(ds: xr.Dataset, decomposition: str | None, series: str | int, qua
 def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
     decompositions = names(ds, "decomposition")
     main = decompositions[0]
-    several = [(main, i) for i in forecast_series(ds, _MAX_SERIES)]
+    several = [(main, i) for i in forecast_series(ds, MAX_DRAWN)]
     for decomposition, i in [*several, *((other, 0) for other in decompositions if other != main)]:
         table, words = attribution_table(ds, decomposition, i), read_attribution(ds, decomposition, i)
-        words += read_attribution_over_series(ds, main) if i == 0 and decomposition == main else []
-        yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=i), table, words)
+        words += read_attribution_over_series(ds, main) if decomposition == main else []
+        of = names(ds, "series")[i]
+        yield ReportPanel(attribution_bars(ds, decomposition=decomposition, series=i), table, words, series=of)
         if decomposition == main:
             steps = read_attribution_steps(ds, main, i)
-            yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps)
+            yield ReportPanel(attribution_heatmap(ds, decomposition=main, series=i), table, steps, series=of)
 
 
 _STREAM, _BOX, _ENDS = 0.0, (0.8, 3.25), (-0.95, 3.35)  # where the stream and the boxes stand, and where all ends

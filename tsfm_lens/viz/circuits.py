@@ -17,7 +17,7 @@ from tsfm_lens.viz.findings import finding, judged
 from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.path_patching import path_values
 from tsfm_lens.viz.places import OUTPUT, Places, places_in
-from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, shown, unit_of
+from tsfm_lens.viz.select import MAX_DRAWN, array, forecast_series, kind_word, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, blank
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, PURPLE, VERMILION, mixed, percent, plain
 from tsfm_lens.viz.words import listed, measured, num, over_series
@@ -37,7 +37,6 @@ _WAYS = {
     "edges": "begins with the components of the largest edge attributions",
 }
 _WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
-_MAX_SERIES = 3  # series with figures of their own
 
 CIRCUIT = measurement("circuit")
 
@@ -315,7 +314,8 @@ def _behaviour(ds: xr.Dataset) -> str:
 @CIRCUIT.panels
 def _circuit(ds: xr.Dataset) -> Iterator[ReportPanel]:
     yield ReportPanel(circuit_graph(ds), frame(ds, "in_circuit", "taken", "cost"), read_circuit(ds))
-    for i in forecast_series(ds, _MAX_SERIES):
+    for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
-        yield ReportPanel(circuit_forecasts(ds, series=i), table, read_circuit_forecasts(ds, i))
+        words, of = read_circuit_forecasts(ds, i), names(ds, "series")[i]
+        yield ReportPanel(circuit_forecasts(ds, series=i), table, words, series=of)
     yield ReportPanel(circuit_curve(ds), frame(ds, "curve").dropna(ignore_index=True), read_curve(ds))

@@ -50,6 +50,8 @@ def compose(
         >>> fig.layout.meta["title"][:11]
         'a, Forecast'
     """
+    if not isinstance(letters, bool):
+        raise InputError(f"letters is {letters!r}, expected True or False: panels have the letters a, b, c …")
     width = millimetres(width)
     rows = [[each] if isinstance(each, go.Figure) else list(each) for each in figures]
     if not 0 < sum(map(len, rows)) <= len(ascii_lowercase):

@@ -14,7 +14,7 @@ from tsfm_lens.viz.grid import panel_grid
 from tsfm_lens.viz.needs import COVARIATES
 from tsfm_lens.viz.select import array, medians, model_of, names, shown, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, mixed, plain
+from tsfm_lens.viz.theme import BLUE, CATEGORICAL, GREY, mixed, percent, plain
 from tsfm_lens.viz.words import after_number, num, signed
 
 __all__ = ["covariate_dots", "response_curves"]
@@ -41,7 +41,10 @@ def read_use(ds: xr.Dataset) -> list[str]:
 
 
 def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
-    """List worth, response and share of each covariate, medians over series in MASE; None where not measured."""
+    """List worth, response and share of each covariate, medians over series in MASE; None where not measured.
+
+    Shares of its parts sum to that of the covariate.
+    """
     order, level = (names(ds, "way").index(way) for way in ("shuffled", "constant"))
     columns = {
         "worth": array(ds, "worth_size", "covariate", "way")[:, order] if "worth" in ds else None,
@@ -51,8 +54,9 @@ def covariate_totals(ds: xr.Dataset) -> list[dict[str, Any]]:
         "step": medians(array(ds, "step_size", "covariate", "series")),
         "share": array(ds, "moved_size", "covariate", "way")[:, level],
     }
-    parts = medians(array(ds, "share", "covariate", "part", "series"))
-    columns |= {f"share of {part}": parts[:, at] for at, part in enumerate(names(ds, "part"))}
+    for at, part in enumerate(names(ds, "part")):
+        shares = [_part_shares(ds, place)[at] for place in range(ds.sizes["covariate"])]
+        columns[f"share of {part}"] = columns["share"] * np.array(shares)
 
     def plain_value(name: str, values: np.ndarray | None, place: int) -> float | bool | None:
         value = None if values is None else values[place].item()
@@ -113,13 +117,23 @@ def _share(ds: xr.Dataset, place: int) -> str:
     """State the size of its effect, and of a known covariate which part its past and its known future have."""
     scale, unit = _scale(ds)
     size = array(ds, "moved", "series", covariate=place, way=names(ds, "way").index("constant"))
-    parts = medians(array(ds, "share", "part", "series", covariate=place) * scale)
     total = float(medians((size * scale)[None])[0])
     if not total > 0:
         return ""
-    split = ", ".join(f"{part} {num(float(value))}" for part, value in zip(names(ds, "part"), parts, strict=True))
+    parts = zip(names(ds, "part"), _part_shares(ds, place), strict=True)
+    split = ", ".join(f"{part} {percent(float(share))}" for part, share in parts)
     split = f" ({split})" if str(ds["role_of"].values[place]) == "known" else ""
     return f"Share: {num(total)} {after_number(unit)}, its mean absolute effect{split}."
+
+
+def _part_shares(ds: xr.Dataset, place: int) -> np.ndarray:
+    """Return the part of a covariate's effect that its past and its known future have, (part,), medians over series.
+
+    Medians of two parts of the same wholes sum to 1; NaN where the covariate has no effect in any series.
+    """
+    parts = array(ds, "share", "part", "series", covariate=place)
+    whole = parts.sum(0)
+    return medians(np.divide(parts, whole, out=np.full(parts.shape, np.nan), where=whole > 0))
 
 
 def _size(ds: xr.Dataset, place: int) -> str:
@@ -150,10 +164,8 @@ def _describe(ds: xr.Dataset, place: int) -> str:
         (False, True): "forecasts are better without it, significantly",
         (True, True): "it helps or harms, significantly, depending on how it is left out",
     }.get((helps, harms))
-    units, needed = int(worth.facts["units"]), int(worth.facts["needed"])
-    open_words = f"{units} series are too few to test this for others; {needed} are needed"
-    unsure = open_words if units < needed else "not significant for other series"
-    return f"{size}, and the error is {'larger' if change > 0 else 'smaller'} by {told}: {outcome or unsure}."
+    outcome = outcome or worth.for_others(shuffled)
+    return f"{size}, and the error is {'larger' if change > 0 else 'smaller'} by {told}: {outcome}."
 
 
 def _mase(value: float) -> str:

@@ -13,14 +13,17 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.findings import OTHER_TIMES
 from tsfm_lens.stats import SMALLEST, mean_interval
-from tsfm_lens.viz.select import array, medians
+from tsfm_lens.viz.select import array, flat_series, medians, names
 from tsfm_lens.viz.theme import number, percent
 from tsfm_lens.viz.words import listed, num, over_series, verb
 
 NOT_SIGNIFICANT = "not significant"
 WORTH_A_WORD = SMALLEST
 _MAX_NAMES = 3  # members in a sentence
-ONCE = re.compile(r"Not compared with untrained twins|One series says nothing|\d+ \w+ are too few for")
+ONCE = re.compile(
+    r"Not compared with untrained twins|One series says nothing|\d+ \w+ are too few for"
+    r"|\d+ \w+ (is|are) left out|Nothing is compared"
+)
 """Beginnings of sentences that any result may have, and that a page of many results shows once."""
 
 
@@ -34,8 +37,9 @@ class Finding:
         significant: members whose effect holds for others; see ``facts``.
         floor, lowest: largest and smallest noise floor of any series.
         leads, lead_share: member significantly larger than every other; share of bootstrap samples it is largest in.
-        learned: members larger than in all untrained twins; None where there are no twins.
-        facts: what was tested, and over how many: attributes of ``NAME_p``, see :func:`tsfm_lens.findings.judge`.
+        learned: members that pass the test beside untrained twins; None where there are no twins.
+        facts: what was tested, and over how many: attributes of ``NAME_p``, see :func:`tsfm_lens.findings.judge`;
+            "twins_refused", why there are no twins.
     """
 
     size: np.ndarray
@@ -101,9 +105,13 @@ class Finding:
     def named(self, count: int, among: np.ndarray | None = None, *, significant: bool = False) -> list[int]:
         """Return flat places of the members to name, the largest first: those above their floor and worth a word."""
         size = np.where(np.isfinite(self.size), np.abs(self.size), -1.0).ravel()
-        mask = (self.acts > 0) & (np.abs(self.size) >= self._least)
-        mask = mask & (True if among is None else among) & (self.significant if significant else True)
+        mask = self.large & (True if among is None else among) & (self.significant if significant else True)
         return [int(flat) for flat in np.argsort(-size, kind="stable") if mask.flat[flat]][:count]
+
+    @property
+    def large(self) -> np.ndarray:
+        """Members that act, by a size worth a word."""
+        return (self.acts > 0) & (np.abs(self.size) >= self._least)
 
     @property
     def _least(self) -> float:
@@ -126,6 +134,16 @@ class Finding:
         """What sizes and ranges are, as a sentence puts it in brackets; "" of one series."""
         return f" (median and range over {self.over})" if self.spread else ""
 
+    def for_others(self, flat: int = 0) -> str:
+        """Say whether a member is significant, and for what, or how many units a test of it needs."""
+        units, needed = (int(self.facts.get(name, 1)) for name in ("units", "needed"))
+        target = str(self.facts.get("target", "others"))
+        if self.significant.flat[flat]:
+            return f"significant for {target}"
+        if units < needed:
+            return f"{units} {self._noun} are too few to test this for others; {needed} are needed"
+        return f"not significant for {target}"
+
     def standing(self, labels: Sequence[str], noun: str, among: np.ndarray | None = None) -> list[str]:
         """Say on how many series members act, which are significant and for what, and which are learned.
 
@@ -135,10 +153,24 @@ class Finding:
             among: members that are spoken of; all if None.
         """
         mask = np.isfinite(self.size) & (True if among is None else among)
-        whole = int(mask.sum())
+        out, whole = self.flat_words, int(mask.sum())
         if not whole:
+            return out
+        out += [self._acting(mask, whole, noun), self._holding(mask, whole, labels)]
+        return [*out, self._learning(mask, f"{whole} {noun}", labels)]
+
+    @property
+    def flat_words(self) -> list[str]:
+        """Say how many series are left out since they are flat; nothing where none is."""
+        flat, entries = int(self.facts.get("flat", 0)), int(self.facts.get("entries", 1))
+        units = int(self.facts.get("units", 1))
+        if not flat:
             return []
-        return [self._acting(mask, whole, noun), self._holding(mask, whole, labels), self._learning(mask, labels)]
+        noun = self._noun if entries <= units else "windows"
+        subject = f"{flat} {noun} {verb(flat, 'are', 'is')}"
+        if not entries:
+            return [f"Nothing is compared: {subject} flat, or with a flat forecast, and there is no other."]
+        return [f"{subject} left out: flat, or with a flat forecast."]
 
     def lead(self, flat: int) -> str:
         """Say in how many bootstrap samples of series a member is largest, and whether significantly so."""
@@ -150,7 +182,7 @@ class Finding:
     def _acting(self, mask: np.ndarray, whole: int, noun: str) -> str:
         entries = int(self.facts.get("entries", 1))
         always = int(((self.acts == entries) & mask).sum())
-        large = int(((np.abs(self.size) >= self._least) & mask).sum())
+        large = int((self.large & mask).sum())
         where = f" on all {self.over}" if entries > 1 else ""
         by = f"; {large or 'none'} of {whole} by {percent(self._least)} or more" if self._least == SMALLEST else ""
         return f"{always or 'None'} of {whole} {noun} {verb(always, 'act')} above rounding{where}{by}."
@@ -171,14 +203,24 @@ class Finding:
             return f"{units} {noun} are too few for {family} tests on {target}; {needed} are needed."
         return f"None is significant for {target} ({how})."
 
-    def _learning(self, mask: np.ndarray, labels: Sequence[str]) -> str:
+    def _learning(self, mask: np.ndarray, members: str, labels: Sequence[str]) -> str:
         if self.learned is None:
-            return "Not compared with untrained twins (twins=24)."
+            refusal = str(self.facts.get("twins_refused", ""))
+            reason = f", since {refusal}" if refusal else ""
+            return f"Not compared with untrained twins{reason}; --twins 24 (in Python twins=24) compares."
         twins, count = int(self.facts.get("twins", 0)), int((self.learned & mask).sum())
+        test = f"a size beyond the largest score of any group in {twins} untrained twins"
         if not count:
-            return f"None is larger than all members of {twins} untrained twins."
+            return f"None of {members} passes the test of learning: {test}."
         names = [labels[i] for i in self.named(_MAX_NAMES, mask & self.learned)]
-        return f"Learned, larger than all members of {twins} untrained twins: {listed(names) if names else count}."
+        return f"Learned, by {test}: {listed(names) if names else count}."
+
+
+def flat_words(ds: xr.Dataset, series: int, members: str) -> list[str]:
+    """Say of a series that is flat why its members are not compared; nothing of others."""
+    if not flat_series(ds)[series]:
+        return []
+    return [f"{names(ds, 'series')[series]} is flat, or its forecast is, so its {members} are not compared."]
 
 
 def middle_of(effect: Finding | None, values: np.ndarray) -> np.ndarray:
@@ -188,8 +230,10 @@ def middle_of(effect: Finding | None, values: np.ndarray) -> np.ndarray:
 
 def over_words(ds: xr.Dataset, effect: Finding | None, rows: Sequence[int]) -> str:
     """Write over which series, and windows of them, a figure shows medians."""
-    windows = effect is not None and effect.facts.get("entries") != effect.facts.get("units")
-    return f"median over {effect.over}" if effect is not None and windows else over_series(ds, rows, "median")
+    if effect is None:
+        return over_series(ds, rows, "median")
+    fewer = bool(effect.facts.get("flat", 0)) or effect.facts.get("entries") != effect.facts.get("units")
+    return f"median over {effect.over}" if fewer else over_series(ds, rows, "median")
 
 
 def mean_of_seeds(values: np.ndarray) -> Finding:
@@ -215,6 +259,8 @@ def finding(ds: xr.Dataset, name: str, *dims: str, unit: str = "", **at: int) ->
         floors = np.asarray(ds[f"{name}_floor"].isel(at, missing_dims="ignore").values, dtype=float).ravel()
         floors = floors[np.isfinite(floors)] if np.isfinite(floors).any() else np.zeros(1)
     facts = dict(ds[f"{name}_p"].attrs) if f"{name}_p" in ds else {}
+    if "twins_refused" in ds.attrs:
+        facts["twins_refused"] = ds.attrs["twins_refused"]
     if f"{name}_learned" in ds:
         facts["twins"] = ds[f"{name}_learned"].attrs.get("twins", 0)
     ends = float(floors.max()), float(floors.min())

@@ -49,17 +49,34 @@ def read_forecast(ds: xr.Dataset, series: int) -> list[str]:
     finite = np.isfinite(truth)
     if finite.any():
         inside = (truth >= values[low]) & (truth <= values[high])
-        context = array(ds, "context", "time", series=series) if "context" in ds else np.array([])
-        history, naive = context[np.isfinite(context)], ""
-        if len(history):
-            error = amount(float(np.abs(history[-1] - truth)[finite].mean()))
-            naive = f", a naive forecast (last value repeated) by {error}"
+        label, repeated = naive_forecast(ds, series)
+        naive = ""
+        if len(repeated):
+            naive = f", the {label} by {amount(float(np.abs(repeated - truth)[finite].mean()))}"
         out.append(
             f"The band covers the truth at {int(inside[finite].sum())} of {int(finite.sum())} steps (calibrated: about "
             f"{100 * share:.3g} %). The median misses the truth by "
             f"{amount(float(np.abs(median - truth)[finite].mean()))} on average{naive}."
         )
     return out
+
+
+def naive_forecast(ds: xr.Dataset, series: int) -> tuple[str, np.ndarray]:
+    """Return the one baseline of a page in words, and its forecast (step,): the last season repeated.
+
+    It is the last value where no season is known or the context is shorter; there is no forecast without a context.
+    """
+    context = array(ds, "context", "time", series=series) if "context" in ds else np.empty(0)
+    season = int(ds["season"].values[series]) if "season" in ds.coords else 1
+    season = season if season <= len(context) and np.isfinite(context[-season:]).any() else 1
+    last, known = context[-season:], context[np.isfinite(context)]
+    if not len(known):
+        return "last value repeated", np.empty(0)
+    if season == 1:
+        return "last value repeated", np.full(ds.sizes["step"], known[-1])
+    # a gap of the last season is filled by its mean
+    filled = np.where(np.isfinite(last), last, last[np.isfinite(last)].mean())
+    return f"last season repeated ({season} steps)", np.resize(filled, ds.sizes["step"])
 
 
 @FORECAST.figure()
@@ -94,7 +111,8 @@ def _forecast(ds: xr.Dataset) -> Iterator[ReportPanel]:
         table = quantile_table(ds, i)
         if "truth" in ds:
             table["truth"] = array(ds, "truth", "step", series=i)
-        yield ReportPanel(forecast_fan(ds, series=i), table, [*beside, *read_forecast(ds, i)])
+        words, of = [*beside, *read_forecast(ds, i)], names(ds, "series")[i]
+        yield ReportPanel(forecast_fan(ds, series=i), table, words, series=of)
         beside = []
 
 

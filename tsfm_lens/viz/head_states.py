@@ -1,8 +1,10 @@
-"""Heads one at a time: what each does to the forecast, and the forecast without it."""
+"""Heads one at a time: what each reads, what it does to the forecast, and the forecast without it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -11,61 +13,168 @@ import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, measurement
 from tsfm_lens.viz.attention import attention_kind
+from tsfm_lens.viz.findings import flat_words
 from tsfm_lens.viz.maps import HeadMap, under
 from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import scene
-from tsfm_lens.viz.recipes import draw_overlaid
-from tsfm_lens.viz.select import array, layer_name, model_of, names, position, unit_of
+from tsfm_lens.viz.select import (
+    array,
+    kind_word,
+    layer_name,
+    model_of,
+    names,
+    position,
+    statistic_of,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import sheet
-from tsfm_lens.viz.theme import VERMILION, percent
+from tsfm_lens.viz.theme import BLUE, VERMILION, percent
 from tsfm_lens.viz.words import layer_names, measured, num
 
 __all__ = ["explore_figure"]
 
 _SCORES = (
-    *("spearman_distance", "mean_shift", "write_size", "write_share", "entropy", "normalised_entropy"),
-    *("attention_forecast", "attention_other"),
+    *("mean_shift", "spearman_distance", "write_size", "write_share", "entropy", "normalised_entropy"),
+    *("lag", "lag_share", "place_share", "attention_forecast", "attention_other"),
 )
 _MAX_NUMBERED = 60  # cells with room for their number
+UNREAD = 1e-4
+"""Share of attention below which nothing is read."""
+MOSTLY = 0.5
+"""Share of attention from which it is most of it."""
+EVEN = 2.0
+"""Largest share that counts as even attention, in shares of the same weight on every token."""
 
 EXPLORE = measurement("explore", needs=HEADS)
 
 
+@dataclass(frozen=True)
+class Reading:
+    """Where a head looks most, as the mean over the forecast's steps shows it.
+
+    Attributes:
+        form: "lag" where it moves with the step, "place" where it is one token for all steps, "even" where no token
+            stands out, "rest" where most is on other tokens than those of the past, "nothing" where all is.
+        back: steps from the step that is forecast back to the token, or of a place from the forecast's start.
+        start, stop: steps of a place, counted from the forecast's start.
+        share: of the attention that is there.
+        rest: share on other tokens than those of the past.
+        others: what those tokens are.
+    """
+
+    form: str
+    back: int
+    start: int
+    stop: int
+    share: float
+    rest: float
+    others: str
+
+    @property
+    def words(self) -> str:
+        """Say where, in a few words."""
+        if self.form == "even":
+            return "evenly"
+        if self.form in ("rest", "nothing"):
+            return self.others
+        steps = f"{self.back} step{'' if self.back == 1 else 's'}"
+        return f"{steps} back" if self.form == "lag" else f"{steps} before the forecast"
+
+    @property
+    def most(self) -> float:
+        """Share of the attention that the words speak of."""
+        return self.rest if self.form in ("rest", "nothing") else self.share
+
+    def as_plain(self) -> dict[str, Any]:
+        """Return it for a page."""
+        return asdict(self)
+
+
+def reading_of(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
+    """Read the attention of one head, all arguments positions: along the lag or at the place that has more of it."""
+    one = ds.isel(series=series, layer=layer, head=head)
+    ahead, other = float(one["attention_forecast"]), float(one["attention_other"])
+    rest = ahead + other
+    by_lag, at_place = float(one["lag_share"]), float(one["place_share"])
+    share = max(by_lag, at_place)
+    key = one.sel(key=int(one["place"])) if share > 0 else one.isel(key=slice(0)).assign(key_start=0, key_stop=0)
+    start, stop = int(key["key_start"]), int(key["key_stop"])
+    # all queries of a place look at it from different distances; one query has one distance
+    form = "place" if at_place >= by_lag else "lag"
+    back = -start if form == "place" else int(one["lag"])
+    tokens = int((one["key_stop"] > one["key_start"]).sum())
+    if share * tokens < EVEN:
+        form = "even"
+    if rest > MOSTLY:
+        form = "rest"
+    if share < UNREAD:
+        form = "nothing"
+    special = str(ds.attrs.get("special", ""))
+    others = "other tokens"
+    if special and ahead < UNREAD:
+        others = special
+    elif ahead > 0 and other < UNREAD:
+        others = "tokens of the forecast"
+    return Reading(form, back, start, stop, share, rest, others)
+
+
+def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
+    """Return what components have, for the heads of the attention that is shown: (layer, head, …)."""
+    return ds[name].sel(component=ds["name"]).drop_vars("component", errors="ignore")
+
+
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:
     """Tabulate the scores, a row per series and head."""
-    scores = [key for key in _SCORES if key in ds]
+    shared = {key: effects_of_heads(ds, key) for key in ("mean_shift", "spearman_distance") if key in ds}
+    columns = ["name", *(key for key in _SCORES if key in ds)]
     ranks = {f"stable_rank_{each}": ds["stable_rank"].sel(product=each, drop=True) for each in names(ds, "product")}
-    table = ds[scores].assign(ranks).to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
-    return table[["series", "layer", "head", "component", *scores, *ranks]]
+    each = ds[["lag", *(key for key in columns[1:] if key not in shared)]].assign(shared | ranks)
+    kept = ["series", "layer", "head", "name"]
+    each = each.drop_vars([name for name in each.coords if name not in kept])
+    table = each.to_dataframe(dim_order=["series", "layer", "head"]).reset_index()
+    return table[["series", "layer", "head", *columns, *ranks]].rename(columns={"name": "component"})
 
 
-def read_explore(ds: xr.Dataset) -> list[str]:
-    """Name the head of the largest ablation effect and the one that writes most."""
-    amount = measured(unit_of(ds, 0) or "data units")
-    shift, size = (array(ds, key, "layer", "head", series=0) for key in ("mean_shift", "write_size"))
-    names_of = ds["component"].transpose("layer", "head").values.astype(str)
+def read_explore(ds: xr.Dataset, series: int = 0) -> list[str]:
+    """Name the head of the largest ablation effect with what it reads, and the one that writes most."""
+    if flat := flat_words(ds, series, "heads"):
+        return flat
+    amount = measured(unit_of(ds, series) or "data units")
+    shift = effects_of_heads(ds, "mean_shift").isel(series=series).transpose("layer", "head").values
+    size = array(ds, "write_size", "layer", "head", series=series)
+    names_of = ds["name"].transpose("layer", "head").values.astype(str)
     loudest = tuple(int(v) for v in np.unravel_index(size.argmax(), size.shape))
-    share = array(ds, "write_share", "layer", "head", series=0)[loudest]
-    if not array(ds, "mean_shift_acts", "layer", "head").any():
+    share = array(ds, "write_share", "layer", "head", series=series)[loudest]
+    if not (shift > float(ds["mean_shift_floor"].values[series])).any():
         return [f"No head of {attention_kind(ds)} moves the forecast beyond rounding when it is ablated."]
     most = tuple(int(v) for v in np.unravel_index(shift.argmax(), shift.shape))
     out = [
         f"Among heads of {attention_kind(ds)}, ablating {names_of[most]} moves the forecast most "
         f"({amount(shift[most])} on average; median head {amount(float(np.median(shift)))})."
     ]
+    reading = reading_of(ds, series, *most)
+    if reading.form in ("lag", "place"):
+        out.append(f"It looks most {reading.words} ({percent(reading.share)} of its attention, mean over steps).")
+    elif reading.form == "even":
+        out.append(f"It attends evenly: {percent(reading.share)} at most to one token or distance.")
+    else:
+        out.append(f"It attends mostly to {reading.others} ({percent(reading.rest)}).")
     same = "It also writes most" if most == loudest else f"{names_of[loudest]} writes most"
     out.append(f"{same}: {amount(size[loudest])} on average, {percent(float(share))} of all writes.")
     return out
 
 
 @EXPLORE.figure(variables=("context",))
-def explore_figure(ds: xr.Dataset, *, layer: str | int | None = None, head: str | int | None = None) -> go.Figure:
+def explore_figure(
+    ds: xr.Dataset, *, series: str | int = 0, layer: str | int | None = None, head: str | int | None = None
+) -> go.Figure:
     """Draw by how much the forecast moves without each head, and of one head the forecast with and without it.
 
     Args:
         layer, head: labels of that head; the one with the largest effect unless both are given.
     """
-    view, shift = scene(ds, 0, max(2 * ds.sizes["step"], 24)), array(ds, "mean_shift", "layer", "head", series=0)
+    view = scene(ds, series, max(2 * ds.sizes["step"], 24))
+    shift = effects_of_heads(ds, "mean_shift").isel(series=view.place).transpose("layer", "head").values
     layers, heads = layer_names(ds), names(ds, "head")
     row, col = (int(at) for at in np.unravel_index(np.nanargmax(shift), shift.shape))
     if layer is not None and head is not None:
@@ -81,21 +190,35 @@ def explore_figure(ds: xr.Dataset, *, layer: str | int | None = None, head: str 
     left.x("head", type="category", ticks="", dtick=max(len(heads) // 12, 1), tickangle=0)
     left.y(type="category", autorange="reversed", ticks="", dtick=1 if len(layers) <= 24 else 2)
     canvas.fig.update_layout(coloraxis=each.colours(**under(canvas.fig.get_subplot(1, 1), canvas.plot_height)))
-    alone = ds.assign(quantile_forecast=ds["ablated_forecast"].isel(layer=row, head=col))
-    _, ends = draw_overlaid(right, view, {"complete model": ds, f"without {name}": alone})
+    alone = effects_of_heads(ds, "forecast").isel(series=view.place, layer=row, head=col).values
+    view.forecast(right, array(ds, "baseline_forecast", "step", series=view.place), "complete model", BLUE)
+    view.forecast(right, alone, f"without {name}", VERMILION)
+    view.draw(right)
     view.title_axes(right)
     return canvas.dress(
         f"Without {name} the forecast of {view.id} moves by {num(shift[row, col])} {view.unit}".strip(),
         f"{attention_kind(ds)} of {model_of(ds)}",
-        ends,
+        f"{statistic_of(ds)} forecasts",
     )
 
 
 def head_name(ds: xr.Dataset, layer: int, head: int) -> str:
     """Name a head's layer and number; both are positions."""
-    return f"{layer_name(names(ds, 'layer')[layer])}, head {names(ds, 'head')[head]}"
+    return component_name(ds, names(ds, "component").index(str(ds["name"].values[layer, head])))
+
+
+def component_name(ds: xr.Dataset, place: int) -> str:
+    """Name a component's layer, and its head; with the kind of attention where the stack has several."""
+    kinds, heads = ds["component_kind"].values.astype(str), ds["component_head"].values
+    layer, kind = layer_name(str(ds["component_layer"].values[place])), kind_word(kinds[place])
+    if heads[place] < 0:
+        return f"{layer}, {kind}"
+    several = len(set(kinds[heads >= 0])) > 1
+    return f"{layer}, {kind} head {heads[place]}" if several else f"{layer}, head {heads[place]}"
 
 
 @EXPLORE.panels
 def _explore(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(explore_figure(ds), heads_table(ds), read_explore(ds))
+    for place, of in enumerate(names(ds, "series")):
+        table = heads_table(ds.isel(series=[place]))
+        yield ReportPanel(explore_figure(ds, series=place), table, read_explore(ds, place), series=of)

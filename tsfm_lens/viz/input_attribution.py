@@ -64,7 +64,8 @@ def read_inputs(ds: xr.Dataset) -> list[str]:
     target, verdict = attrs.get("target", ""), attrs.get("verdict")
     alone = "" if attrs.get("masked", 1) else " by its routes alone, as masking was not tested"
     out = [
-        f"The forecast of {target} averages {num(whole)} {unit}".rstrip() + f" over {ds.sizes['step']} steps; "
+        f"The forecast of {target} averages {num(whole)} {unit}".rstrip()
+        + f" over {ds.sizes['step']} steps ({statistic_of(ds)}); "
         f"with all inputs replaced by {reference_of(ds)} it averages {num(nothing)}. {most}."
         + (f" Verdict: the explanation {verdict}{alone} (criteria below)." if verdict else "")
     ]
@@ -143,7 +144,12 @@ def moved(effect: np.ndarray) -> tuple[float, str]:
     """Return the mean size of an effect (step,), and which way it goes in words."""
     size, mean, up = float(np.abs(effect).mean()), float(effect.mean()), int((effect > 0).sum())
     mixed_signs = abs(mean) < _MIXED * size
-    return size, f"up at {up} of {len(effect)} steps, else down" if mixed_signs else "up" if mean > 0 else "down"
+    way = "up" if mean > 0 else "down"
+    if mixed_signs and mean:
+        way = f"{way} by {num(abs(mean))} on average, up at {up} of {len(effect)} steps"
+    elif mixed_signs:
+        way = f"up at {up} of {len(effect)} steps, and down as much"
+    return size, way
 
 
 def _table(ds: xr.Dataset) -> pd.DataFrame:

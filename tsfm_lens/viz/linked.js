@@ -1,27 +1,27 @@
-// The linked view: series with the attention strip → heads → forecast with and without a head. Everything answers to
-// three choices: a head (click), a step of the forecast (click or slider), a brushed stretch of the context (drag).
-// Where a model stands behind it, ask(choice) has it forecast without a set of heads, and without the brushed stretch;
-// answer(reply) brings what came.
+// The linked view: series with the attention strip → components → forecast with and without one. Everything answers to
+// three choices: a component (click), a step of the forecast (click or slider), a brushed stretch of the context (drag).
+// Attention is by token, in a row for every query that steps of the forecast are read from; what it says of all steps,
+// state.series[…].states[…].reading, is Python's. Where a model stands behind the view, ask(choice) has it forecast
+// without a set of components, and without the brushed stretch; answer(reply) brings what came.
 function linkedView(root, state, ask) {
-  const UNREAD = 1e-4;
   const ns = "http://www.w3.org/2000/svg";
   const view = {series: 0, head: state.series[0].start, step: -1, brush: null, ablated: []};
   root.classList.add("linked");
   root.innerHTML = `<div class="panels">
 <div><h3>What is given, and what <span data-part="head"></span> reads of it</h3><div data-part="context"></div>
 <p class="key"><b>—</b> observed (<span data-part="unit"></span>) <b class="k-read">■</b> attention; drag to brush a stretch</p></div>
-<div><h3>Heads of <span data-part="kind"></span>, in order of computation; click one</h3>
-<div class="stream"><span class="end">tokens</span><span class="wire"></span><div data-part="map" role="group" aria-label="Heads"></div><span class="wire"></span><span class="end">output head → forecast</span></div>
+<div><h3>Components, in order of computation; click one</h3>
+<div class="stream"><span class="end">tokens</span><span class="wire"></span><div data-part="map" role="group" aria-label="Components"></div><span class="wire"></span><span class="end">output head → forecast</span></div>
 <p class="key" data-part="scale"></p></div>
 <div><h3>The forecast, with and without <span data-part="less"></span>; click a step</h3><div data-part="forecast"></div>
-<p class="key"><b>—</b> observed <b>┈</b> what came <b class="k-median">━</b> forecast, with its band <b class="k-less">╍</b> without <span data-part="lesskey"></span>
+<p class="key"><b>—</b> observed <b>┈</b> what came <b class="k-median">━</b> forecast (<span data-part="statistic"></span>), with its band <b class="k-less">╍</b> without <span data-part="lesskey"></span>
 <span data-part="maskedkey"><b class="k-masked">╍</b> without the brushed stretch</span></p></div>
 </div>
 <p class="words" data-part="words" aria-live="polite"></p>
 <div class="choices" data-part="live"${ask ? "" : " hidden"}>
-<label><input type="checkbox" data-part="ablate"> ablate this head (or shift-click any)</label>
+<label><input type="checkbox" data-part="ablate"> ablate this one (or shift-click any)</label>
 <span>ablated: <span data-part="set"></span></span>
-<button type="button" class="plain" data-part="empty">clear heads</button>
+<button type="button" class="plain" data-part="empty">clear set</button>
 <strong data-part="news" role="status"></strong>
 </div>
 <div class="choices">
@@ -37,12 +37,12 @@ function linkedView(root, state, ask) {
     root.append(note);
   }
   const part = name => root.querySelector(`[data-part="${name}"]`);
-  part("kind").textContent = state.kind;
+  part("statistic").textContent = state.statistic;
   const number = value => {
     const text = Math.abs(value) >= 1000 ? value.toFixed(0) : String(Number(value.toPrecision(3)));
     return text.replace("-", "−");
   };
-  const percent = share => share < UNREAD ? share > 0 ? "less than 0.01 %" : "0 %" : `${number(100 * share)} %`;
+  const percent = share => share < state.unread ? share > 0 ? "less than 0.01 %" : "0 %" : `${number(100 * share)} %`;
   const bytes = new Map();
 
   // one byte is the root of a share of the row's largest weight
@@ -63,24 +63,38 @@ function linkedView(root, state, ask) {
     waits = true;
   }
   const answered = name => JSON.stringify(reply[name]) === JSON.stringify(view[name]);
-  // without the ablated heads; where none is, without the selected one
+  // without the ablated components; where none is, without the selected one
   const less = () => !view.ablated.length ? series().states[view.head] : answered("ablated") ? reply.without : {};
   const masked = () => ask && view.brush && answered("brush") ? reply.masked : {};
+  // of a head the rows that are chosen, a mean over steps where they are not in the file; of others nothing
   function attention(head) {
     const own = series().states[head];
-    return unpacked(own.rows && view.step >= 0 ? own.rows[series().row[view.step]] : own.mean);
+    if (own.rows) return (view.step < 0 ? own.rows : [own.rows[state.row[view.step]]]).map(unpacked);
+    return own.mean ? [unpacked(own.mean)] : [];
   }
-  // the context step at which a stretch begins; stretches end at the forecast start
-  const edge = (bin, bins) => Math.max(series().context.length - (bins - bin) * state.bin, 0);
+  // every step counts alike
+  function atPlaces(head) {
+    const own = series().states[head];
+    if (!own.mean) return new Float64Array(series().spans.length);
+    return view.step < 0 || !own.rows ? unpacked(own.mean) : attention(head)[0];
+  }
+  const sum = weights => weights.reduce((total, weight) => total + weight, 0);
   function brushed(head) {
-    const weights = attention(head), [low, high] = view.brush;
-    let sum = 0;
-    for (let bin = 0; bin < weights.length; bin++) {
-      const from = edge(bin, weights.length), to = edge(bin + 1, weights.length);
-      const inside = Math.min(to, high) - Math.max(from, low);
-      if (inside > 0) sum += weights[bin] * inside / (to - from);
-    }
-    return sum;
+    const [low, high] = view.brush;
+    return sum(atPlaces(head).map((weight, key) => {
+      const [from, to] = series().spans[key];
+      return weight * Math.max(Math.min(to, high) - Math.max(from, low), 0) / (to - from || 1);
+    }));
+  }
+  // what Python says of all steps, said of the one that is chosen
+  function reading(head) {
+    const own = series().states[head];
+    if (view.step < 0 || !own.rows) return own.reading;
+    const query = state.row[view.step], [weights] = attention(head), share = Math.max(...weights, 0);
+    const [start, stop] = series().keys[weights.indexOf(share)] || [0, 0], rest = Math.max(1 - sum(weights), 0);
+    const form = share < state.unread ? "nothing" : rest > state.mostly ? "rest"
+      : share * weights.length < state.even ? "even" : "step";
+    return {form, start, stop, share, rest, back: state.queries[query] - start, others: own.reading.others};
   }
 
   function element(name, attributes, parent, text) {
@@ -127,34 +141,58 @@ function linkedView(root, state, ask) {
     }
   }
 
+  // rows of shares of the largest, by place: one path for every shade, since there may be thousands of cells
+  function shades(rows, most, x, from, tall, opacity, parent) {
+    const paths = new Map(), high = tall / rows.length;
+    rows.forEach((row, at) => row.forEach((weight, key) => {
+      const shade = Math.round(16 * Math.sqrt(weight / most)), [start, stop] = series().spans[key];
+      if (shade < 1) return;
+      const wide = Math.max(x(stop) - x(start) + 0.2, 0.6);
+      paths.set(shade, `${paths.get(shade) || ""}M${x(start).toFixed(1)} ${(from + at * high).toFixed(2)}h${wide.toFixed(1)}v${high.toFixed(2)}h${-wide.toFixed(1)}z`);
+    }));
+    for (const [shade, d] of paths) element("path", {d, class: "read", opacity: (opacity * (shade / 16) ** (opacity < 1 ? 2 : 1)).toFixed(3)}, parent);
+  }
+  // the dates of a stretch of the context, and the steps that are read from a query
+  const stretch = ([from, to]) => series().times[from] + (to - 1 > from ? ` to ${series().times[to - 1]}` : "");
+  function stepsOf(query) {
+    const first = state.row.indexOf(query) + 1, last = state.row.lastIndexOf(query) + 1;
+    return last > first ? `steps ${first} to ${last}` : `step ${first}`;
+  }
+
   const left = 52, top = 10;
   function drawContext() {
-    const {context, times, name, unit} = series(), height = 300, floor = 212;
+    const {context, times, name, unit, spans} = series(), height = 308, floor = 212, strip = floor + 12, tall = 34;
     const [svg, width] = drawing("context", height, `${name} and the attention of ${state.labels[view.head]}`);
     const right = width - 6, x = scale(0, context.length, left, right), [low, high] = extent(context);
-    // a head that looks at special tokens alone reads no stretch most
-    const y = scale(low, high, floor, top), weights = attention(view.head), most = Math.max(...weights, UNREAD);
+    const y = scale(low, high, floor, top), rows = attention(view.head), means = atPlaces(view.head);
+    const largest = Math.max(0, ...rows.map(row => Math.max(...row, 0)));
     axis(svg, y, low, high, left, right);
-    weights.forEach((weight, bin) => {
-      const from = x(edge(bin, weights.length)), wide = Math.max(x(edge(bin + 1, weights.length)) - from, 0.5);
-      const share = weight / most, opacity = Math.sqrt(share).toFixed(3);
-      if (share > 0.15) element("rect", {x: from, y: top, width: wide, height: floor - top, class: "read", opacity: 0.35 * share}, svg);
-      const cell = element("rect", {x: from, y: floor + 12, width: wide + 0.3, height: 26, class: "read", opacity}, svg);
-      element("title", {}, cell, `${times[edge(bin, weights.length)]}: ${percent(weight)}`);
+    // a head that looks at special tokens alone reads no stretch most
+    shades([means], Math.max(...means, state.unread), x, top, floor - top, 0.35, svg);
+    shades(rows, Math.max(largest, state.unread), x, strip, tall, 1, svg);
+    const frame = element("rect", {x: left, y: strip, width: right - left, height: tall, class: "frame"}, svg);
+    const tip = element("title", {}, frame);
+    frame.addEventListener("pointermove", event => {
+      const box = svg.getBoundingClientRect(), step = (event.clientX - box.left - left) / (right - left) * context.length;
+      const key = spans.findIndex(([from, to]) => from <= step && step < to);
+      const row = Math.min(Math.max(Math.floor((event.clientY - box.top - strip) / tall * rows.length), 0), rows.length - 1);
+      tip.textContent = key < 0 || row < 0 ? "" : `${stretch(spans[key])}: ${percent(rows[row][key])}${
+        rows.length > 1 ? ` of the attention for ${stepsOf(row)}` : ""}`;
     });
-    element("rect", {x: left, y: floor + 12, width: right - left, height: 26, class: "frame"}, svg);
     // a tick for every token, where they can be told apart
-    const tokens = context.length / state.token;
-    if ((right - left) / tokens > 3) {
-      for (let at = context.length; at >= 0; at -= state.token)
-        element("line", {x1: x(at), x2: x(at), y1: floor + 40, y2: floor + 46, class: "token"}, svg);
+    const edges = [...new Set(spans.flat())];
+    if ((right - left) / edges.length > 3) {
+      for (const at of edges)
+        element("line", {x1: x(at), x2: x(at), y1: floor + 48, y2: floor + 54, class: "token"}, svg);
     }
-    const each = state.token > 1 ? `${Math.round(tokens)} tokens of ${state.token} steps` : `${Math.round(tokens)} tokens of one step`;
+    const token = Math.max(1, ...spans.map(([from, to]) => to - from));
+    const each = `${spans.length} tokens of ${token > 1 ? `${token} steps` : "one step"}`;
+    const order = rows.length > 1 ? " · a row for each query" : "";
     element("text", {x: left, y: height - 22, class: "tick"}, svg, times[0]);
     element("text", {x: right, y: height - 22, class: "tick", "text-anchor": "end"}, svg, times[times.length - 1]);
-    element("text", {x: left, y: height - 5, class: "tick"}, svg, `up to ${percent(Math.max(...weights))} · ${each}`);
+    element("text", {x: left, y: height - 5, class: "tick"}, svg, rows.length ? `up to ${percent(largest)} · ${each}${order}` : "its attention is not shown here");
     line(context, at => x(at + 0.5), y, {class: "observed"}, svg);
-    const shade = element("rect", {y: top, height: floor + 38 - top, class: "brush", width: 0}, svg);
+    const shade = element("rect", {y: top, height: strip + tall - top, class: "brush", width: 0}, svg);
     const show = brush => {
       shade.setAttribute("x", brush ? x(brush[0]) : 0);
       shade.setAttribute("width", brush ? x(brush[1]) - x(brush[0]) : 0);
@@ -183,30 +221,33 @@ function linkedView(root, state, ask) {
   }
 
   function drawMap() {
-    const place = part("map"), columns = state.heads.length, own = series();
-    const shown = own.states.map((head, at) => view.brush ? brushed(at) : head.effect), most = Math.max(...shown) || 1;
-    const small = columns * state.layers.length > 60;
+    const place = part("map"), own = series(), columns = Math.max(...state.rows.map(row => row.cells.length));
+    const shown = own.states.map((one, at) => !view.brush ? one.effect : one.mean ? brushed(at) : null);
+    const most = Math.max(...shown) || 1, small = columns > 8 || state.rows.length > 20;
+    place.classList.toggle("small", small);
     place.style.gridTemplateColumns = `auto repeat(${columns}, minmax(0, 1fr))`;
     const focus = place.contains(document.activeElement);
     place.replaceChildren();
-    const word = (text, name) => {
-      const made = document.createElement("span");
-      made.className = name;
-      made.textContent = text;
-      place.append(made);
-    };
-    word("", "corner");
-    state.heads.forEach(head => word(small ? head : `head ${head}`, "column"));
-    state.layers.forEach((layer, row) => {
-      word(`layer ${layer}`, "row");
-      state.heads.forEach((_, column) => {
-        const at = row * columns + column, cell = document.createElement("button"), share = shown[at] / most;
+    state.rows.forEach((row, at) => {
+      const begins = !at || state.rows[at - 1].layer !== row.layer, word = document.createElement("span");
+      word.className = `row${begins && at ? " begins" : ""}`;
+      word.textContent = small ? begins ? row.layer : "" : `${begins ? `${row.layer}, ` : ""}${row.kind}`;
+      word.title = `${row.layer}, ${row.kind}`;
+      place.append(word);
+      row.cells.forEach(at => {
+        const cell = document.createElement("button"), value = shown[at], share = (value || 0) / most;
+        const within = !view.brush && value <= own.floor;
         cell.type = "button";
-        cell.dataset.head = at;
+        cell.dataset.component = state.names[at];
         cell.style.setProperty("--share", `${Math.round(100 * share)}%`);
-        cell.className = `cell${share > 0.55 ? " deep" : ""}${view.ablated.includes(at) ? " out" : ""}`;
-        cell.textContent = small ? "" : view.brush ? percent(shown[at]) : number(shown[at]);
-        cell.title = `${state.labels[at]}: ${view.brush ? `${percent(shown[at])} of its attention` : `${number(shown[at])} ${own.unit}`}`;
+        // one that stands alone in its row is as wide as all heads
+        if (row.cells.length === 1) cell.style.gridColumn = `2 / span ${columns}`;
+        cell.className = `cell${share > 0.55 ? " deep" : ""}${view.ablated.includes(at) ? " out" : ""}${within ? " within" : ""}`;
+        const text = value === null ? "" : view.brush ? percent(value) : number(value);
+        // five characters have room
+        cell.textContent = small ? "" : value !== null && !view.brush && value < 0.1 ? String(Number(value.toPrecision(2))) : text;
+        cell.title = `${state.labels[at]}: ${value === null ? "its attention is not shown here"
+          : view.brush ? `${text} of its attention` : `${text} ${own.unit}${within ? ", within rounding" : ""}`}`;
         cell.setAttribute("aria-label", cell.title);
         cell.setAttribute("aria-pressed", String(at === view.head));
         cell.tabIndex = at === view.head ? 0 : -1;
@@ -217,34 +258,30 @@ function linkedView(root, state, ask) {
     });
     part("scale").textContent = view.brush
       ? "number: share of the head's attention on the brushed stretch"
-      : `number: how far the median moves without the head (${own.unit}, mean over steps)`;
+      : `number: how far the ${state.statistic} moves without the component (${own.unit}, mean over steps); rounding: ${number(own.floor)}`;
   }
 
   function drawForecast() {
     const own = series(), without = less(), other = masked(), height = 300, floor = 250;
-    const words = view.ablated.length ? "the ablated heads" : "this head";
+    const words = view.ablated.length ? "the ablated components" : "this component";
     for (const name of ["less", "lesskey"]) part(name).textContent = words;
-    part("maskedkey").hidden = !other.median;
+    part("maskedkey").hidden = !other.line;
     const [svg, width] = drawing("forecast", height, `forecast of ${own.name} with and without ${words}`);
-    const tail = Math.max(Math.floor(own.median.length / 2), 2), past = own.context.slice(-tail), n = own.median.length;
+    const tail = Math.max(Math.floor(own.line.length / 2), 2), past = own.context.slice(-tail), n = own.line.length;
     const right = width - 6, x = scale(-past.length, n, left, right);
-    const [low, high] = extent(past, own.low, own.high, own.truth || [], without.low || [], without.high || [], other.median || []);
+    const [low, high] = extent(past, own.low, own.high, own.line, own.truth || [], without.line || [], other.line || []);
     const y = scale(low, high, floor, top), ahead = at => x(at + 0.5);
     axis(svg, y, low, high, left, right);
     if (view.step >= 0)
       element("rect", {x: x(view.step), y: top, width: x(1) - x(0), height: floor - top, class: "brush"}, svg);
-    const band = (fan, name) => {
-      const up = fan.high.map((value, at) => `${ahead(at)},${y(value)}`), down = fan.low.map((value, at) => `${ahead(at)},${y(value)}`);
-      element("polygon", {points: [...up, ...down.reverse()].join(" "), class: name}, svg);
-    };
-    band(own, "band");
-    if (without.median) band(without, "band less");
+    const [up, down] = [own.high, own.low].map(ends => ends.map((value, at) => `${ahead(at)},${y(value)}`));
+    element("polygon", {points: [...up, ...down.reverse()].join(" "), class: "band"}, svg);
     element("line", {x1: x(0), x2: x(0), y1: top, y2: floor, class: "now"}, svg);
     line(past, at => x(at - past.length + 0.5), y, {class: "observed"}, svg);
     if (own.truth) line(own.truth, ahead, y, {class: "truth"}, svg);
-    line(own.median, ahead, y, {class: "median"}, svg);
-    if (without.median) line(without.median, ahead, y, {class: "without"}, svg);
-    if (other.median) line(other.median, ahead, y, {class: "masked"}, svg);
+    line(own.line, ahead, y, {class: "median"}, svg);
+    if (without.line) line(without.line, ahead, y, {class: "without"}, svg);
+    if (other.line) line(other.line, ahead, y, {class: "masked"}, svg);
     element("text", {x: x(0), y: height - 22, class: "tick"}, svg, own.ahead[0]);
     element("text", {x: right, y: height - 22, class: "tick", "text-anchor": "end"}, svg, own.ahead[n - 1]);
     svg.addEventListener("click", event => {
@@ -253,43 +290,48 @@ function linkedView(root, state, ask) {
     });
   }
 
-  function change(subject, fan) {
-    const own = series(), errors = fan.error === undefined || fan.error === null ? ""
-      : ` (mean absolute error ${number(own.error)} → ${number(fan.error)})`;
-    return `${subject} the median moves by ${number(fan.effect)} ${own.unit} on average${errors}.`;
+  function change(subject, forecast) {
+    const own = series(), errors = forecast.error === undefined || forecast.error === null ? ""
+      : ` (mean absolute error ${number(own.error)} → ${number(forecast.error)})`;
+    return `${subject} the ${state.statistic} moves by ${number(forecast.effect)} ${own.unit} on average${errors}.`;
+  }
+  function saidOf({form, back, start, stop, share, rest, others}, head) {
+    const own = series(), shared = state.queries.length === 1, steps = `${back} step${back === 1 ? "" : "s"}`;
+    const when = view.step >= 0 && (head.rows || shared) ? `For step ${view.step + 1}, ${own.ahead[view.step]},`
+      : shared ? "Over all steps, which share one query," : view.step < 0 ? "Over all steps" : "Over all steps (single steps of this head are not in this file)";
+    if (form === "nothing") return `${when} it reads nothing of the series: its attention is on special tokens, padding or the forecast.`;
+    const span = [start, stop].map(edge => Math.max(edge + own.context.length, 0)), dates = stretch(span);
+    // a lag is that of every step, so it has no date
+    const where = form === "lag" ? `${steps} back` : form === "step" && !shared ? `at ${dates}, ${steps} back` : `at ${dates}, ${steps} before the forecast`;
+    if (form === "even") return `${when} it attends evenly: ${percent(share)} at most to one token or distance.`;
+    if (form === "rest") return `${when} it attends mostly to ${others}, ${percent(rest)}; the most of the series is ${percent(share)}, ${where}.`;
+    return `${when} it looks most ${where} (${percent(share)}${rest > 0.1 ? `; ${percent(rest)} is on ${others}` : ""}).`;
   }
   function say() {
     const own = series(), head = own.states[view.head], label = state.labels[view.head];
-    const weights = Array.from(attention(view.head)), best = weights.indexOf(Math.max(...weights));
-    const alone = own.row.every(row => row === own.row[0]);
     const words = [change(`${label.charAt(0).toUpperCase()}${label.slice(1)} of ${own.name}: without it`, head)];
-    const when = view.step < 0 ? "Over all steps" : head.rows ? `For step ${view.step + 1}, ${own.ahead[view.step]},`
-      : alone ? "Over all steps, which share one query," : "Over all steps (single steps of this head are not in this file)";
-    const from = edge(best, weights.length), to = edge(best + 1, weights.length) - 1;
-    const rest = 1 - weights.reduce((sum, weight) => sum + weight, 0);
-    if (weights[best] < UNREAD) words.push(`${when} it reads nothing of the series: its attention is on special tokens, padding or the forecast.`);
-    else {
-      const even = weights[best] * weights.length < state.even, place = `${own.times[from]}${to > from ? ` to ${own.times[to]}` : ""}`;
-      if (rest > state.mostly) words.push(`${when} it attends mostly to ${state.rest}, ${percent(rest)}${even ? "" : `; of the series most to ${place}, ${percent(weights[best])}`}.`);
-      else if (even) words.push(`${when} it attends evenly: ${percent(weights[best])} at most, to ${place}.`);
-      else words.push(`${when} it looks most at ${place}, ${own.context.length - from} steps before the forecast (${percent(weights[best])}${rest > 0.1 ? `; ${percent(rest)} is on ${state.rest}` : ""}).`);
-    }
+    const effects = own.states.map(one => one.effect), first = effects.indexOf(Math.max(...effects));
+    if (first !== view.head)
+      words.push(`It is number ${1 + effects.filter(each => each > head.effect).length} of ${effects.length}; ${state.names[first]} moves it most (${number(effects[first])} ${own.unit}).`);
+    words.push(head.reading ? saidOf(reading(view.head), head) : `The view shows what heads of ${state.kind} read, and this is none of them.`);
     if (view.brush) {
-      const shares = own.states.map((_, at) => brushed(at)), first = shares.indexOf(Math.max(...shares));
+      const shares = own.states.map((_, at) => brushed(at)), closest = shares.indexOf(Math.max(...shares));
       const [low, high] = view.brush;
-      words.push(`It gives ${percent(shares[view.head])} of its attention to the brushed ${high - low} steps (${own.times[low]} to ${own.times[high - 1]}); ${state.labels[first]} gives most: ${percent(shares[first])}.`);
+      const steps = `the brushed ${high - low === 1 ? "step" : `${high - low} steps`} (${stretch([low, high])})`;
+      const most = `${state.labels[closest]} gives most: ${percent(shares[closest])}.`;
+      words.push(head.mean ? `It gives ${percent(shares[view.head])} of its attention to ${steps}; ${most}` : `Of ${steps}, ${most}`);
     }
-    if (masked().median) words.push(change("Without the brushed steps, their series' mean in their place,", masked()));
+    if (masked().line) words.push(change("Without the brushed steps, their series' mean in their place,", masked()));
     const count = view.ablated.length, set = less();
-    if (count && set.median) words.push(change(`Without the ${count > 1 ? `${count} ablated heads` : "ablated head"}`, set));
+    if (count && set.line) words.push(change(`Without the ${count > 1 ? `${count} ablated components` : "ablated component"}`, set));
     part("words").textContent = words.join(" ");
     part("ablate").checked = view.ablated.includes(view.head);
-    part("set").textContent = view.ablated.map(at => state.names[at]).join(", ") || "no head";
+    part("set").textContent = view.ablated.map(at => state.names[at]).join(", ") || "none";
     part("empty").disabled = !count;
     part("news").textContent = !ask || answered("ablated") && answered("brush") ? reply.error : "computing …";
     part("head").textContent = label;
     part("stepname").textContent = view.step < 0 ? "all" : own.ahead[view.step];
-    part("step").max = own.median.length;
+    part("step").max = own.line.length;
     part("step").value = view.step + 1;
     for (const name of ["from", "to"]) part(name).max = own.context.length;
     part("from").value = view.brush ? view.brush[0] : 0;
@@ -308,9 +350,10 @@ function linkedView(root, state, ask) {
   }
 
   part("map").addEventListener("keydown", event => {
-    const columns = state.heads.length, moves = {ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns, ArrowDown: columns};
-    const next = view.head + moves[event.key];
-    if (!(next >= 0 && next < state.labels.length)) return;
+    const row = state.rows.findIndex(each => each.cells.includes(view.head)), column = state.rows[row].cells.indexOf(view.head);
+    const [down, right] = {ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [-1, 0], ArrowDown: [1, 0]}[event.key] || [0, 0];
+    const cells = (state.rows[row + down] || {cells: []}).cells, next = cells[down ? Math.min(column, cells.length - 1) : column + right];
+    if (next === undefined || next === view.head) return;
     event.preventDefault();
     choose({head: next});
   });

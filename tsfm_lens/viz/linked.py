@@ -1,4 +1,4 @@
-"""State of the linked view: of every series what each head reads, and the forecast without it."""
+"""State of the linked view: of every series what each head reads, and the forecast without each component."""
 
 from __future__ import annotations
 
@@ -9,79 +9,90 @@ import numpy as np
 import xarray as xr
 
 from tsfm_lens.viz.attention import attention_kind
-from tsfm_lens.viz.head_states import head_name
+from tsfm_lens.viz.head_states import EVEN, MOSTLY, UNREAD, component_name, reading_of
 from tsfm_lens.viz.panels import scene
-from tsfm_lens.viz.select import array, median_position, names, unit_of
-from tsfm_lens.viz.words import listed
+from tsfm_lens.viz.select import array, kind_word, layer_name, names, statistic_of, unit_of
 
 _BYTES = 1_200_000  # of attention at single steps, all series together
-# least share that is most of the attention, and that of a stretch which is read, in shares of an even spread
-MOSTLY, EVEN = 0.5, 2.0
-_FORECASTS = 64  # heads of a series whose forecasts are in the page
+_FORECASTS = 128  # components of a series without which the forecast is in the page
 
 
 def linked_state(ds: xr.Dataset, *, whole: bool = False) -> dict[str, Any]:
     """Collect what :file:`linked.js` shows of an "explore" result; bounded in bytes unless it is ``whole``."""
-    heads = [(i, j) for i in range(ds.sizes["layer"]) for j in range(ds.sizes["head"])]
-    per_head = ds.sizes["series"] * ds.sizes["row"] * ds.sizes["bin"]
-    n_rows = n_fans = len(heads)
+    heads, components = ds["name"].size, names(ds, "component")
+    queries = ds.sizes["query"]
+    per_head = max(ds.sizes["series"] * queries * ds.sizes["key"], 1)
+    n_rows, n_lines = heads, len(components)
     if not whole:
-        n_rows = n_rows if ds.sizes["row"] == 1 else min(n_rows, max(_BYTES // per_head, 1))
-        n_fans = min(n_fans, _FORECASTS)
-    notes = [f"Every forecast from {ds.attrs['samples']} sample paths of one seed."] if ds.attrs.get("samples") else []
-    for what, count in (("Attention at single steps is", n_rows), ("Forecasts without a head are", n_fans)):
-        if count < len(heads):
-            notes.append(f"{what} in this file for {count} of {len(heads)} heads, the strongest.")
-    others = [f'run.explore(kind="{kind}")' for kind in str(ds.attrs.get("other_kinds", "")).split()]
-    if others:
-        notes.append(f"The heads are those of {attention_kind(ds)}; other attention of this stack: {listed(others)}.")
+        n_rows = n_rows if queries == 1 else min(n_rows, max(_BYTES // per_head, 1))
+        n_lines = min(n_lines, _FORECASTS)
+    notes = []
+    if n_rows < heads:
+        notes.append(f"Attention at single steps is in this file for {n_rows} of {heads} heads, the strongest.")
+    if n_lines < len(components):
+        notes.append(f"Forecasts are in this file for {n_lines} of {len(components)} components, the strongest.")
+    first = int(ds.attrs.get("first_step", 0))
+    if first:
+        notes.append(
+            f"Effects and errors are of the {statistic_of(ds)} along the forecast's own path; they leave out its first "
+            "step, whose decoder reads no value."
+        )
     return {
-        "series": [_series(ds, place, heads, n_rows, n_fans) for place in range(ds.sizes["series"])],
-        "layers": names(ds, "layer"),
-        "heads": names(ds, "head"),
-        "labels": [head_name(ds, *head) for head in heads],
-        "names": [str(ds["component"].values[head]) for head in heads],
-        "bin": int(ds["attention_row"].attrs["bin_steps"]),
-        "token": int(ds["attention"].attrs.get("token_steps", 1)),
+        "series": [_series(ds, place, n_rows, n_lines) for place in range(ds.sizes["series"])],
+        "rows": _map_rows(ds),
+        "labels": [component_name(ds, place) for place in range(len(components))],
+        "names": components,
+        "queries": ds["query_start"].values.tolist(),
+        "row": ds["step_query"].values.tolist(),
         "notes": notes,
         "kind": attention_kind(ds),
-        "rest": other_keys(ds),
+        "statistic": statistic_of(ds),
+        "unread": UNREAD,
         "mostly": MOSTLY,
         "even": EVEN,
     }
 
 
-def other_keys(ds: xr.Dataset) -> str:
-    """Name the keys of an "explore" result that are no stretch of the series: its special tokens, if they are all."""
-    special = str(ds.attrs.get("special", ""))
-    return special if special and not ds["attention_forecast"].any() else "other tokens"
+def _map_rows(ds: xr.Dataset) -> list[dict[str, Any]]:
+    """Arrange the components as the stack computes them: of every layer a row of heads for each kind, and its MLP."""
+    layers, kinds = ds["component_layer"].values, ds["component_kind"].values.astype(str)
+    rows: dict[tuple[int, str], list[int]] = {}
+    for place, key in enumerate(zip(layers.tolist(), kinds.tolist(), strict=True)):
+        rows.setdefault(key, []).append(place)
+    return [
+        {"layer": layer_name(str(layer)), "kind": kind_word(kind), "cells": cells}
+        for (layer, kind), cells in rows.items()
+    ]
 
 
-def effects(ds: xr.Dataset, series: int) -> np.ndarray:
-    """Compute the mean distance of the median without a head from the median with it, (layer, head), data units."""
-    middle = median_position(np.asarray(ds["quantile"].values, dtype=float))
-    plain = array(ds, "quantile_forecast", "step", series=series, quantile=middle)
-    without = array(ds, "ablated_forecast", "layer", "head", "step", series=series, quantile=middle)
-    return np.abs(without - plain).mean(axis=-1)
-
-
-def _series(ds: xr.Dataset, place: int, heads: list[tuple[int, int]], n_rows: int, n_fans: int) -> dict[str, Any]:
+def _series(ds: xr.Dataset, place: int, n_rows: int, n_lines: int) -> dict[str, Any]:
     """Collect one series; steps before its start are left away."""
-    view = scene(ds, place, ds.sizes["time"])
-    effect = effects(ds, place)
-    order = sorted(range(len(heads)), key=lambda at: -effect[heads[at]])
-    n_bins = -(-len(view.past) // int(ds["attention_row"].attrs["bin_steps"]))
-    rows = array(ds, "attention_row", "layer", "head", "row", "bin", series=place)[..., -n_bins:]
-    without = array(ds, "ablated_forecast", "layer", "head", "quantile", "step", series=place)
-    states: list[dict[str, Any]] = []
-    for at, head in enumerate(heads):
-        rank = order.index(at)
-        state: dict[str, Any] = {"effect": _short(effect[head]), "mean": _packed(rows[head].mean(axis=0))}
-        if rank < n_rows and rows.shape[2] > 1:
-            state["rows"] = [_packed(row) for row in rows[head]]
-        if rank < n_fans:
-            state |= fan(ds, without[head], place)
-        states.append(state)
+    view, components = scene(ds, place, ds.sizes["time"]), names(ds, "component")
+    effect = array(ds, "mean_shift", "component", series=place)
+    ranks = np.argsort(np.argsort(-effect, kind="stable"), kind="stable")
+    states: list[dict[str, Any]] = [{"effect": _short(size)} for size in effect]
+    for state, rank, forecast in zip(
+        states, ranks, array(ds, "forecast", "component", "step", series=place), strict=True
+    ):
+        if rank < n_lines:
+            state |= line(ds, forecast, place)
+    # stretches of the context, the padding of shorter series left away
+    edges = np.stack([array(ds, name, "key", series=place) for name in ("key_start", "key_stop")], axis=-1).astype(int)
+    there = edges[:, 1] > edges[:, 0]
+    attention = array(ds, "attention", "layer", "head", "query", "key", series=place)[..., there]
+    counts = np.bincount(ds["step_query"].values, minlength=ds.sizes["query"]) / ds.sizes["step"]
+    heads = [components.index(str(name)) for name in ds["name"].values.ravel()]
+    strongest = sorted(heads, key=lambda at: ranks[at])
+    for at, (layer, head) in zip(heads, np.ndindex(*ds["name"].shape), strict=True):
+        rows, state = attention[layer, head], states[at]
+        state["reading"] = reading_of(ds, place, layer, head).as_plain()
+        state["mean"] = _packed(counts @ rows)
+        if len(rows) > 1 and strongest.index(at) < n_rows:
+            state["rows"] = [_packed(row) for row in rows]
+    floor = float(ds["mean_shift_floor"].values[place])
+    telling = [at for at in strongest if states[at]["reading"]["form"] in ("lag", "place") and effect[at] > floor]
+    bands = np.sort(array(ds, "quantile_forecast", "quantile", "step", series=place), axis=0)
+    steps = len(view.past)
     return {
         "name": names(ds, "series")[place],
         "unit": unit_of(ds, place) or "data units",
@@ -89,27 +100,26 @@ def _series(ds: xr.Dataset, place: int, heads: list[tuple[int, int]], n_rows: in
         "truth": _short(view.truth) if view.has_truth else None,
         "times": [str(each)[:16].replace("T", " ").removesuffix(" 00:00") for each in view.time.at(view.past)],
         "ahead": [str(each)[:16].replace("T", " ").removesuffix(" 00:00") for each in view.time.at(view.future)],
-        "row": [int(each) for each in array(ds, "step_row", "step", series=place)],
-        "start": order[0],
+        "keys": edges[there].tolist(),
+        "spans": (np.clip(edges[there], -steps, 0) + steps).tolist(),
+        "floor": _short(floor),
+        # the strongest head that says where it looks; the map has those that move the forecast further
+        "start": (telling or [int(np.argmin(ranks))])[0],
         "states": states,
-        **fan(ds, array(ds, "quantile_forecast", "quantile", "step", series=place), place),
+        "low": _short(bands[0]),
+        "high": _short(bands[-1]),
+        **line(ds, array(ds, "baseline_forecast", "step", series=place), place),
     }
 
 
-def fan(ds: xr.Dataset, quantiles: np.ndarray, series: int = 0) -> dict[str, Any]:
-    """Describe a forecast (quantile, step): its ends, and :func:`line` of its median."""
-    levels = np.asarray(ds["quantile"].values, dtype=float)
-    ends = {"low": _short(quantiles[levels.argmin()]), "high": _short(quantiles[levels.argmax()])}
-    return ends | line(ds, quantiles[median_position(levels)], series)
-
-
-def line(ds: xr.Dataset, median: np.ndarray, series: int = 0) -> dict[str, Any]:
-    """Describe a median (step,): ``effect``, its mean distance from the plain one, and its mean absolute ``error``."""
-    plain = array(ds, "quantile_forecast", "quantile", "step", series=series)[median_position(ds["quantile"].values)]
-    gaps = np.abs(median - array(ds, "truth", "step", series=series)) if "truth" in ds else np.empty(0)
+def line(ds: xr.Dataset, forecast: np.ndarray, series: int = 0) -> dict[str, Any]:
+    """Describe a forecast (step,): ``effect``, its mean distance from the plain one, and its mean ``error``."""
+    later = slice(int(ds.attrs.get("first_step", 0)), None)
+    gaps = np.abs(forecast - array(ds, "truth", "step", series=series))[later] if "truth" in ds else np.empty(0)
     gaps = gaps[np.isfinite(gaps)]
-    sizes = {"effect": np.abs(median - plain).mean(), "error": gaps.mean() if len(gaps) else np.nan}
-    return {"median": _short(median)} | {key: _short(size, 9) for key, size in sizes.items()}
+    moved = np.abs(forecast - array(ds, "baseline_forecast", "step", series=series))[later]
+    sizes = {"effect": moved.mean(), "error": gaps.mean() if len(gaps) else np.nan}
+    return {"line": _short(forecast)} | {key: _short(size, 9) for key, size in sizes.items()}
 
 
 def _packed(weights: np.ndarray) -> list[Any]:

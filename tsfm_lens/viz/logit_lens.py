@@ -10,12 +10,13 @@ import plotly.graph_objects as go
 import xarray as xr
 
 from tsfm_lens.registry import ReportPanel, frame, measurement
-from tsfm_lens.viz.findings import Finding, finding, judged
+from tsfm_lens.viz.findings import Finding, finding, flat_words, judged
 from tsfm_lens.viz.grid import panel_grid, title_axes
 from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import SUMS, TOKENS
 from tsfm_lens.viz.panels import Scene, draw_bands, fit, fitted_range, mark_start, scene
 from tsfm_lens.viz.select import (
+    MAX_DRAWN,
     array,
     forecast_series,
     median_position,
@@ -26,6 +27,7 @@ from tsfm_lens.viz.select import (
     shown,
     statistic_of,
     unit_of,
+    varying,
 )
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.tables import quantile_table
@@ -39,14 +41,13 @@ _CELLS = 150_000  # in the whole figure
 _LONG = 128  # steps from which on a panel needs half of the width
 FLOOR = 1e-3  # probabilities below are drawn as this
 _MAX_COLOURS = 5  # up to so many series get a colour and a name of their own
-_LENSES, _MAPS = 6, 3  # series with a figure of their own
 
 LOGIT_LENS = measurement("logit_lens", needs=SUMS)
 
 
 def read_entropy(ds: xr.Dataset) -> list[str]:
     """Describe at which layers the model becomes certain."""
-    entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)
+    entropy = array(ds, "entropy", "layer", "series", "step").mean(axis=-1)[:, varying(ds)]
     middle, words = medians(entropy), layers(ds)
     n = entropy.shape[1]
     over = f", median over {n} series" if n > 1 else ""
@@ -72,6 +73,8 @@ def read_entropy(ds: xr.Dataset) -> list[str]:
 
 def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
     """State from which layer on the top bin agrees with the final one."""
+    if flat := flat_words(ds, series, "layers"):
+        return flat
     probability = array(ds, "probability", "layer", "step", "bin", series=series)
     value = array(ds, "value", "bin", series=series)
     words, amount = layers(ds), measured(unit_of(ds, series))
@@ -100,6 +103,8 @@ def read_logit_map(ds: xr.Dataset, series: int) -> list[str]:
 
 def read_lens_forecast(ds: xr.Dataset, series: int) -> list[str]:
     """State how far each layer's forecast is from the last layer's, and from the truth where known."""
+    if flat := flat_words(ds, series, "layers"):
+        return flat
     levels = np.asarray(ds["quantile"].values, dtype=float)
     values = array(ds, "quantile_forecast", "layer", "quantile", "step", series=series)
     median, words = values[:, median_position(levels)], layers(ds)
@@ -322,17 +327,18 @@ def layer_axis(canvas: Sheet, labels: list[str], title: str = "layer", *, most: 
 @LOGIT_LENS.panels
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
     if "probability" not in ds:
-        for i in forecast_series(ds, _LENSES):
+        for i in forecast_series(ds, MAX_DRAWN):
             tables = [quantile_table(ds, i, layer=layer) for layer in range(ds.sizes["layer"])]
             table = pd.concat(tables, ignore_index=True)
-            yield ReportPanel(lens_forecast(ds, series=i), table, read_lens_forecast(ds, i))
+            words, of = read_lens_forecast(ds, i), names(ds, "series")[i]
+            yield ReportPanel(lens_forecast(ds, series=i), table, words, series=of)
         return
     if "entropy" in ds:
         table = frame(ds[["entropy"]].astype(float).mean("step", skipna=False), "entropy")
         yield ReportPanel(layer_entropy(ds), table, read_entropy(ds))
-    for i in forecast_series(ds, _MAPS):
+    for i in forecast_series(ds, MAX_DRAWN):
         fig = logit_map(ds, series=i)
-        yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i))
+        yield ReportPanel(fig, map_table(fig, ds, i), read_logit_map(ds, i), series=names(ds, "series")[i])
 
 
 LAYER_GAIN = measurement("layer_gain", needs=SUMS)
@@ -343,9 +349,12 @@ def read_gain(ds: xr.Dataset) -> list[str]:
     """Name the layers that lower and raise the error most, for every metric."""
     words = layers(ds)
     out: list[str] = []
+    if ds.attrs.get("reference", "truth") == "model":
+        out.append("Errors are distances from the model's own forecast; the last layer ends in it, so it has no gain.")
     for place, metric in enumerate(names(ds, "metric")):
         gain = judged(ds, "gain", "layer", metric=place)
         if not np.isfinite(gain.size).any():
+            out += [] if place else gain.flat_words
             continue
         lowering, raising = (gain.named(_MAX_NAMES, side) for side in (gain.size < 0, gain.size > 0))
         parts = []
@@ -353,7 +362,7 @@ def read_gain(ds: xr.Dataset) -> list[str]:
             most = [f"{words[i]} ({gain.told(i, lambda value: f'{signed(value)} %')})" for i in places]
             parts += [f"{word} most by {listed(most)}"] if most else []
         out.append(
-            f"{metric}{gain.basis * (not out)} is {'; '.join(parts) or 'changed by less than 1 % by every layer'}."
+            f"{metric}{'' if place else gain.basis} is {'; '.join(parts) or 'changed by less than 1 % by every layer'}."
         )
         if not place:
             out += gain.standing(words, "layers")

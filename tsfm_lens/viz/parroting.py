@@ -17,7 +17,7 @@ from tsfm_lens.viz.grid import log_axis, panel_grid, title_axes
 from tsfm_lens.viz.maps import HeadMap, head_maps
 from tsfm_lens.viz.needs import HEADS
 from tsfm_lens.viz.panels import fit, scene
-from tsfm_lens.viz.select import array, forecast_series, model_of, names, series_position, series_rows, shown
+from tsfm_lens.viz.select import MAX_DRAWN, array, forecast_series, model_of, names, series_position, series_rows, shown
 from tsfm_lens.viz.sheet import Panel, sheet
 from tsfm_lens.viz.theme import BLUE, GREEN, GREY, INK, ORANGE, VERMILION, number, percent, plain
 from tsfm_lens.viz.words import head_at, listed, num, over_series, signed
@@ -26,7 +26,6 @@ __all__ = ["head_parroting_map", "lag_attention_map", "parroting_forecast", "sea
 
 _DASHES = "5px,2px"
 _MAX_NAMES = 3  # heads in a sentence
-_MAX_SERIES = 6  # series with a figure of their own
 
 PARROTING = measurement("parroting")
 
@@ -160,11 +159,12 @@ def _draw_errors(panel: Panel, ds: xr.Dataset, series: int, best: float, parrot:
 
 @PARROTING.panels
 def _parroting(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    for i in forecast_series(ds, _MAX_SERIES):
+    for i in forecast_series(ds, MAX_DRAWN):
         one = ds.isel(series=[i])
         steps = frame(one, *(name for name in ("forecast", "parrot", "truth") if name in ds))
         table = pd.concat([steps, frame(one, "lag_error")], ignore_index=True)
-        yield ReportPanel(parroting_forecast(ds, series=i), table, read_parroting(ds, i))
+        words, of = read_parroting(ds, i), names(ds, "series")[i]
+        yield ReportPanel(parroting_forecast(ds, series=i), table, words, series=of)
 
 
 _CHANGES = {

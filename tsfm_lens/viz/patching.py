@@ -20,7 +20,17 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.needs import GRADIENTS
 from tsfm_lens.viz.panels import Scene, fit, fitted_range, mark_start, scene
 from tsfm_lens.viz.places import Places, places_in
-from tsfm_lens.viz.select import array, forecast_series, kind_word, model_of, names, series_rows, shown, unit_of
+from tsfm_lens.viz.select import (
+    MAX_DRAWN,
+    array,
+    forecast_series,
+    kind_word,
+    model_of,
+    names,
+    series_rows,
+    shown,
+    unit_of,
+)
 from tsfm_lens.viz.sheet import Look, Panel, Sheet, blank, sheet
 from tsfm_lens.viz.theme import BLUE, GREY, INK, PALE, SEQUENTIAL, VERMILION, mixed, number, percent, plain
 from tsfm_lens.viz.tokens import token_axis
@@ -40,7 +50,6 @@ _BAR = 210  # pixels: the shortest colour bar that its title fits beside
 _BEYOND = 1.5  # shares above run off the colours
 _HALF = 0.5
 _MAX_NAMES = 3  # places in a sentence
-_MAX_SERIES = 3  # series with figures of their own
 _POSITION = ("position_start", "position_stop", "position_special")
 
 PATCHING = measurement("patching")
@@ -293,10 +302,11 @@ def _lanes(ds: xr.Dataset) -> list[list[int]]:
 
 @PATCHING.panels
 def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    for i in forecast_series(ds, _MAX_SERIES):
+    for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), "recovered", "effect")
-        yield ReportPanel(patching_map(ds, series=i), table, read_patching(ds, i))
-        yield ReportPanel(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i))
+        of = names(ds, "series")[i]
+        yield ReportPanel(patching_map(ds, series=i), table, read_patching(ds, i), series=of)
+        yield ReportPanel(patched_forecasts(ds, series=i), table, read_patched_forecasts(ds, i), series=of)
 
 
 # the first layer is dark enough to be seen
@@ -387,9 +397,10 @@ def _attribution(ds: xr.Dataset) -> Iterator[ReportPanel]:
     if "recovered" in variables:
         words = read_attribution_patching(ds)
         yield ReportPanel(attribution_patching_scatter(ds), patch_cells(ds, *variables), words)
-    for i in forecast_series(ds, _MAX_SERIES):
+    for i in forecast_series(ds, MAX_DRAWN):
         table = patch_cells(ds.isel(series=[i]), *variables)
-        yield ReportPanel(patching_map(ds, value="first_order", series=i), table, read_estimate(ds, i))
+        words, of = read_estimate(ds, i), names(ds, "series")[i]
+        yield ReportPanel(patching_map(ds, value="first_order", series=i), table, words, series=of)
 
 
 ATTRIBUTION_PATCHING.figure(options={"value": "first_order"})(patching_map)

@@ -16,7 +16,7 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from tsfm_lens.errors import InputError, RenderError
+from tsfm_lens.errors import InputError, RenderError, install_command
 from tsfm_lens.places import refuse_unwritable, replacing, writing_to
 
 __all__ = ["save"]
@@ -105,7 +105,7 @@ def _browser(kind: str) -> Iterator[None]:
     if find_spec("kaleido") is None:
         raise RenderError(
             f"a .{kind} file needs kaleido, which is not installed: "
-            'pip install "tsfm-lens-toolbox[static]". Saving as .html or .json needs nothing more.'
+            f"{install_command('static')}. Saving as .html or .json needs nothing more."
         )
     from choreographer.errors import BrowserClosedError, BrowserDepsError, ChromeNotFoundError
     from kaleido.errors import BrowserFailedError, JavascriptError, KaleidoError
@@ -140,14 +140,14 @@ def _static(fig: go.Figure, options: dict[str, Any]) -> bytes:
     return _with_dots(drawing, 96 * options["scale"]) if options["format"] == "png" else drawing
 
 
-def browser_at() -> str:
-    """Return the path of a browser that prints; errors as in :func:`printed`."""
-    with _browser("pdf"):
+def browser_at(kind: str = "pdf") -> str:
+    """Return the path of the browser that draws files of a kind; errors as in :func:`printed`."""
+    with _browser(kind):
         from choreographer.browsers.chromium import Chromium
         from choreographer.errors import ChromeNotFoundError
 
         path = Chromium.find_browser(skip_local=False)
-        if path is None:
+        if path is None or not Path(path).is_file():
             raise ChromeNotFoundError
         return str(path)
 

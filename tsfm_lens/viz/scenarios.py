@@ -8,9 +8,9 @@ import xarray as xr
 
 from tsfm_lens.registry import frame, measurement
 from tsfm_lens.viz.panels import Scene, scene, value_hover
-from tsfm_lens.viz.select import array, median_position, model_of, names, series_position, unit_of
+from tsfm_lens.viz.select import array, median_position, model_of, names, series_position, statistic_of, unit_of
 from tsfm_lens.viz.sheet import Look, Panel, sheet
-from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, plain
+from tsfm_lens.viz.theme import BLUE, GREY, VERMILION, mixed, percent, plain
 from tsfm_lens.viz.words import listed, measured, num, signed
 
 __all__ = ["change_bars", "what_if_lines"]
@@ -39,9 +39,13 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
     move = float((after - before).mean())
     out = [
         f"With {ds.attrs.get('changes', '')} the forecast of {ds.attrs['target']} averages {amount(after.mean())} "
-        f"instead of {amount(before.mean())}: it moves by {signed(move)}, and by "
+        f"instead of {amount(before.mean())} ({_statistic(ds)}): it moves by {signed(move)}, and by "
         f"{num(float(np.abs(after - before).mean()))} at a step on average."
     ]
+    if len(labels) > 1:
+        effects = _middle(ds, "effect", "change").mean(1)
+        parts = [f"{signed(effect)} is by {label}" for label, effect in zip(labels, effects, strict=True)]
+        out.append(f"Of the {signed(move)}, {listed(parts)}.")
     steps = np.arange(ds.sizes["step"])
     edges = list(zip(ds["start"].values, ds["stop"].values, strict=True))
     inside = np.any([(steps >= first) & (steps < stop) for first, stop in edges], axis=0)
@@ -51,24 +55,45 @@ def read_what_if(ds: xr.Dataset) -> list[str]:
         out.append(
             f"At the {count} steps that were changed it moves by {there} on average, at the others by {elsewhere}."
         )
+    out += _drawn(ds) + _routes(ds)
     widths = [float((high - low).mean()) for low, high in (_ends(ds, "forecast"), _ends(ds, "changed_forecast"))]
     if min(widths) > 0:
         out.append(
             f"The interval between the outer quantiles is {amount(widths[1])} wide instead of {amount(widths[0])}."
         )
-    if len(labels) > 1:
-        effects = _middle(ds, "effect", "change").mean(1)
-        out.append(
-            f"Of this, {listed([f'{signed(e)} is by {label}' for label, e in zip(labels, effects, strict=True)])}."
-        )
-    if "through" in ds:
-        size = np.abs(np.nan_to_num(array(ds, "through", "change", "component", "step"))).mean(-1).sum(0)
-        first = np.argsort(-size, kind="stable")[:_MAX_NAMES]
-        routes = [f"{names(ds, 'component')[at]} ({amount(float(size[at]))})" for at in first if size[at] > 0]
-        if routes:
-            overlap = "; those in series carry the same effect, so these do not add up" * (len(routes) > 1)
-            out.append(f"Most of it goes through {listed(routes)}{overlap}.")
     return out
+
+
+def _statistic(ds: xr.Dataset) -> str:
+    """Name the statistic that both forecasts are."""
+    paths = ds.attrs.get("num_samples") if str(ds.attrs.get("statistic")).endswith("sample paths") else None
+    return f"{statistic_of(ds)} of {paths} sample paths" if paths else statistic_of(ds)
+
+
+def _drawn(ds: xr.Dataset) -> list[str]:
+    """State how far other sample paths move the forecast; nothing of a model that draws none."""
+    if "redraw" not in ds.attrs:
+        return []
+    apart = measured(unit_of(ds).strip())(float(ds.attrs["redraw"]))
+    return [f"Other sample paths move the forecast by {apart} at a step, without any change."]
+
+
+def _routes(ds: xr.Dataset) -> list[str]:
+    """State the components through which the largest parts of a change go, as shares of its size at a step."""
+    if "through" not in ds:
+        return []
+    size = np.abs(np.nan_to_num(array(ds, "through", "change", "component", "step"))).mean(-1).sum(0)
+    whole = float(np.abs(array(ds, "through_total", "change", "step")).mean(-1).sum())
+    first = [int(at) for at in np.argsort(-size, kind="stable")[:_MAX_NAMES] if size[at] > 0]
+    if not first or not whole > 0:
+        return []
+    parts = [f"{percent(float(size[at]) / whole)} goes through {names(ds, 'component')[at]}" for at in first]
+    word, amount = str(ds["through"].attrs["statistic"]), measured(unit_of(ds).strip())
+    start = f"Of the {amount(whole)} at a step"
+    if word != statistic_of(ds):
+        start = f"In one pass, the {word} moves by {amount(whole)} at a step; of that"
+    overlap = " Components in series carry the same effect, so these do not add up." if len(parts) > 1 else ""
+    return [f"{start}, {listed(parts)}.{overlap}"]
 
 
 @WHAT_IF.figure(table=lambda ds: frame(ds, "forecast", "changed_forecast"), sentences=read_what_if)
@@ -101,7 +126,7 @@ def what_if_lines(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Fig
     changes = str(ds.attrs.get("changes", ""))
     return canvas.dress(
         f"Forecast of {target} by {model_of(ds)} with {changes}",
-        "median, and interval between the outer quantiles",
+        f"{_statistic(ds)}, and interval between the outer quantiles",
         view.remark,
     )
 
@@ -128,15 +153,29 @@ def read_change(ds: xr.Dataset) -> list[str]:
     before, after = _middle(ds, "before"), _middle(ds, "after")
     amount, effect = measured(unit_of(ds).strip()), _middle(ds, "effect", "part")
     labels = _parts(ds)
-    order = [int(at) for at in np.argsort(-np.abs(effect).mean(1), kind="stable") if np.abs(effect[at]).mean() > 0]
-    parts = [
-        f"{labels[at]} by {num(float(np.abs(effect[at]).mean()))} ({signed(float(effect[at].mean()))})" for at in order
-    ]
+    size, least = np.abs(effect).mean(1), 2 * float(ds.attrs.get("rounding", 0.0))
+    order = [int(at) for at in np.argsort(-size, kind="stable") if size[at] > least]
+    parts = [f"{labels[at]} by {num(float(size[at]))} ({signed(float(effect[at].mean()))})" for at in order]
     largest = f" Largest parts, at a step and on average: {listed(parts[:_MAX_NAMES])}." if parts else ""
-    return [
+    out = [
         f"For the same {ds.sizes['step']} steps the forecast of {ds.attrs['target']} averages {amount(after.mean())}; "
-        f"made {ds.attrs['shift']} steps earlier it averaged {amount(before.mean())}.{largest}"
+        f"made {ds.attrs['shift']} steps earlier it averaged {amount(before.mean())} ({_statistic(ds)}).{largest}"
     ]
+    if names(ds, "part").index("origin") in order and _origin(ds):
+        out.append(f"The later origin holds no new value: {_origin(ds)}.")
+    return out + _drawn(ds)
+
+
+def _origin(ds: xr.Dataset) -> str:
+    """Say what the later origin is made of; "" where both forecasts start at the same step of the same past."""
+    shift, lost = int(ds.attrs["shift"]), int(ds.attrs["lost"])
+    facts = [
+        f"each step is {shift} steps nearer",
+        f"the past goes on with {shift} steps of the earlier forecast",
+    ] * (shift > 0)
+    if lost:
+        facts.append(f"its {lost} oldest steps are gone" if lost > 0 else f"{-lost} older steps are there")
+    return listed(facts) if facts else ""
 
 
 ANSWERS = {"what_if": read_what_if, "forecast_change": read_change}
@@ -175,6 +214,7 @@ def change_bars(ds: xr.Dataset, *, context_steps: int | None = None) -> go.Figur
     move = signed(float((_middle(ds, "after") - _middle(ds, "before")).mean()))
     return canvas.dress(
         f"Change of the forecast of {target} by {model_of(ds)}",
-        f"{move} {unit} on average over {ds.sizes['step']} steps, {ds.attrs['shift']} steps later",
+        f"{_statistic(ds)}; {move} {unit} on average over {ds.sizes['step']} steps, {ds.attrs['shift']} steps later",
         "bars sum to the change",
+        f"the later origin: {_origin(ds)}" if _origin(ds) else "",
     )

@@ -45,6 +45,10 @@ def series_rows(ds: xr.Dataset, series: str | int | None) -> list[int]:
     return list(range(ds.sizes["series"])) if series is None else [series_position(ds, series)]
 
 
+MAX_DRAWN = 8
+"""Most series that have figures of their own in a chapter of a report."""
+
+
 def forecast_series(ds: xr.Dataset, most: int | None = None) -> list[int]:
     """Return places of the series that are forecast, the first ``most`` of them; covariates are not."""
     roles = ds["role"].values if "role" in ds.coords else ["target"] * ds.sizes.get("series", 1)
@@ -115,6 +119,19 @@ def array(ds: xr.Dataset, variable: str, *dims: str, **at: Any) -> np.ndarray:
 def shown(ids: Sequence[str], limit: int = 3) -> str:
     """List series ids for a subtitle: all when few, else how many."""
     return ", ".join(ids) if len(ids) <= limit else f"{len(ids)} series"
+
+
+def flat_series(ds: xr.Dataset) -> np.ndarray:
+    """Mark the series that are flat, or have a flat forecast, (series,); none where a result does not say so."""
+    if "flat" not in ds.coords:
+        return np.zeros(ds.sizes["series"], dtype=bool)
+    return np.asarray(ds["flat"].values).astype(bool)
+
+
+def varying(ds: xr.Dataset) -> np.ndarray:
+    """Return the positions of the series that a summary is over: those that are not flat, or all if all are."""
+    flat = flat_series(ds)
+    return np.flatnonzero(~flat | flat.all())
 
 
 def means(values: np.ndarray, middle: Any = np.nanmean) -> np.ndarray:

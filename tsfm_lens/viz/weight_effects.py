@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import plotly.graph_objects as go
 import xarray as xr
@@ -9,14 +11,15 @@ import xarray as xr
 from tsfm_lens.errors import InputError
 from tsfm_lens.registry import measurement
 from tsfm_lens.viz.findings import finding, judged
-from tsfm_lens.viz.select import array, model_of, names, unit_of
+from tsfm_lens.viz.select import array, forecast_series, model_of, names, shown, statistic_of, unit_of
 from tsfm_lens.viz.sheet import sheet
 from tsfm_lens.viz.theme import BLUE, GREY, mixed, percent, plain
-from tsfm_lens.viz.words import listed, num
+from tsfm_lens.viz.words import capital, listed, measured
 
 __all__ = ["weight_effects_bars"]
 
 _MAX_NAMES = 3
+_HALF = 0.5
 
 WEIGHT_EFFECTS = measurement("weight_effects")
 
@@ -42,17 +45,44 @@ def read_weight_effects(ds: xr.Dataset) -> list[str]:
     )
     # untrained models are no rivals of a tuned one
     out += share.standing(labels, "components")[:-1]
-    if "cumulative_error" in ds:
-        error = array(ds, "cumulative_error", "back", "series").mean(1)
-        half = error[0] + (error[-1] - error[0]) / 2
-        first = int(np.argmax((error >= half) if error[-1] >= error[0] else (error <= half)))
-        words = "lower" if error[0] < error[-1] else "higher"
-        out.append(
-            f"Tuning made the error {words} on these series: a mean absolute error of {num(float(error[0]))}, and "
-            f"{num(float(error[-1]))} of the base model. "
-            + (f"Setting back the first {first} of {count} components undoes half of that." if count > 1 else "")
-        )
+    if "base_error_change" in ds:
+        out += _read_errors(ds)
     return out
+
+
+def _read_errors(ds: xr.Dataset) -> list[str]:
+    """State what tuning did to the error of the forecasts, and how few components undo half of it."""
+    change = judged(ds, "base_error_change")
+    together = array(ds, "cumulative_error_change_size", "back")
+    word, gain = statistic_of(ds), float(change.size)
+    if not np.isfinite(gain):
+        return []
+    if not gain or not change.acts:
+        return [f"Tuning left the error of the {word} forecast as it was."]
+    better = "lower" if gain > 0 else "higher"
+    start = f"Tuning made the error of the {word} forecast {better}"
+    if int(change.facts["entries"]) == 1:
+        (row,) = forecast_series(ds)
+        of_tuned, of_base = array(ds, "cumulative_error", "series", back=0)[row], array(ds, "base_error", "series")[row]
+        amount = measured(unit_of(ds, row))
+        out = [f"{start}: a mean absolute error of {amount(of_tuned)}, and {amount(of_base)} of the base model."]
+    else:
+        middle, *ends = (_of_base(float(each)) for each in (change.size, change.high, change.low))
+        out = [
+            f"{start}, by the median over {change.over}: {middle} of the base model's error, {' to '.join(ends)}. "
+            f"{capital(change.for_others())}."
+        ]
+    count = len(together) - 1
+    if count > 1 and together[-1]:
+        first = int(np.argmax(together / together[-1] >= _HALF))
+        out.append(f"Setting back the first {first} of {count} components undoes half of that.")
+    return out
+
+
+def _of_base(change: float) -> str:
+    """Write what tuning adds to the base model's error; ``change`` is the logarithm of that over the tuned model's."""
+    share = math.expm1(-change)
+    return f"{'+' if share >= 0 else ''}{percent(share)}"
 
 
 def _rank(ds: xr.Dataset, at: int) -> str:
@@ -78,31 +108,37 @@ def weight_effects_bars(ds: xr.Dataset, *, top: int = 15) -> go.Figure:
         return canvas.dress(title, f"nothing differs: this is the base model {base}")
     first = slice(0, top)
     labels = [plain(name) for name in names(ds, "component")[first]]
-    moved, effect = array(ds, "relative_norm", "component")[first], array(ds, "share", "component", "series").mean(1)
-    noise = finding(ds, "share", "component", unit="of the range")
+    moved, noise = (
+        array(ds, "relative_norm", "component")[first],
+        finding(ds, "share", "component", unit="of the range"),
+    )
     mine = None if noise is None else noise.at(list(range(len(labels))))
-    with_error = "cumulative_error" in ds
+    with_error = "cumulative_error_change_size" in ds
     widths = [0.3, 0.4, 0.3] if with_error else [0.45, 0.55]
     canvas = sheet([max(150, 22 * len(labels))], widths, column_gap=0.07, min_width=700, below=68, shared_yaxes=True)
     left, middle, *rest = canvas
     left.bars(labels, moved, "", "%{y}<br>moved by %{x:.3g} of its norm", colour=mixed(GREY, 0.6), across=True)
     middle.floor(mine, across=True)
-    middle.bars(labels, effect[first], "", "%{y}<br>%{x:.3g} of the range", colour=BLUE, across=True, noise=mine)
+    size = array(ds, "share_size", "component")[first]
+    middle.bars(labels, size, "", "%{y}<br>%{x:.3g} of the range", colour=BLUE, across=True, noise=mine)
+    word = statistic_of(ds)
     if rest:
-        error = array(ds, "cumulative_error", "back", "series").mean(1)
-        unit = unit_of(ds) or "data units"
-        hover = "with %{y} and all above set back<br>mean absolute error %{x:.4g}"
-        rest[0].dots(error[1:][first], labels, "", hover, size=7)
-        rest[0].upright(float(error[0]), dash="dash")
-        rest[0].x(f"mean absolute error\nset back so far ({unit})", nticks=4)
+        change = 100 * np.expm1(array(ds, "cumulative_error_change_size", "back"))
+        hover = "with %{y} and all above set back<br>error %{x:+.3g} %"
+        rest[0].dots(change[1:][first], labels, "", hover, size=7)
+        rest[0].upright(0.0, dash="dash")
+        rest[0].x("mean absolute error\nset back so far (change, %)", nticks=4)
     canvas.y(autorange="reversed", ticks="", showline=False, dtick=1)
     left.y("component")
     left.x("change of the weights\n(share of their norm)", nticks=4)
     middle.x("effect of setting it back\n(share of the range)", nticks=5)
+    series = names(ds, "series")
+    over = f", median over {shown(series)}" if len(series) > 1 else f" of {series[0]}"
     left_out = len(names(ds, "component")) - len(labels)
     return canvas.dress(
         title,
         f"against {base}; each set back alone, on the right one after the other",
+        f"{word} forecast{over}",
         "dashed: the tuned model" if with_error else "",
         f"{left_out} more components differ" if left_out > 0 else "",
     )

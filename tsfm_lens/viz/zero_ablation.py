@@ -18,7 +18,9 @@ from tsfm_lens.viz.maps import colour_scale
 from tsfm_lens.viz.panels import fit, scene
 from tsfm_lens.viz.places import Places, coordinate, places_in
 from tsfm_lens.viz.select import (
+    MAX_DRAWN,
     array,
+    flat_series,
     forecast_series,
     kind_word,
     medians,
@@ -27,6 +29,7 @@ from tsfm_lens.viz.select import (
     positions,
     statistic_of,
     unit_of,
+    varying,
 )
 from tsfm_lens.viz.sheet import Look, Sheet, sheet
 from tsfm_lens.viz.tables import steps_table
@@ -36,7 +39,6 @@ from tsfm_lens.viz.words import listed, measured, num
 __all__ = ["ablation_forecasts", "ablation_heatmap"]
 _MAP_SERIES = 12  # series named in a hover box
 _MAX_NAMES = 3  # components in a sentence
-_MAX_SERIES = 2  # series with a figure of their own
 
 ABLATION = measurement("ablation")
 
@@ -59,9 +61,43 @@ def read_ablation(ds: xr.Dataset, metric: str) -> list[str]:
         )
         if noun == "head" and most and (words := effect.lead(most[0])):
             out.append(f"{labels[most[0]]}: {words}.")
+    if metric == "spearman_distance" and "mean_shift_size" in ds:
+        out += read_shift(ds, effect)
     if heads.any():
         out += effect.standing(labels, "heads", heads)
+    else:
+        out += effect.flat_words
     return [*out, "Components are ablated one at a time, so redundant ones look unimportant."]
+
+
+def read_shift(ds: xr.Dataset, shape: Finding) -> list[str]:
+    """Name the component that moves the forecast farthest, and say how it can differ from the leader in shape."""
+    shift, labels = judged(ds, "mean_shift", "component"), names(ds, "component")
+    parts = ds["kind"].values.astype(str) != "layer"
+    most, first = shift.named(1, parts), shape.named(1, parts)
+    if not most:
+        return []
+    name = labels[most[0]]
+    out = [f"Without {name} the forecast moves farthest, by {shift.told(most[0], percent)} of the series' range."]
+    if first and first != most:
+        out.append(
+            f"That is size, in which {name} leads; Spearman distance is shape, in which {labels[first[0]]} leads. "
+            "A change of level or scale has size without shape."
+        )
+    return [*out, *better_without(ds, list(dict.fromkeys([*most, *first])))]
+
+
+def better_without(ds: xr.Dataset, components: Sequence[int]) -> list[str]:
+    """Name those of the components, by position, without which the error falls."""
+    if "mae_change_size" not in ds:
+        return []
+    change, labels = judged(ds, "mae_change", "component"), names(ds, "component")
+    better = [at for at in components if change.large[at] and change.size[at] < 0]
+    falls = [f"{labels[at]} ({change.told(at, percent)})" for at in better]
+    if not falls:
+        return []
+    over = " in the median" if change.spread else ""
+    return [f"Without it the error falls{over}: {listed(falls)}. A large effect is not always a useful one."]
 
 
 def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) -> list[str]:
@@ -69,7 +105,7 @@ def read_ablation_forecasts(ds: xr.Dataset, series: int, components: list[str]) 
     base, row = array(ds, "baseline_forecast", "step", series=series), names(ds, "component").index(components[0])
     after = array(ds, "forecast", "step", component=row, series=series)
     amount, span = measured(unit_of(ds, series)), float(np.ptp(base))
-    distance = float(np.abs(after - base).mean())
+    distance = float(array(ds, "mean_shift", component=row, series=series))
     against = f" ({100 * distance / span:.3g} % of its range)" if span > 0 else ""
     return [
         f"Without {components[0]} the {statistic_of(ds)} forecast of {names(ds, 'series')[series]} moves by "
@@ -84,7 +120,7 @@ def ablation_table(ds: xr.Dataset, metric: str) -> pd.DataFrame:
     table = pd.DataFrame({"component": names(ds, "component")})
     for coord in ("stack", "kind", "layer_index", "head"):
         table[coord] = ds[coord].values
-    table["median"] = medians(effect)
+    table["median"] = medians(effect[:, varying(ds)])
     for i, name in enumerate(names(ds, "series")):
         table[f"{metric}: {name}"] = effect[:, i]
     return table
@@ -102,7 +138,7 @@ def ablated_forecast_table(ds: xr.Dataset, series: int, components: list[str]) -
 
 
 def strongest(ds: xr.Dataset, series: int, count: int = 6) -> list[str]:
-    """Return the heads and MLPs with the largest Spearman distance on one series, strongest first."""
+    """Return the heads and MLPs of the largest Spearman distance on a series, strongest first; none of a flat one."""
     effect = array(ds, "spearman_distance", "component", series=series)
     kinds = coordinate(ds, "kind")
     fine = [i for i in range(len(kinds)) if kinds[i] not in ("layer", "embed") and np.isfinite(effect[i])]
@@ -147,7 +183,10 @@ def ablation_forecasts(
         check(ds, "ablation", "spearman_distance")
         components = strongest(ds, view.place)
     if not components:
-        raise InputError("components is empty: name at least one, such as decoder.0.mlp.")
+        flat = f"the forecast of {view.id} is flat, so that no component is the strongest; "
+        reason = flat if flat_series(ds)[view.place] else "components is empty; "
+        example = names(ds, "component")[0]
+        raise InputError(f"{reason}name at least one, such as components=[{example!r}]")
     rows = positions(ds, "component", list(components))
     titles: list[tuple[str, ...]] = [(names(ds, "component")[i],) for i in rows]
     if "spearman_distance" in ds:
@@ -291,7 +330,8 @@ def _panels(ds: xr.Dataset) -> Iterator[ReportPanel]:
         yield ReportPanel(ablation_heatmap(ds, metric=metric), ablation_table(ds, metric), read_ablation(ds, metric))
     if not {"forecast", "baseline_forecast", "spearman_distance"} <= set(ds.data_vars):
         return
-    for i in forecast_series(ds, _MAX_SERIES):
+    for i in forecast_series(ds, MAX_DRAWN):
         if top := strongest(ds, i):
             fig = ablation_forecasts(ds, components=top, series=i)
-            yield ReportPanel(fig, ablated_forecast_table(ds, i, top), read_ablation_forecasts(ds, i, top))
+            words = read_ablation_forecasts(ds, i, top)
+            yield ReportPanel(fig, ablated_forecast_table(ds, i, top), words, series=names(ds, "series")[i])

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import CheckpointError, InputError
 from tsfm_lens.models import load
-from tsfm_lens.places import replacing
+from tsfm_lens.places import replacing, write_whole
 from tsfm_lens.studies.experiments.config import FileData, InContextData, OptimizerFields, TrainConfig
 from tsfm_lens.studies.samformer import benchmark
 from tsfm_lens.studies.samformer.models import make_model
@@ -67,7 +67,8 @@ def _model(config: TrainConfig, make: Callable[..., Any], *sizes: Any) -> Any:
     return model.to(device)
 
 
-def _optimizer(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
+def optimizer_of(model: torch.nn.Module, fields: OptimizerFields) -> torch.optim.Optimizer:
+    """Make the optimiser of a model's weights, by μP where there is a base width."""
     parameters: list[Any] = [weight for weight in model.parameters() if weight.requires_grad]
     if fields.base_width:
         groups = parameter_groups(model, fields.learning_rate, fields.base_width)
@@ -115,7 +116,7 @@ def prepare(
         patience=config.plan.patience,
         clip=fields.clip,
     )
-    run = Training(task, _optimizer(task.model, fields), plan, out, rate=rate_of(config, epoch))
+    run = Training(task, optimizer_of(task.model, fields), plan, out, rate=rate_of(config, epoch))
     watch = _watch(config, task, run.out) if isinstance(task, ForecastTask) else None
     if watch is not None:
         run.callbacks.append(watch)
@@ -212,8 +213,8 @@ def train(config: TrainConfig, out: str | Path, *, resume: bool = False, quiet: 
         "seconds": round(run.seconds, 2),
         "parameters": sum(weight.numel() for weight in task.model.parameters()),
     }
-    with replacing(folder / WEIGHTS) as part:
-        save_file({name: value.contiguous().cpu() for name, value in task.model.state_dict().items()}, part)
+    weights = {name: value.contiguous().cpu() for name, value in task.model.state_dict().items()}
+    write_whole(folder / WEIGHTS, save(weights))
     _write(folder / RESULT, json.dumps(result, indent=1))
     return result
 

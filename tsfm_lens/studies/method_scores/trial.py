@@ -130,12 +130,12 @@ def trial(cases: int, seed: int, first: int = 0) -> pd.DataFrame:
         model = run.lens.model_id if number % 2 == 0 else PLANTED
         # the controls' twin is another than the wrong explanation's
         tried = explanations(run, 1000 * seed + number + 1)
-        curves = deletion_curves(run, {kind: each.inputs for kind, each in tried.items()}, orders=1, seed=number)
+        curves = deletion_curves(run, {kind: each.inputs for kind, each in tried.items()}, 0, orders=1, seed=number)
         for place, (kind, each) in enumerate(tried.items()):
             proofs = {"inputs": curves.isel(explanation=[place])}
             # wrong routes may do nothing at all
             with suppress(InputError), np.errstate(all="ignore"):
-                proofs["routes"] = route_faithfulness(run, each.routes, named=each.named, seed=number)
+                proofs["routes"] = route_faithfulness(run, each.routes, 0, named=each.named, seed=number)
             about = {"case": number, "model": model, "explanation": kind, "verdict": verdict(*proofs.values())[0]}
             alone = {level: verdict(proof)[0] for level, proof in proofs.items()}
             marks = {name: proof[name].values[0] for level, proof in proofs.items() for name in MARKS[level]}

@@ -24,6 +24,7 @@ from tsfm_lens.data.evaluation import EvaluationSet
 from tsfm_lens.errors import InputError, StoreError, unknown_name
 from tsfm_lens.models import Lens, load
 from tsfm_lens.models.ablating import reference_activations
+from tsfm_lens.models.noise import flat_contexts
 from tsfm_lens.sweep.plan.config import ModelConfig, SweepConfig
 from tsfm_lens.sweep.plan.stages import parts_of
 from tsfm_lens.sweep.plan.variants import PlanEntry, VariantSpec, plan_frame
@@ -34,7 +35,7 @@ from tsfm_lens.sweep.store.folder import Store
 
 LEVELS = tuple(level / 10 for level in range(1, 10))
 # raised whenever the same cell would be given other numbers
-NUMERICS = 1
+NUMERICS = 2
 
 
 class Windows(NamedTuple):
@@ -186,7 +187,8 @@ def run_cells(lens: Lens, specs: Sequence[VariantSpec], shared: ChunkPlace, cell
     )
     middle = forecasts.quantiles[:, :, LEVELS.index(0.5)]
     plain = np.tile(middle[0], (count, 1))
-    scores |= forecast_distances(_stack_variants(middle[1:]), plain, steps=shared.distance_steps)
+    flat = np.tile(flat_contexts(lens, windows.batch), count)
+    scores |= forecast_distances(_stack_variants(middle[1:]), plain, steps=shared.distance_steps, flat=flat)
     return _table(windows, cells, shared.model.title, [spec.id for spec in specs], scores)
 
 

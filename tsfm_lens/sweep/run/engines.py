@@ -10,7 +10,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, ProcessPoolExecutor, ThreadPoolExecutor
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from queue import SimpleQueue
 from typing import Any
@@ -107,6 +107,9 @@ class _Queue:
         started = False
         while not self.over.is_set():
             started = started or self._start(worker)
+            if self.over.is_set():
+                # the run was interrupted while the worker started
+                return
             try:
                 task = self.pending.popleft()
             except IndexError:
@@ -167,7 +170,9 @@ class _Process(Worker):
     def start(self) -> None:
         self._data: Any = None
         self._executor = ProcessPoolExecutor(1, self._context, _begin)
-        self._pid = self._executor.submit(os.getpid)
+        with _signals_blocked():
+            # the first task starts the process
+            self._pid = self._executor.submit(os.getpid)
         self._executor.submit(_make, *self._parts).result()
 
     def compute(self, task: GroupTask) -> pa.Table:
@@ -184,14 +189,32 @@ class _Process(Worker):
                 self._executor.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """Hold back Ctrl-C and SIGTERM from processes that this thread starts, from before their first import.
+
+    A new process inherits the mask of the thread that starts it, and would print a traceback for a signal that comes
+    while it imports; the parent decides when it ends.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 _work: Any = None
 _data: Any = None
 
 
 def _begin() -> None:
     """Begin a worker process, which ends with its parent."""
-    # Ctrl-C goes to every process of the terminal; the parent decides
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # these signals may go to every process of a terminal or a service; the parent decides
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socket
 import sys
 from collections.abc import Sequence
 from concurrent.futures import BrokenExecutor
@@ -15,8 +16,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tsfm_lens.errors import InputError, MissingExtraError, SweepFailedError
+from tsfm_lens.errors import InputError, SweepFailedError, missing_extra
 from tsfm_lens.sweep.run.tasks import GroupTask, MakeWorker, Worker, cores
+
+_ADDRESS_SECONDS = 5.0
 
 
 def ray_workers(
@@ -117,8 +120,34 @@ def _ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise MissingExtraError('--engine ray needs Ray: pip install "tsfm-lens-toolbox[ray]"') from None
+        raise missing_extra("--engine ray", "ray", ["ray"]) from None
     return ray
+
+
+_HTTP2_OPENING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""Preface of HTTP/2 and an empty frame of settings, which every server of gRPC answers with its own settings."""
+_SETTINGS_FRAME = 4
+
+
+def _refuse_silent(address: str) -> None:
+    """Refuse an address where no server of gRPC answers in time; Ray itself would end the process after a minute."""
+    target = address.removeprefix("ray://")
+    host, separator, port = target.rpartition(":")
+    if not separator:
+        # such as "auto", which Ray looks up on this machine
+        return
+    start = "Start a cluster with: ray start --head --port=6379"
+    if not port.isdecimal():
+        raise InputError(f"no Ray cluster can be at {address!r}: expected HOST:PORT, such as 10.0.0.1:6379. {start}")
+    try:
+        with socket.create_connection((host.strip("[]"), int(port)), timeout=_ADDRESS_SECONDS) as connection:
+            connection.settimeout(_ADDRESS_SECONDS)
+            connection.sendall(_HTTP2_OPENING)
+            header = connection.recv(9)
+    except (OSError, OverflowError) as error:
+        raise InputError(f"no Ray cluster answers at {address!r}: {error}. {start}") from error
+    if len(header) < 4 or header[3] != _SETTINGS_FRAME:
+        raise InputError(f"what answers at {address!r} is no Ray cluster. {start}")
 
 
 def connect(address: str | None = None) -> bool:
@@ -129,6 +158,8 @@ def connect(address: str | None = None) -> bool:
     address = address or os.environ.get("RAY_ADDRESS") or None
     local = {"address": "local", "num_cpus": cores(), "include_dashboard": False}
     own = address in (None, "local")
+    if address is not None and not own:
+        _refuse_silent(address)
     try:
         ray.init(**(local if own else {"address": address}), logging_level=logging.ERROR, log_to_driver=False)
     except Exception as error:

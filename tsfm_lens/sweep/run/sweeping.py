@@ -11,6 +11,7 @@ from typing import Any
 import pandas as pd
 
 from tsfm_lens.errors import InputError
+from tsfm_lens.models.extras import require_packages
 from tsfm_lens.sweep.plan.config import SweepConfig
 from tsfm_lens.sweep.plan.recipes import read_recipe
 from tsfm_lens.sweep.plan.stages import ModelPlan
@@ -49,12 +50,16 @@ class Outcome:
 
 @dataclass(frozen=True)
 class SweepStatus:
-    """Progress of a sweep: the cells that need no results, a row per model and family, and a sentence on the rest."""
+    """Progress of a sweep: the cells that need no results, a row per model and family, and a sentence on the rest.
+
+    ``notes`` are remarks on the data, such as windows that had no value to be scored on.
+    """
 
     cells: int
     finished: int
     parts: list[dict[str, Any]]
     later: str = ""
+    notes: list[str] = field(default_factory=list)
 
 
 class SweepProgress:
@@ -125,6 +130,11 @@ class Sweep:
         self.cells: dict[str, Cell] = {}
         self.results: list[dict[str, Any]] = []
 
+    @property
+    def notes(self) -> list[str]:
+        """Remarks on the data, each with the name of its dataset."""
+        return [f"{dataset.name}: {note}" for dataset in self.sets for note in dataset.notes]
+
     def status(self) -> SweepStatus:
         """Count the finished cells among those that need no results."""
         finished = Store(self.folder, create=False).done() if (self.folder / "store.json").exists() else set()
@@ -140,7 +150,7 @@ class Sweep:
                 parts.append({**row, "cells": len(of_family), "finished": len(of_family & finished)})
         later = sum(plan.later for plan in self.plans.values())
         words = f"; up to {later} further variants depend on results" if later else ""
-        return SweepStatus(len(keys), len(keys & finished), parts, words)
+        return SweepStatus(len(keys), len(keys & finished), parts, words, self.notes)
 
     def run(self, store: Store, options: dict[str, Any], progress: SweepProgress, outcome: Outcome) -> None:
         """Run all stages of every model, one model after the other, and note in the outcome what failed."""
@@ -245,6 +255,7 @@ def plan_sweep(config: SweepConfig, folder: str | Path) -> SweepStatus:
         >>> sweep.plan_sweep(config, folder / "store").finished
         0
     """
+    require_packages("sweep", "a sweep")
     return Sweep(config, folder).status()
 
 
@@ -281,10 +292,14 @@ def run_sweep(
         >>> sweep.run_sweep(config, folder / "store").failed
         []
     """
+    require_packages("sweep", "a sweep")
+    if engine == "ray":
+        require_packages("ray", "the engine ray")
     # one process is one worker, so that it takes the first device
     sweep = Sweep(config, folder, config.devices[0] if engine == "single" and config.devices else None)
     store = Store(folder, values=[*SUMS, *DISTANCES])
-    outcome = Outcome(notes=[f"damaged: {damage}" for damage in store.damaged(move=True)])
+    damages = [f"damaged: {damage}" for damage in store.damaged(move=True)]
+    outcome = Outcome(notes=[*sweep.notes, *damages])
     before = store.done()
     n_workers = workers or (1 if engine == "single" else len(config.devices) or cores())
     options = {"engine": engine, "workers": workers, "address": address}

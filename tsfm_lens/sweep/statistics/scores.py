@@ -22,6 +22,8 @@ DISTANCES = (
     *("spearman_distance", "pearson_distance", "spectral_distance", "shape_distance", "slope_disagreement"),
     "mean_shift",
 )
+# distances that ask for the shape of a forecast, which a flat one does not have
+_OF_SHAPE = ("spearman_distance", "pearson_distance", "spectral_distance", "shape_distance")
 # of the continuous ranked probability score, as the benchmarks approximate it
 CRPS_LEVELS = tuple(k / 10 for k in range(1, 10))
 # of the scaled interval score: outside its interval lies this share
@@ -90,8 +92,15 @@ def window_scores(
     return {name: sums[name] for name in SUMS}
 
 
-def forecast_distances(point: np.ndarray, plain: np.ndarray, *, steps: int = 64) -> dict[str, np.ndarray]:
-    """Compute each of DISTANCES of point forecasts (series, step) from the plain model's, over the first steps."""
+def forecast_distances(
+    point: np.ndarray, plain: np.ndarray, *, steps: int = 64, flat: np.ndarray | None = None
+) -> dict[str, np.ndarray]:
+    """Compute each of DISTANCES of point forecasts (series, step) from the plain model's, over the first steps.
+
+    A series whose plain forecast varies by float32's rounding alone, or that is marked as ``flat`` (series,), has no
+    shape: those distances are NaN, so that it counts for nothing. A forecast that is flat where the plain one is not
+    has kept nothing of its shape: they are at 1.
+    """
     # the package of the engine loads torch, which a report of stored rows does not need
     from tsfm_lens.ablation import metrics
 
@@ -101,9 +110,19 @@ def forecast_distances(point: np.ndarray, plain: np.ndarray, *, steps: int = 64)
             distances = {name: np.full(len(point), np.nan) for name in DISTANCES}
         else:
             distances = {name: getattr(metrics, name)(point, plain) for name in DISTANCES if name != "mean_shift"}
+            shapeless = _is_flat(plain) if flat is None else _is_flat(plain) | flat
+            for name in _OF_SHAPE:
+                finite = np.isfinite(point).all(axis=1)
+                lost = np.where(finite & _is_flat(point), 1.0, distances[name])
+                distances[name] = np.where(shapeless, np.nan, lost)
         shift = np.abs(point - plain).mean(axis=1)
         distances["mean_shift"] = np.where(np.isfinite(shift), shift, np.nan)
     return {name: distances[name] for name in DISTANCES}
+
+
+def _is_flat(forecasts: np.ndarray) -> np.ndarray:
+    """Mark forecasts (series, step) that vary by no more than four roundings of float32."""
+    return np.asarray(np.ptp(forecasts, axis=1) <= 4 * np.finfo(np.float32).eps * np.abs(forecasts).max(axis=1))
 
 
 KEYS = ("model", "variant", "dataset", "item")

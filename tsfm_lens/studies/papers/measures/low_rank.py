@@ -41,7 +41,7 @@ def truncate(context: Context) -> MeasuredValues:
     }
     result = MeasuredValues(settings={**context.settings(), "ratio": "share of ranks"})
     for row, ratio in enumerate(RATIOS):
-        epsilon, ranks = _at_ratio(spectra, forms, ratio)
+        epsilon, ranks = at_ratio(spectra, forms, ratio)
         scores, of = compress.quality(context.run, compress.factorised(lens, ranks)), f"ratio {ratio:g}"
         _add_scores(result, scores, f", {of}")
         result.add(f"overlap of the ten likeliest tokens, {of}", scores.get("overlap", np.nan))
@@ -59,7 +59,7 @@ def truncate(context: Context) -> MeasuredValues:
     return result
 
 
-def _at_ratio(
+def at_ratio(
     spectra: dict[str, np.ndarray], forms: dict[str, compress.BlockShape], ratio: float
 ) -> tuple[float, dict[str, int]]:
     """Find the ε at which the share of ranks is nearest to a ratio, and the ranks."""

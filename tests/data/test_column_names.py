@@ -1,0 +1,241 @@
+"""Names of columns and shapes of tables: exact names first, alike ones refused, wide tables and columns in dicts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+from refusals import expect_error
+from tsfm_lens.data import SeriesBatch, as_series
+from tsfm_lens.errors import InputError
+
+DAYS = pd.date_range("2024-01-01", periods=4)
+LONG: dict[str, Any] = {
+    "id": ["a"] * 4 + ["b"] * 4,
+    "ds": [*DAYS, *DAYS],
+    "target": np.arange(8.0),
+}
+OTHER: dict[str, Any] = {"id": ["same"] * 8, "ds": [*DAYS[::-1], *DAYS[::-1]], "target": np.full(8, -1.0)}
+OPTIONS = {"id": "id_column", "ds": "time_column", "target": "targets"}
+
+
+def parquet(frame: pd.DataFrame, folder: Path) -> Path:
+    frame.to_parquet(folder / "a.parquet")
+    return folder / "a.parquet"
+
+
+def text(frame: pd.DataFrame, folder: Path) -> Path:
+    frame.to_csv(folder / "a.csv", index=False)
+    return folder / "a.csv"
+
+
+def polars(frame: pd.DataFrame, folder: Path) -> Any:
+    return pytest.importorskip("polars").from_pandas(frame)
+
+
+CARRIERS: dict[str, Callable[[pd.DataFrame, Path], Any]] = {
+    "pandas": lambda frame, _: frame,
+    "levels": lambda frame, _: frame.set_index(list(frame.columns[:-2])) if frame.columns[-2] != "ds" else frame,
+    "Arrow": lambda frame, _: pa.Table.from_pandas(frame, preserve_index=False),
+    "polars": polars,
+    "Parquet": parquet,
+    "CSV": text,
+}
+TABLES = ("pandas", "Arrow", "polars", "Parquet", "CSV")
+
+
+def content(batch: SeriesBatch) -> tuple[Any, ...]:
+    return batch.ids, [row.tolist() for row in batch.values], batch.starts
+
+
+def folded(name: str) -> tuple[str, ...]:
+    return name.upper(), name.title(), f" {name} "
+
+
+@pytest.mark.parametrize("carrier", TABLES)
+@pytest.mark.parametrize("place", [0, 99], ids=["before", "after"])
+@pytest.mark.parametrize("name", LONG)
+def test_an_exact_name_goes_before_one_of_other_case_or_blanks(
+    name: str, place: int, carrier: str, tmp_path: Path
+) -> None:
+    expected = content(as_series(pd.DataFrame(LONG)))
+    for other in folded(name):
+        if carrier == "CSV" and other.strip() == name:
+            continue  # names of a file lose their blanks, and two are refused as equal
+        frame = pd.DataFrame(LONG)
+        frame.insert(min(place, 3), other, OTHER[name])
+        assert content(as_series(CARRIERS[carrier](frame, tmp_path))) == expected
+
+
+@pytest.mark.parametrize("carrier", TABLES)
+@pytest.mark.parametrize("name", LONG)
+def test_two_names_alike_are_refused_with_the_option_that_chooses(name: str, carrier: str, tmp_path: Path) -> None:
+    expected = content(as_series(pd.DataFrame(LONG)))
+    upper, title = name.upper(), f"{name.title()} " if carrier != "CSV" else name.title()
+    for first, second in ((upper, title), (title, upper)):
+        frame = pd.DataFrame(LONG).rename(columns={name: first})
+        frame[second] = OTHER[name]
+        given = CARRIERS[carrier](frame, tmp_path)
+        words = rf"(?=.*'{re.escape(upper)}')(?=.*'{re.escape(title)}').*{OPTIONS[name]}="
+        expect_error(words, as_series, given)
+        options: dict[str, Any] = {OPTIONS[name]: [first] if name == "target" else first}
+        assert content(as_series(given, **options)) == expected
+
+
+def test_one_name_of_other_case_or_blanks_is_found() -> None:
+    expected = content(as_series(pd.DataFrame(LONG)))
+    for make in (str.upper, str.title, lambda name: f"\t{name}  "):
+        assert content(as_series(pd.DataFrame(LONG).rename(columns=make))) == expected
+    levels = pd.DataFrame(LONG).rename(columns={"ds": "DS"}).set_index(["id", "DS"])
+    assert content(as_series(levels)) == expected
+
+
+WIDE = pd.DataFrame({"id": ["a", "b", "c"], **{str(day.date()): np.arange(3.0) + 10 * k for k, day in enumerate(DAYS)}})
+VALUES = [[0.0, 10.0, 20.0, 30.0], [1.0, 11.0, 21.0, 31.0], [2.0, 12.0, 22.0, 32.0]]
+
+
+def named(columns: Any) -> pd.DataFrame:
+    return WIDE.set_axis(["id", *columns], axis=1)
+
+
+WIDES: dict[str, pd.DataFrame] = {
+    "text": WIDE,
+    "months": named(["2024-01", "2024-02", "2024-03", "2024-04"]),
+    "quarters": named(["2024Q1", "2024Q2", "2024Q3", "2024Q4"]),
+    "timestamps": named(DAYS),
+    "dates": named([day.date() for day in DAYS]),
+    "periods": named(pd.period_range("2024-01", periods=4, freq="M")),
+    "times": named([f"2024-01-01 0{hour}:00" for hour in range(4)]),
+    "German dates": named([day.strftime("%d.%m.%Y") for day in DAYS]),
+    "American dates": named([day.strftime("%m/%d/%Y") for day in DAYS]),
+    "years": named([2019, 2020, 2021, 2022]),
+    "years as text": named(["2019", "2020", "2021", "2022"]),
+    "days as digits": named([day.strftime("%Y%m%d") for day in DAYS]),
+    "months as digits": named([202401, 202402, 202403, 202404]),
+    "more columns": named(DAYS).assign(region="x", area=1.5)[["region", "id", "area", *DAYS]],
+    "another name of ids": WIDE.rename(columns={"id": "store"}),
+    "an index of ids": WIDE.set_index("id"),
+    "an index of another name": WIDE.rename(columns={"id": "store"}).set_index("store"),
+    "an index without a name": WIDE.set_index("id").rename_axis(None),
+    "no ids": WIDE.drop(columns="id"),
+    "no ids, dates": pd.DataFrame(np.array(VALUES), columns=DAYS),
+    "a name over the dates": named(DAYS).set_index("id").rename_axis("day", axis=1),
+}
+
+
+FORMATS = {"German dates": "%d.%m.%Y", "American dates": "%m/%d/%Y"}
+
+
+@pytest.mark.parametrize("kind", WIDES)
+def test_dates_as_column_names_are_refused_with_the_call_that_reads_them(kind: str) -> None:
+    frame = WIDES[kind]
+    with pytest.raises(InputError, match="named by dates") as caught:
+        as_series(frame)
+    call = re.search(r"as_series\(frame\..*\)$", str(caught.value))
+    assert call, str(caught.value)
+    namespace = {"frame": frame, "as_series": as_series}
+    if kind in FORMATS:
+        expect_error("time_format", eval, call[0], namespace)
+        batch = eval(f"{call[0][:-1]}, time_format={FORMATS[kind]!r})", namespace)
+    else:
+        batch = eval(call[0], namespace)
+    assert [row.tolist() for row in batch.values][:3] == VALUES
+    assert batch.starts[0] is not None
+    assert batch.ids[:3] == (("0", "1", "2") if "no ids" in kind else ("a", "b", "c"))
+
+
+def test_wide_tables_of_several_columns_of_ids() -> None:
+    frame = WIDE.assign(store="s", item=["x", "y", "z"], **{"Unnamed: 0": range(3)}).drop(columns="id")
+    frame = frame[["Unnamed: 0", *frame.columns[:-1]]]
+    with pytest.raises(InputError, match="named by dates") as caught:
+        as_series(frame, id_column="store,item")
+    batch = eval(str(caught.value)[str(caught.value).index("as_series(") :], {"frame": frame, "as_series": as_series})
+    assert (batch.ids, [row.tolist() for row in batch.values]) == (("s/x", "s/y", "s/z"), VALUES)
+
+
+@pytest.mark.parametrize("carrier", ["Arrow", "polars", "Parquet", "CSV"])
+@pytest.mark.parametrize("kind", ["text", "quarters", "another name of ids", "German dates", "years as text"])
+def test_tables_and_files_with_dates_as_names_are_refused(kind: str, carrier: str, tmp_path: Path) -> None:
+    given = CARRIERS[carrier](WIDES[kind], tmp_path)
+    options = {"header": True} if carrier == "CSV" and kind == "another name of ids" else {}
+    expect_error("named by dates.*melt", as_series, given, **options)
+
+
+def test_tables_that_only_look_wide_are_read() -> None:
+    # a column of each series, and rows with dates
+    panel = pd.DataFrame({"north": np.arange(4.0), "south": np.arange(4.0)}, index=DAYS)
+    assert as_series(panel).ids == ("north", "south")
+    assert as_series(panel.reset_index(names="ds")).starts == (DAYS[0], DAYS[0])
+    # columns that the caller names, and vintages of the same dates
+    both = ["2024-01-01", "2024-01-02"]
+    assert as_series(WIDE.drop(columns="id"), targets=both).ids == tuple(both)
+    assert as_series(WIDE.drop(columns="id"), variates=both).variates == tuple(both)
+    assert as_series(WIDE.drop(columns="id").set_axis(DAYS[:3])).starts[0] == DAYS[0]
+    # one column, a column of each year, and numbers that are no dates
+    assert as_series(WIDE[["2024-01-01"]]).lengths == (3,)
+    years = pd.DataFrame({2019: np.arange(12.0), 2020: np.arange(12.0), 2021: np.arange(12.0)})
+    assert as_series(years).ids == ("2019", "2020", "2021")
+    ranks = pd.DataFrame({"id": ["a", "b"], 101: [1.0, 2.0], 102: [3.0, 4.0], 103: [5.0, 6.0]})
+    assert as_series(ranks).lengths == (1,) * 6
+    bands = pd.DataFrame({"1000.5": np.arange(4.0), "1001.5": np.arange(4.0)})
+    assert as_series(bands).lengths == (4, 4)
+
+
+STEPS = np.arange(4.0)
+COLUMNS: dict[str, dict[str, Any]] = {
+    "nixtla": {"unique_id": ["a", "a", "b", "b"], "ds": [*DAYS[:2], *DAYS[:2]], "y": STEPS},
+    "AutoGluon": {"item_id": ["a", "a", "b", "b"], "timestamp": [*DAYS[:2], *DAYS[:2]], "target": STEPS},
+    "ids and targets": {"id": ["a", "a", "b", "b"], "target": STEPS},
+    "numbers as ids": {"id": [1, 1, 2, 2], "target": STEPS},
+    "item ids of numbers": {"item_id": np.array([1, 1, 2, 2]), "target": list(STEPS)},
+    "ids and another name": {"unique_id": [1, 1, 2, 2], "load": STEPS},
+    "Prophet": {"ds": DAYS, "y": STEPS},
+    "dates as text": {"date": [str(day.date()) for day in DAYS], "load": STEPS},
+    "date objects": {"time": [date(2024, 1, day) for day in (1, 2, 3, 4)], "load": STEPS},
+    "steps": {"time": np.arange(4), "value": STEPS},
+    "capital letters": {"Date": DAYS.to_numpy(), "Load": STEPS},
+    "Series as columns": {"id": pd.Series(["a", "a", "b", "b"]), "target": pd.Series(STEPS)},
+    "text ids and several columns": {"series": list("aabb"), "load": STEPS, "heat": STEPS},
+}
+
+
+@pytest.mark.parametrize("kind", COLUMNS)
+def test_a_dict_of_columns_is_refused_with_the_call_that_reads_it(kind: str) -> None:
+    columns = COLUMNS[kind]
+    expect_error(r"columns.*as_series\(pd\.DataFrame\(data\)\)", as_series, columns)
+    batch = as_series(pd.DataFrame(columns))
+    assert not {"id", "series", "unique_id"} & set(batch.ids)
+    assert sum(batch.lengths) == 4 * (2 if "several" in kind else 1)
+
+
+SERIES: dict[str, dict[str, Any]] = {
+    "in and out of distribution": {"id": STEPS, "ood": STEPS},
+    "one series": {"target": STEPS},
+    "one id": {"id": STEPS},
+    "lengths of their own": {"time": STEPS, "value": np.arange(5.0)},
+    "a year and a week": {"year": STEPS, "week": STEPS},
+    "variates": {"date": np.ones((2, 4)), "value": np.ones((2, 4))},
+}
+
+
+@pytest.mark.parametrize("kind", SERIES)
+def test_a_dict_that_may_hold_series_is_read_as_series(kind: str) -> None:
+    batch = as_series(SERIES[kind])
+    assert tuple(dict.fromkeys(batch.groups)) == tuple(SERIES[kind])
+
+
+def test_entries_are_no_columns() -> None:
+    for entry in (
+        {"target": STEPS, "item_id": "a"},
+        {"target": STEPS, "start": "2024-01-01", "item_id": 7},
+        {"target": STEPS, "feat_static_real": STEPS, "start": None},
+    ):
+        assert as_series(entry).lengths == (4,)

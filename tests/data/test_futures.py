@@ -1,0 +1,264 @@
+"""A frame of the future beside one of the past: where the context ends, what is known then, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+
+import tsfm_lens
+from refusals import expect_error
+from tsfm_lens.data import SeriesBatch, as_series
+
+STEPS, AHEAD = 14, 6
+ITEMS = {"a": AHEAD, "b": 3, "c": 0}
+"""Steps of the future that are given of each item."""
+
+
+def dated(freq: str | None, first: int = 0) -> Any:
+    if freq is None:
+        return np.arange(STEPS + AHEAD) + first
+    offset = pd.offsets.CustomBusinessDay(weekmask="Mon Tue Wed Thu Fri Sat") if freq == "Mon-Sat" else freq
+    return pd.date_range("2023-01-02", periods=STEPS + AHEAD + first, freq=offset)[first:]
+
+
+def panel(freq: str | None = "D") -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Items that begin at different dates, with what is known later."""
+    rng = np.random.default_rng(3)
+    wholes = [
+        pd.DataFrame(
+            {
+                "item_id": name,
+                "timestamp": dated(freq, first),
+                "target": rng.normal(size=STEPS + AHEAD),
+                "price": rng.normal(size=STEPS + AHEAD),
+                "promo": rng.integers(0, 2, STEPS + AHEAD).astype(float),
+            }
+        )
+        for first, name in enumerate(ITEMS)
+    ]
+    past = pd.concat([whole[:STEPS] for whole in wholes], ignore_index=True)
+    future = pd.concat(
+        [whole[STEPS : STEPS + ahead] for whole, ahead in zip(wholes, ITEMS.values(), strict=True)], ignore_index=True
+    )
+    return past, future
+
+
+KEYS = ["item_id", "timestamp"]
+UNKNOWN: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "dates": lambda future: future[KEYS],
+    "dates and an empty target": lambda future: future[KEYS].assign(target=np.nan),
+    "dates and empty columns": lambda future: future[KEYS].assign(target=None, price=np.nan, promo=pd.NA),
+}
+KNOWN: dict[str, Callable[[pd.DataFrame], pd.DataFrame]] = {
+    "a covariate": lambda future: future[[*KEYS, "promo"]],
+    "a covariate and an empty target": lambda future: future[[*KEYS, "promo"]].assign(target=np.nan),
+    "a covariate and an empty one of the past": lambda future: future[[*KEYS, "promo"]].assign(price=np.nan),
+}
+
+
+def polars(frame: pd.DataFrame) -> Any:
+    return pytest.importorskip("polars").from_pandas(frame)
+
+
+CARRIERS: dict[str, Callable[[pd.DataFrame], Any]] = {
+    "pandas": lambda frame: frame,
+    "an index of ids and timestamps": lambda frame: frame.set_index(KEYS),
+    "newest first": lambda frame: frame[::-1],
+    "shuffled": lambda frame: frame.sample(frac=1, random_state=1),
+    "Arrow": lambda frame: pa.Table.from_pandas(frame, preserve_index=False),
+    "polars": polars,
+}
+
+
+def content(batch: SeriesBatch) -> list[tuple[Any, ...]]:
+    futures = [None if future is None else future.tolist() for future in batch.futures]
+    values = [[None if value != value else value for value in row] for row in batch.values]
+    rows = zip(batch.ids, batch.roles, values, futures, batch.starts, batch.freqs, strict=True)
+    return sorted(rows, key=lambda row: row[0])
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("held", UNKNOWN)
+def test_dates_alone_move_nothing_and_are_said_to_bring_nothing(carrier: str, held: str) -> None:
+    past, future = panel()
+    batch = as_series(CARRIERS[carrier](past), future=CARRIERS[carrier](UNKNOWN[held](future)), targets=["target"])
+    assert content(batch) == content(as_series(past, targets=["target"]))
+    assert any("future" in note and "no known covariate" in note for note in batch.notes)
+
+
+@pytest.mark.parametrize("carrier", CARRIERS)
+@pytest.mark.parametrize("held", KNOWN)
+def test_covariates_go_on_where_the_data_end(carrier: str, held: str) -> None:
+    past, future = panel()
+    make = CARRIERS[carrier]
+    batch = as_series(make(past), future=make(KNOWN[held](future)), targets=["target"])
+    assert {row[0]: len(row[2]) for row in content(batch)} == {
+        f"{name}/{column}": STEPS for name in ITEMS for column in ("target", "promo")
+    }
+    for name, ahead in ITEMS.items():
+        found = batch.futures[batch.ids.index(f"{name}/promo")]
+        assert found is not None
+        assert found.tolist() == future.promo[future.item_id == name].tolist()
+        assert len(found) == ahead
+    assert not any("no known covariate" in note for note in batch.notes)
+
+
+@pytest.mark.parametrize("freq", ["MS", "ME", "QS", "QE", "YS", "B", "W-MON", "h", "15min", "D", "Mon-Sat", None])
+def test_the_origin_is_the_last_date_of_the_data_at_every_frequency(freq: str | None) -> None:
+    past, future = panel(freq)
+    options: dict[str, Any] = {"targets": ["target"]} | ({"freq": freq} if freq == "Mon-Sat" else {})
+    for names in (KEYS, [*KEYS, "promo"]):
+        batch = as_series(past, future=future[names], **options)
+        assert set(batch.lengths) == {STEPS}
+        for name, rows in past.groupby("item_id"):
+            stamps = batch.timestamps(batch.rows(str(name))[0], ahead=AHEAD)
+            if freq is None:
+                assert stamps is None
+                continue
+            assert stamps is not None
+            assert stamps[STEPS - 1] == rows.timestamp.max()
+            later = future.timestamp[future.item_id == name]
+            assert stamps[STEPS : STEPS + len(later)].tolist() == later.tolist()
+
+
+def test_one_series_of_prophet() -> None:
+    days = pd.date_range("2024-01-01", periods=STEPS + AHEAD)
+    past = pd.DataFrame({"ds": days[:STEPS], "y": np.arange(float(STEPS))})
+    dates = pd.DataFrame({"ds": days[STEPS:]})
+    assert content(as_series(past, future=dates)) == content(as_series(past))
+    lone = as_series(past[:1], future=dates)
+    assert (lone.lengths, lone.starts) == ((1,), (days[0],))
+    # with its history, as make_future_dataframe gives it
+    expect_error("future.*2024-01-01", as_series, past, future=pd.DataFrame({"ds": days}))
+    plain = past[["y"]].assign(heat=1.0)
+    rows = as_series(plain, future=pd.DataFrame({"heat": [2.0, 3.0]}))
+    assert (rows.lengths, rows.futures[1].tolist()) == ((STEPS, STEPS), [2.0, 3.0])  # type: ignore[union-attr]
+
+
+def test_missing_values_at_the_end_of_the_data_stay_in_the_context() -> None:
+    past, future = panel()
+    last = past.groupby("item_id").cumcount() >= STEPS - 2
+    past = past.assign(target=past.target.mask(last))
+    for names in (KEYS, [*KEYS, "promo"]):
+        batch = as_series(past, future=future[names], targets=["target"])
+        assert set(batch.lengths) == {STEPS}
+        assert any("missing values at the end" in note for note in batch.notes)
+
+
+@pytest.mark.parametrize("filled", ["one", "all", "text"])
+@pytest.mark.parametrize("name", ["target", "load", "two targets"])
+@pytest.mark.parametrize("more", [[], ["promo"]], ids=["dates", "covariate"])
+def test_values_of_the_target_in_the_future_are_refused(filled: str, name: str, more: list[str]) -> None:
+    past, future = panel()
+    options: dict[str, Any] = {"past": ["price"]}
+    column = "target"
+    if name == "load":
+        # no standard name, the only column of numbers beside covariates
+        column, past, future = (
+            "load",
+            past.rename(columns={"target": "load"}),
+            future.rename(columns={"target": "load"}),
+        )
+        options |= {"known": ["promo"]} if more else {"past": ["price", "promo"]}
+    if name == "two targets":
+        options, column = {"targets": ["target", "price"]}, "price"
+    kept = future[column].where(future.index == 4) if filled == "one" else future[column]
+    ahead = future[[*KEYS, *more]].assign(**{column: kept.astype(str) if filled == "text" else kept})
+    expect_error(
+        rf"future.*'{column}'.*row {4 if filled == 'one' else 0}.*leave .* out",
+        as_series,
+        past,
+        future=ahead,
+        **options,
+    )
+    batch = as_series(past, future=ahead.drop(columns=column), **options)
+    assert set(batch.lengths) == {STEPS}
+
+
+@pytest.mark.parametrize("more", [[], ["promo"]], ids=["dates", "covariate"])
+@pytest.mark.parametrize("freq", ["MS", "B", "h", "D", None])
+@pytest.mark.parametrize("first", [-STEPS - 3, -3, -1], ids=["before the data", "over their end", "at their end"])
+def test_dates_up_to_the_end_of_the_data_are_refused(first: int, freq: str | None, more: list[str]) -> None:
+    past, future = panel(freq)
+    early = past[past.item_id == "b"]
+    if first < -STEPS:
+        moment = -3 if freq is None else early.timestamp.iloc[0] - 3 * pd.tseries.frequencies.to_offset(freq)
+        early = early[:1].assign(timestamp=moment)
+    else:
+        early = early[first:]
+    ahead = pd.concat([future, early], ignore_index=True)[[*KEYS, *more]]
+    expect_error(r"future has .*'b'.* end (at|with).*leave", as_series, past, future=ahead, targets=["target"])
+    kept = ahead[~ahead.index.isin(ahead.index[-len(early) :])]
+    assert content(as_series(past, future=kept, targets=["target"])) == content(
+        as_series(past, future=future[[*KEYS, *more]], targets=["target"])
+    )
+
+
+def test_a_gap_after_the_data_matters_to_covariates_alone() -> None:
+    past, future = panel()
+    later = future[future.groupby("item_id").cumcount() > 0]
+    expect_error("no number at step 1 of", as_series, past, future=later[[*KEYS, "promo"]], targets=["target"])
+    batch = as_series(past, future=later[KEYS], targets=["target"])
+    assert content(batch) == content(as_series(past, targets=["target"]))
+    assert not any("filled" in note for note in batch.notes)
+
+
+def test_a_future_that_does_not_fit_the_data_is_refused() -> None:
+    past, future = panel()
+    known = future[[*KEYS, "promo"]]
+    stranger = pd.concat([known, known[:2].assign(item_id="z")])
+    cases: list[tuple[pd.DataFrame, str]] = [
+        (stranger, "future has .*'z'.*data"),
+        (known.drop(columns="item_id"), "future has no column 'item_id'"),
+        (known.drop(columns="timestamp"), "future has no column 'timestamp'"),
+        (known.rename(columns={"timestamp": "ds"}), "future has no column 'timestamp'"),
+        (known.assign(rain=1.0), "future has a column 'rain', whose past"),
+        (known[:0], "future.* no rows"),
+    ]
+    for ahead, words in cases:
+        expect_error(words, as_series, past, future=ahead, targets=["target"])
+    # whole numbers as ids, that missing ones made decimals elsewhere
+    numbered = past.assign(item_id=past.item_id.map(ord))
+    ahead = known.assign(item_id=known.item_id.map(ord).astype(float))
+    expect_error("future has .*'97.0'.*'97'", as_series, numbered, future=ahead, targets=["target"])
+    assert set(as_series(past, future=stranger[stranger.item_id != "z"], targets=["target"]).lengths) == {STEPS}
+
+
+def test_columns_of_the_future_that_are_not_read_are_named() -> None:
+    past, future = panel()
+    unread = as_series(past, future=future.drop(columns="target"), known=["promo"], past=["price"])
+    assert any("future" in note and "'price'" in note for note in unread.notes)
+    fine = as_series(past, future=future[[*KEYS, "promo"]], known=["promo"], past=["price"])
+    assert not any("future" in note for note in fine.notes)
+
+
+def test_a_standard_name_that_is_no_target_is_a_covariate() -> None:
+    past, future = panel()
+    past, future = (each.rename(columns={"target": "load", "promo": "value"}) for each in (past, future))
+    batch = as_series(past, future=future[[*KEYS, "value"]], targets=["load"])
+    assert batch.variates[:2] == ("load", "value")
+
+
+def test_a_run_forecasts_the_steps_after_the_data() -> None:
+    past, future = panel()
+    items = past[past.item_id == "a"]
+    lens = tsfm_lens.load("chronos2-nano")
+    alone = lens.run(items[[*KEYS, "target"]], AHEAD)
+    for make in UNKNOWN.values():
+        run = lens.run(
+            items[[*KEYS, "target"]],
+            AHEAD,
+            future=make(future[future.item_id == "a"]).drop(columns=["price", "promo"], errors="ignore"),
+        )
+        np.testing.assert_array_equal(run.forecast.quantiles, alone.forecast.quantiles)
+        ours, theirs = run.batch.timestamps(0, AHEAD), alone.batch.timestamps(0, AHEAD)
+        assert ours is not None
+        assert ours.equals(theirs)
+        assert ours[-AHEAD:].tolist() == future.timestamp[:AHEAD].tolist()
+    known = lens.run(past, 3, future=future[[*KEYS, "promo"]][:9], targets=["target"])
+    expect_error("ends 0 steps after", lambda: known.forecast)

@@ -1,0 +1,190 @@
+"""Starts on and off the grid of a frequency, as an option, of entries and of batches; items of a single row."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+from datetime import date, datetime
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from refusals import expect_error
+from tsfm_lens.data import SeriesBatch, as_series, gluonts_set
+from tsfm_lens.errors import InputError
+
+VALUES = [1.0, 2.0, 3.0]
+PERIODS = {
+    "MS": "2024-02-01",
+    "ME": "2024-02-29",
+    "2MS": "2024-02-01",
+    "QS": "2024-01-01",
+    "QE": "2024-03-31",
+    "QS-FEB": "2024-02-01",
+    "QE-APR": "2024-04-30",
+    "YS": "2024-01-01",
+    "YE": "2024-12-31",
+    "YS-JUN": "2023-06-01",
+}
+"""Of each frequency the date of the period around 17 February 2024, a Saturday."""
+BETWEEN = {
+    "W": ("2024-02-11", "2024-02-18"),
+    "W-MON": ("2024-02-12", "2024-02-19"),
+    "2W-WED": ("2024-02-14", "2024-02-21"),
+    "B": ("2024-02-16", "2024-02-19"),
+    "Mon-Fri,2024-02-19": ("2024-02-16", "2024-02-20"),
+    "BMS": ("2024-02-01", "2024-03-01"),
+    "SMS": ("2024-02-15", "2024-03-01"),
+}
+"""Of each frequency the dates around that day."""
+ANY = ("h", "15min", "D", "3D", "Mon-Sat")
+DAY = "2024-02-17"
+
+Given = Callable[[Any, str], SeriesBatch]
+GIVEN: dict[str, Given] = {
+    "an option": lambda start, freq: as_series(VALUES, start=start, freq=freq),
+    "of a dict": lambda start, freq: as_series({"a": VALUES, "b": VALUES}, start=start, freq=freq),
+    "of a batch": lambda start, freq: as_series(
+        SeriesBatch((np.array(VALUES),), starts=(pd.Timestamp(start),)), freq=freq
+    ),
+    "a batch": lambda start, freq: SeriesBatch((np.array(VALUES),), starts=(pd.Timestamp(start),), freq=freq),
+    "an entry": lambda start, freq: as_series({"target": VALUES, "start": start}, freq=freq),
+    "entries": lambda start, freq: as_series(
+        [{"target": VALUES, "start": start, "item_id": name, "feat_dynamic_real": [[*VALUES, 4.0]]} for name in "ab"],
+        freq=freq,
+    ),
+}
+SPELLINGS: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "a timestamp": pd.Timestamp,
+    "a datetime": datetime.fromisoformat,
+    "a date": date.fromisoformat,
+    "numpy's": np.datetime64,
+}
+
+
+def check_dates(batch: SeriesBatch) -> None:
+    for row in range(len(batch)):
+        stamps = batch.timestamps(row, ahead=2)
+        assert stamps is not None
+        assert batch.starts[row] == stamps[0]
+        assert len(stamps) == batch.lengths[row] + 2
+        offset = stamps.freq
+        assert offset is not None
+        assert all(later == earlier + offset for earlier, later in pairwise(stamps))
+
+
+@pytest.mark.parametrize("way", GIVEN)
+@pytest.mark.parametrize("freq", PERIODS)
+def test_a_start_within_a_period_stands_for_it_with_a_note(freq: str, way: str) -> None:
+    for spelled in SPELLINGS.values():
+        if way in ("of a batch", "a batch"):
+            spelled = pd.Timestamp
+        batch = GIVEN[way](spelled(DAY), freq)
+        assert set(batch.starts) == {pd.Timestamp(PERIODS[freq])}
+        assert any(DAY in note and PERIODS[freq] in note and freq in note for note in batch.notes)
+        check_dates(batch)
+    exact = GIVEN[way](pd.Timestamp(PERIODS[freq]), freq)
+    assert (set(exact.starts), exact.notes) == ({pd.Timestamp(PERIODS[freq])}, ())
+    check_dates(exact)
+
+
+@pytest.mark.parametrize("way", GIVEN)
+@pytest.mark.parametrize("freq", BETWEEN)
+def test_a_start_between_two_dates_is_refused_and_the_named_ones_are_taken(freq: str, way: str) -> None:
+    with pytest.raises(InputError, match="off the grid") as caught:
+        GIVEN[way](pd.Timestamp(DAY), freq)
+    message = str(caught.value)
+    assert f"freq={freq!r}" in message
+    for near in BETWEEN[freq]:
+        assert near in message
+        batch = GIVEN[way](pd.Timestamp(near), freq)
+        assert set(batch.starts) == {pd.Timestamp(near)}
+        check_dates(batch)
+    named = re.search(r"freq='(2?W-SAT)'", message)
+    assert (named is not None) == ("W" in freq)
+    if named:
+        batch = GIVEN[way](pd.Timestamp(DAY), named[1])
+        assert set(batch.starts) == {pd.Timestamp(DAY)}
+        check_dates(batch)
+
+
+@pytest.mark.parametrize("way", GIVEN)
+@pytest.mark.parametrize("freq", ANY)
+@pytest.mark.parametrize("start", [DAY, f"{DAY} 12:34"])
+def test_any_start_is_on_the_grid_of_clocks_and_days(start: str, freq: str, way: str) -> None:
+    batch = GIVEN[way](pd.Timestamp(start), freq)
+    assert (set(batch.starts), batch.notes) == ({pd.Timestamp(start)}, ())
+    check_dates(batch)
+
+
+@pytest.mark.parametrize(
+    ("period", "freq", "first"),
+    [
+        *(("M", None, "2024-02-01"), ("M", "ME", "2024-02-29"), ("M", "MS", "2024-02-01"), ("Q", "QE", "2024-03-31")),
+        *(("Q", None, "2024-01-01"), ("Y", "YE", "2024-12-31"), ("Y", None, "2024-01-01"), ("D", None, DAY)),
+        *(("W-SUN", None, "2024-02-12"), ("h", None, DAY), ("15min", None, DAY)),
+    ],
+)
+def test_periods_of_gluonts(period: str, freq: str | None, first: str) -> None:
+    start = pd.Period(DAY, freq=period)
+    batch = as_series([{"target": VALUES, "start": start, "item_id": name} for name in "ab"], freq=freq)
+    assert set(batch.starts) == {pd.Timestamp(first)}
+    check_dates(batch)
+
+
+def test_steps_of_a_benchmark_stand_on_its_grid() -> None:
+    days = gluonts_set([{"target": np.arange(48.0), "start": DAY, "freq": "B"}], horizon=12)
+    weeks = gluonts_set([{"target": np.arange(48.0), "start": DAY, "freq": "W"}], horizon=12)
+    for each, first in ((days, "2024-02-19"), (weeks, "2024-02-12")):
+        batch, _ = each[0].batch([0])
+        stamps = batch.timestamps(0)
+        assert stamps is not None
+        assert (stamps[0], batch.starts[0]) == (pd.Timestamp(first), pd.Timestamp(first))
+
+
+def test_many_starts_are_noted_in_few_words() -> None:
+    starts = tuple(pd.Timestamp("2024-01-02") + pd.Timedelta(days=day) for day in range(20))
+    batch = SeriesBatch(tuple(np.array(VALUES) for _ in starts), starts=starts, freq="MS")
+    assert set(batch.starts) == {pd.Timestamp("2024-01-01")}
+    assert len(batch.notes) < 10
+
+
+ON_AND_OFF = {
+    **{freq: (first, DAY) for freq, first in PERIODS.items()},
+    **{freq: (dates[0], DAY) for freq, dates in BETWEEN.items()},
+    **dict.fromkeys((*ANY, "s"), (DAY, None)),
+    "Mon-Sat": (DAY, "2024-02-18"),
+}
+"""Of each frequency a date on its grid, and one off it where there is any."""
+
+
+@pytest.mark.parametrize("freq", ON_AND_OFF)
+def test_items_of_one_row_at_every_frequency(freq: str) -> None:
+    on, off = ON_AND_OFF[freq]
+    dates = as_series(np.arange(9.0), start=on, freq=freq).timestamps()
+    long = pd.DataFrame({"id": "long", "ds": dates, "y": np.arange(9.0)})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for day in filter(None, (on, off)):
+            lone = pd.DataFrame({"id": ["one"], "ds": [pd.Timestamp(day)], "y": [5.0]})
+            alone: list[Any] = [lone, lone.set_index("ds").y, [lone.set_index("ds").y]]
+            for data in (*alone, pd.concat([lone, long]), pd.concat([long, lone])):
+                if day == on:
+                    batch = as_series(data, freq=freq)
+                    row = int(np.argmin(batch.lengths))
+                    assert (batch.lengths[row], batch.starts[row]) == (1, pd.Timestamp(on))
+                    check_dates(batch)
+                else:
+                    expect_error(f"{day}.*off the regular grid of frequency '{freq}'", as_series, data, freq=freq)
+        # the other item tells the frequency
+        if freq not in ("Mon-Sat", "Mon-Fri,2024-02-19", "SMS"):
+            batch = as_series(pd.concat([long.assign(id="a"), long[:1].assign(id="b")]))
+            assert (batch.lengths, batch.freq) == ((9, 1), as_series(long).freq)
+            if off is not None:
+                pair = pd.concat([long, pd.DataFrame({"id": ["one"], "ds": [pd.Timestamp(off)], "y": [5.0]})])
+                expect_error(f"{off}.*off the regular grid", as_series, pair)

@@ -1,0 +1,81 @@
+"""Runs of several items: one is named, or all are explained; none is taken in silence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+import tsfm_lens
+from tsfm_lens import explain
+from tsfm_lens.data import as_series
+from tsfm_lens.errors import InputError
+from tsfm_lens.models import Lens, Run
+from tsfm_lens.testing import assert_close
+
+OCCLUSION: dict[str, Any] = {"method": "occlusion", "parts": 2}
+ASKED: dict[str, Callable[..., xr.Dataset]] = {
+    "what_if": lambda run, **item: run.what_if(start=-8, routes=False, **{run.batch.ids[-1]: "+1"}, **item),
+    "explain_change": lambda run, **item: tsfm_lens.explain_change(run, run, **item),
+    "attribute_inputs": lambda run, **item: explain.attribute_inputs(run, **OCCLUSION, **item),
+    "input_routes": lambda run, **item: explain.input_routes(
+        run, parts=1, components=run.lens.components()[-1:], **item
+    ),
+    "explain": lambda run, **item: run.explain(
+        sections=("input_attribution",), options={"input_attribution": OCCLUSION}, **item
+    )["input_attribution"],
+}
+CUT: dict[str, Callable[..., Any]] = {
+    "segments": lambda run, **item: explain.segments(run, parts=2, **item),
+    "components": lambda run, **item: explain.components(run, seasons=[], **item),
+}
+
+
+def waves(seed: int, steps: int = 64) -> pd.Series:
+    values = 10 + 4 * np.sin(np.arange(steps) / 3) + np.random.default_rng(seed).normal(0, 0.5, steps)
+    return pd.Series(values, pd.date_range("2026-01-01", periods=steps, freq="D"))
+
+
+def several(lens: Lens) -> Run:
+    return lens.run(as_series({"a": waves(1), "b": waves(2, 50)}), 4)
+
+
+@pytest.mark.parametrize("name", ["bolt-nano", "chronos2-nano"])
+@pytest.mark.parametrize("asked", [*ASKED, *CUT])
+def test_one_of_several_items_must_be_named(asked: str, name: str) -> None:
+    run, ask = several(tsfm_lens.load(name)), {**ASKED, **CUT}[asked]
+    with pytest.raises(InputError, match=r"2 items \(a, b\).*run\.select") as caught:
+        ask(run)
+    # either advice of the message works
+    (item,) = re.findall(r"item=('\w+')", str(caught.value))
+    assert f"run.select({item})" in str(caught.value)
+    ask(run.select(item.strip("'")), **({"item": 0} if asked == "segments" else {}))
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_an_item_is_explained_as_if_it_were_alone(asked: str) -> None:
+    lens = tsfm_lens.load("bolt-nano")
+    run = several(lens)
+    alone = ASKED[asked](lens.run(run.batch.select(["b"]), 4))
+    for found in (ASKED[asked](run, item="b"), ASKED[asked](run, item=1), ASKED[asked](run.select("b"))):
+        for name in {"forecast", "attribution", "effect", "after"} & {*alone.data_vars}:
+            assert_close(found[name], alone[name], depth=600, magnitude=20.0, dtype=np.float32)
+
+
+def test_windows_are_several_items() -> None:
+    run = tsfm_lens.load("bolt-nano").run(waves(3), 4, holdout=True, windows=2)
+    with pytest.raises(InputError, match=r"run\.select"):
+        explain.attribute_inputs(run, **OCCLUSION)
+    assert explain.attribute_inputs(run.select(run.batch.ids[1]), **OCCLUSION).sizes["segment"] == 2
+
+
+def test_sections_over_all_items_need_no_choice() -> None:
+    run = several(tsfm_lens.load("bolt-nano"))
+    found = run.explain(sections=("forecast", "input_effects"), options={"input_effects": {"parts": 1}})
+    assert found["forecast"]["series"].values.tolist() == ["a", "b"]
+    assert found["input_effects"]["series"].values.tolist() == ["a", "b"]

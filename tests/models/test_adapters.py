@@ -1,0 +1,226 @@
+"""A folder is opened by everything in it: an adapter of peft is merged into its base, or refused."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import peft
+import pytest
+import torch
+from chronos import BaseChronosPipeline, Chronos2Pipeline
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import tsfm_lens
+from campaigns.spoiling import MARK, poison, save
+from tiny_lenses import lens_of
+from tsfm_lens.embedded import checkpoint_path
+from tsfm_lens.errors import CheckpointError, MissingExtraError
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.checkpoint import module_of
+from tsfm_lens.probes import weight_effects
+from tsfm_lens.testing import example_case
+
+# the linear layers of Toto 2 scale their outputs and are none that peft adds to
+NAMES = sorted(set(architectures()) - {"toto-2"})
+SERIES = tsfm_lens.bundled("elnino").tail(128)
+
+
+def write_adapter(lens: Lens, base: Path, folder: Path, **settings: object) -> nn.Module:
+    """Write an adapter with random weights for the first linear layers; a copy of the model with it merged."""
+    tuned = module_of(copy.deepcopy(lens).native)
+    # peft asks for embeddings, which not every model of transformers names
+    tuned.get_input_embeddings = nn.Module  # type: ignore[assignment]
+    linear = [name for name, part in tuned.named_modules() if type(part) is nn.Linear]
+    config = peft.LoraConfig(r=2, target_modules=linear[:4], init_lora_weights=False, **settings)
+    torch.manual_seed(0)
+    wrapped = peft.get_peft_model(tuned, config)
+    wrapped.peft_config["default"].base_model_name_or_path = str(base)
+    wrapped.save_pretrained(folder)
+    return wrapped.merge_and_unload()
+
+
+def files_of_adapter(folder: Path) -> tuple[Path, Path]:
+    return folder / "adapter_config.json", folder / "adapter_model.safetensors"
+
+
+def rebase(folder: Path, base: object) -> None:
+    path, _ = files_of_adapter(folder)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"base_model_name_or_path": base}))
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Path:
+    """A whole model and an adapter that was trained on it, in one folder."""
+    folder = tmp_path / "both"
+    shutil.copytree(checkpoint_path("chronos2-nano"), folder)
+    write_adapter(load("chronos2-nano"), folder, folder)
+    return folder
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """Folder of the base and folder of an adapter, of every architecture."""
+    name: str = request.param
+    base, adapter = (tmp_path_factory.mktemp(f"{name}-{part}") for part in ("base", "adapter"))
+    with pytest.MonkeyPatch.context() as patch:
+        save(name, lens_of(name).native, base, patch)
+        yield base, adapter
+
+
+def test_every_architecture_merges_it_beside_weights_and_alone(tuned: tuple[Path, Path]) -> None:
+    base, adapter = tuned
+    plain = load(base)
+    merged = write_adapter(plain, base, adapter)
+    alone = load(adapter)
+    shutil.copytree(adapter, base, dirs_exist_ok=True)
+    beside = load(base)
+    expected = merged.state_dict()
+    changed = 0
+    for lens in (alone, beside):
+        state = module_of(lens.native).state_dict()
+        assert state.keys() == expected.keys()
+        for key, tensor in state.items():
+            # merged once by peft in each case: the same sum, in the same order
+            torch.testing.assert_close(tensor, expected[key], rtol=0, atol=0, equal_nan=True)
+            changed += not torch.equal(tensor, module_of(plain.native).state_dict()[key])
+    assert changed >= 2
+    batch = example_case(plain).batch
+    first, second, before = (lens.forecast(batch, 3, seed=1).quantiles for lens in (alone, beside, plain))
+    np.testing.assert_array_equal(first, second)
+    assert not np.array_equal(first, before)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_chronos_2_forecasts_as_its_own_pipeline_with_the_adapter(beside: Path, tmp_path: Path, alone: bool) -> None:
+    folder = beside
+    if alone:
+        folder = tmp_path / "alone"
+        folder.mkdir()
+        for file in files_of_adapter(beside):
+            shutil.copyfile(file, folder / file.name)
+    # the library's own door for a folder without a configuration is the pipeline's class
+    pipeline = Chronos2Pipeline.from_pretrained(str(folder))
+    quantiles, _ = pipeline.predict_quantiles([torch.tensor(SERIES.values[0])], prediction_length=5)
+    np.testing.assert_array_equal(load(folder).forecast(SERIES, 5).quantiles[0].T, quantiles[0][0].numpy())
+
+
+def test_chronos_forecasts_as_its_own_pipeline_with_the_adapter(tmp_path: Path) -> None:
+    """Transformers leaves the adapter beside the matrices; the two sums differ by rounding."""
+    folder = tmp_path / "both"
+    shutil.copytree(checkpoint_path("chronos-nano"), folder)
+    write_adapter(load("chronos-nano"), folder, folder)
+    native = BaseChronosPipeline.from_pretrained(str(folder)).inner_model.double().eval()
+    ours = load(folder).adapter.model.double()
+    tokens = torch.tensor([[5, 9, 100, 120, 1]])
+    start = torch.zeros((1, 1), dtype=torch.long)
+    with torch.no_grad():
+        first, second = (model(input_ids=tokens, decoder_input_ids=start).logits for model in (native, ours))
+    # merged in float32, so that each weight is off by half a unit of float32
+    torch.testing.assert_close(first, second, rtol=1e-5, atol=1e-5)
+
+
+def test_other_parts_that_an_adapter_saves_are_read(tmp_path: Path) -> None:
+    base = checkpoint_path("bolt-nano")
+    lens = load("bolt-nano")
+    write_adapter(lens, base, tmp_path, modules_to_save=["output_patch_embedding"])
+    weights = load_file(tmp_path / "adapter_model.safetensors")
+    name = next(key for key in weights if "output_patch_embedding.output_layer.bias" in key)
+    weights[name] += 1
+    save_file(weights, tmp_path / "adapter_model.safetensors", {"format": "pt"})
+    bias = load(tmp_path).adapter.model.output_patch_embedding.output_layer.bias
+    torch.testing.assert_close(bias, lens.adapter.model.output_patch_embedding.output_layer.bias + 1, rtol=0, atol=0)
+
+
+def test_the_files_that_were_read_are_named(beside: Path) -> None:
+    lens = load(beside)
+    assert [file.name for file in lens.files] == ["model.safetensors", "adapter_model.safetensors"]
+    assert copy.deepcopy(lens).files == lens.files
+    assert [file.name for file in load("bolt-nano").files] == ["model.safetensors"]
+    base = load("chronos2-nano")
+    result = weight_effects(base, lens, base.run(SERIES, 4))
+    assert "adapter_model" in result.attrs["tuned_files"]
+    assert "adapter_model" not in result.attrs["base_files"]
+    assert result.sizes["component"] > 0
+
+
+# --- refusals ----------------------------------------------------------------------------------------------------
+
+
+def refused(folder: Path, *words: str, kind: type[Exception] = CheckpointError) -> str:
+    with pytest.raises(kind) as caught:
+        load(folder)
+    for word in words:
+        assert word in str(caught.value)
+    return str(caught.value)
+
+
+def test_half_an_adapter_is_refused_by_the_missing_file(beside: Path) -> None:
+    config, weights = files_of_adapter(beside)
+    kept = config.read_bytes()
+    config.unlink()
+    refused(beside, weights.name, f"without {config.name}")
+    config.write_bytes(kept)
+    weights.unlink()
+    refused(beside, config.name, f"without {weights.name}")
+    config.unlink()
+    assert load(beside).files
+
+
+def test_a_pickled_adapter_is_never_read(beside: Path) -> None:
+    files_of_adapter(beside)[1].unlink()
+    poison(beside / "adapter_model.bin", beside.parent)
+    refused(beside, "adapter_model.bin", "pickle")
+    assert not (beside.parent / MARK).exists()
+
+
+def test_a_base_that_is_ambiguous_or_not_at_hand_is_refused_and_the_advice_works(beside: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(beside, other)
+    for file in files_of_adapter(other):
+        file.unlink()
+    weights = load_file(other / "model.safetensors")
+    save_file({name: tensor + 0.01 for name, tensor in weights.items()}, other / "model.safetensors", {"format": "pt"})
+    rebase(beside, str(other))
+    message = refused(beside, str(other), "base_model_name_or_path", "config.json")
+    assert "alone" in message
+    # first advice: the model in the folder
+    rebase(beside, str(beside))
+    expected = load(beside).forecast(SERIES, 4).quantiles
+    # second advice: the other one
+    rebase(beside, str(other))
+    aside = tmp_path / "aside"
+    aside.mkdir()
+    for name in ("config.json", "model.safetensors"):
+        shutil.move(beside / name, aside / name)
+    assert not np.array_equal(load(beside).forecast(SERIES, 4).quantiles, expected)
+    # an adapter alone, whose base is nowhere, or is not named
+    rebase(beside, str(tmp_path / "gone"))
+    refused(beside, str(tmp_path / "gone"), "base_model_name_or_path")
+    rebase(beside, None)
+    refused(beside, "base_model_name_or_path")
+    # what is beside the adapter does where its named base is not at hand
+    for name in ("config.json", "model.safetensors"):
+        shutil.move(aside / name, beside / name)
+    rebase(beside, "someone/far-away")
+    np.testing.assert_array_equal(load(beside).forecast(SERIES, 4).quantiles, expected)
+
+
+def test_an_adapter_of_another_model_is_refused(beside: Path) -> None:
+    folder = beside.parent / "bolt"
+    shutil.copytree(checkpoint_path("bolt-nano"), folder)
+    for file in files_of_adapter(beside):
+        shutil.copyfile(file, folder / file.name)
+    rebase(folder, str(folder))
+    refused(folder, "adapter cannot be merged")
+
+
+def test_without_peft_its_installation_is_named(beside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    refused(beside, "pip install peft", kind=MissingExtraError)

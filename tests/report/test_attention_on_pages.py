@@ -1,0 +1,230 @@
+"""What heads attend to, as figures and pages say it, against the models' own patterns: by token, and along the step."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import tsfm_lens
+from browsing import Linked, Page, until_ready
+from tsfm_lens import as_series
+from tsfm_lens.hooks.interventions import EditPattern
+from tsfm_lens.models import Lens, architectures, load
+from tsfm_lens.models.run import Run
+
+PATCHES = (1, 2, 4, 8, 16, 32)
+LAG, HORIZON, CONTEXT = 64, 48, 160
+COPYING, STAYING, RESTING, SPREAD = range(4)  # what the heads are made to do
+
+
+def chronos_2(patch: int) -> Lens:
+    """One layer of four heads over patches of so many steps, in and out."""
+    library = pytest.importorskip("chronos.chronos2")
+    config = architectures()["chronos-2"].tiny().config.to_dict()
+    size = {"input_patch_size": patch, "input_patch_stride": patch, "output_patch_size": patch}
+    config["chronos_config"] |= size | {"context_length": CONTEXT, "max_output_patches": HORIZON // patch + 1}
+    shape = {"num_layers": 1, "num_heads": 4, "d_model": 16, "d_kv": 4, "d_ff": 16}
+    return load(library.Chronos2Model(library.config.Chronos2CoreConfig.from_dict(config | shape)), check=False)
+
+
+def bolt(patch: int) -> Lens:
+    """One layer of four heads over patches of so many steps; all steps are read from one decoder token."""
+    library = pytest.importorskip("chronos.chronos_bolt")
+    native = architectures()["chronos-bolt"].tiny()
+    config = native.config
+    size = {"input_patch_size": patch, "input_patch_stride": patch}
+    config.chronos_config |= size | {"context_length": CONTEXT, "prediction_length": HORIZON}
+    config.num_layers = config.num_decoder_layers = 1
+    return load(library.ChronosBoltModelForForecasting(config), check=False)
+
+
+def planted(lens: Lens) -> Callable[[Tensor], Tensor]:
+    """Put 97 % of the attention of one layer's heads on a token 64 steps back, on the last, on REG, and nowhere."""
+    stack = lens.wiring.output_stack
+    kind = lens.wiring.output_stack.attention_kinds()[-1 if stack.name else 0]
+
+    def edit(pattern: Tensor) -> Tensor:
+        encoded = lens.encode(series(), horizon=HORIZON)
+        queries = encoded.spans[stack.name]
+        keys = encoded.spans[stack.attention(kind, 0).keys_from or stack.name]
+        reg, last = keys.special.index("REG"), keys.stop.index(0)
+        for query in range(len(queries)):
+            if queries.special[query] or queries.start[query] < 0:
+                continue
+            rows = torch.zeros_like(pattern[:, :, query])
+            rows[..., reg] = 0.03
+            rows[:, COPYING, keys.start.index(queries.start[query] - LAG)] = 0.97
+            rows[:, STAYING, last] = 0.97
+            rows[:, RESTING, reg] = 1
+            rows[:, SPREAD] = 1 / rows.shape[-1]
+            pattern[:, :, query] = rows
+        return pattern
+
+    return edit
+
+
+def series() -> Any:
+    steps = np.arange(CONTEXT)
+    values = np.sin(2 * np.pi * steps / 24) + 0.1 * np.random.default_rng(0).normal(size=CONTEXT)
+    return as_series(values, freq="h", start="2024-01-01")
+
+
+@contextmanager
+def with_planted_heads(lens: Lens) -> Iterator[Run]:
+    name = next(
+        str(each)
+        for each in lens.components("**")
+        if each.level == "branch" and each.kind in ("time_attn", "cross_attn")
+    )
+    with lens.edit(EditPattern(name, planted(lens))):
+        yield lens.run(series(), HORIZON)
+
+
+def page_of(run: Run, folder: Path) -> SimpleNamespace:
+    """The linked view's state and the texts of a report, without blanks."""
+    page = Page(run.report(folder, sections=("explore",)).read_text())
+    state = json.loads(page.unpacked("linked-state"))
+    return SimpleNamespace(state=state, text="".join(page.text.split()))
+
+
+def reading(state: dict[str, Any], head: str) -> dict[str, Any]:
+    return state["series"][0]["states"][state["names"].index(head)]["reading"]
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_a_head_that_copies_is_told_with_its_lag_and_all_of_its_attention(patch: int, tmp_path: Path) -> None:
+    lens = chronos_2(patch)
+    with with_planted_heads(lens) as run:
+        page = page_of(run, tmp_path)
+        table = run.measure("explore")
+    copying, staying, resting, spread = (reading(page.state, f"0.time_attn.{head}") for head in range(4))
+    assert (copying["form"], copying["back"]) == ("lag", LAG)
+    assert copying["share"] == pytest.approx(0.97)
+    assert (staying["form"], staying["start"], staying["stop"]) == ("place", -patch, 0)
+    assert staying["share"] == pytest.approx(0.97)
+    assert resting["form"] == "nothing"
+    assert resting["rest"] == pytest.approx(1)
+    assert spread["form"] == "even"
+    # the card, whose heads are all
+    assert "head0:64stepsback97%" in page.text
+    assert f"head1:{patch}step{'s' * (patch > 1)}beforetheforecast97%" in page.text
+    assert "head2:REG100%" in page.text
+    assert "head3:evenly" in page.text
+    # the strip has a row for each query, with all of its attention on the one token
+    own = page.state["series"][0]
+    rows = own["states"][page.state["names"].index("0.time_attn.0")]["rows"]
+    assert len(rows) == -(-HORIZON // patch)
+    assert [top for top, _ in rows] == pytest.approx([0.97] * len(rows))
+    assert own["spans"][-1] == [CONTEXT - patch, CONTEXT]
+    assert table["lag"].sel(layer="0", head=0).item() == LAG
+
+
+@pytest.mark.parametrize("patch", PATCHES)
+def test_one_query_for_all_steps_has_a_place(patch: int, tmp_path: Path) -> None:
+    lens = bolt(patch)
+    with with_planted_heads(lens) as run:
+        page = page_of(run, tmp_path)
+    copying, staying = (reading(page.state, f"decoder.0.cross_attn.{head}") for head in range(2))
+    assert (copying["form"], copying["back"], copying["start"]) == ("place", LAG, -LAG)
+    assert copying["share"] == pytest.approx(0.97)
+    assert (staying["start"], staying["share"]) == (-patch, pytest.approx(0.97))
+    assert "head0:64stepsbeforetheforecast97%" in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "length", "steps"), [("chronos", 40, 7), ("chronos-bolt", 41, 7), ("chronos-2", 43, 10)]
+)
+def test_lags_and_places_are_those_of_the_captured_pattern(name: str, length: int, steps: int) -> None:
+    """By brute force over every step of the forecast and every token, special ones and parts of tokens among them."""
+    lens = load(architectures()[name].tiny(), check=False)
+    values = np.random.default_rng(1).normal(size=length).cumsum()
+    run = lens.run(as_series(values), steps)
+    found = run.measure("explore").isel(series=0)
+    stack, kind = lens.wiring.output_stack, str(found.attrs["attention"])
+    queries = run.encoded.spans[stack.name]
+    for layer in found["layer"].values:
+        point = f"{stack.prefix}.{layer}.{kind}.hook_pattern"
+        with torch.no_grad():
+            _, acts = lens.run_with_cache(run.encoded, names_filter=point)
+        keys = run.encoded.spans[stack.attention(kind, int(layer)).keys_from or stack.name]
+        for head, pattern in enumerate(acts[point][0].double().numpy()):
+            by_lag: dict[int, float] = {}
+            by_place: dict[int, float] = {}
+            for step in range(steps):
+                query = max(q for q in range(len(queries)) if not queries.special[q] and 0 <= queries.start[q] <= step)
+                for key, weight in enumerate(pattern[query]):
+                    if keys.special[key] or keys.start[key] >= 0 or keys.stop[key] <= -length:
+                        continue
+                    lag = queries.start[query] - keys.start[key]
+                    by_lag[lag] = by_lag.get(lag, 0) + weight / steps
+                    by_place[keys.start[key]] = by_place.get(keys.start[key], 0) + weight / steps
+            one = found.sel(layer=layer, head=head)
+            assert float(one["lag_share"]) == pytest.approx(max(by_lag.values()), rel=1e-4)
+            assert by_lag[int(one["lag"])] == pytest.approx(max(by_lag.values()), rel=1e-4)
+            assert float(one["place_share"]) == pytest.approx(max(by_place.values()), rel=1e-4)
+            start = int(one["key_start"].sel(key=one["place"]))
+            assert by_place[start] == pytest.approx(max(by_place.values()), rel=1e-4)
+
+
+DAY = 24
+
+
+@pytest.fixture(scope="module")
+def daily() -> Run:
+    """Hourly values with a season of a day, on a model whose head 3 of layer 1 reads the day before."""
+    hours = np.arange(12 * DAY)
+    values = 20 + 8 * np.sin(2 * np.pi * hours / DAY) + 3 * np.sin(4 * np.pi * hours / DAY + 1)
+    values += np.random.default_rng(0).normal(0, 0.4, len(hours))
+    return tsfm_lens.load("chronos2-nano").run(as_series(values, freq="h", start="2024-01-01"), DAY, holdout=True)
+
+
+def on_the_day_before(run: Run) -> np.ndarray:
+    """Share of the head's attention on the token 24 steps before each query of the forecast, (query,)."""
+    point = "blocks.1.time_attn.hook_pattern"
+    with torch.no_grad():
+        _, acts = run.lens.run_with_cache(run.encoded, names_filter=point)
+    spans = run.encoded.spans[""]
+    pattern = acts[point][0, 3].double().numpy()
+    ahead = [query for query in range(len(spans)) if not spans.special[query] and spans.start[query] >= 0]
+    return np.array([pattern[query, spans.start.index(spans.start[query] - DAY)] for query in ahead])
+
+
+@pytest.mark.browser
+def test_a_day_that_is_copied_is_a_day_on_the_whole_page(daily: Run, new_browser: Any, tmp_path: Path) -> None:
+    shares = on_the_day_before(daily)
+    assert (shares > 0.9).all()
+    page = daily.report(tmp_path, sections=("ablation", "explore"))
+    driver = new_browser("--window-size=1400,1000")
+    try:
+        driver.get(page.as_uri())
+        until_ready(driver)
+        linked = Linked(driver)
+        linked.press_component("1.time_attn.3")
+        mean = f"{100 * shares.mean():.3g} %"
+        assert f"24 steps back ({mean})" in linked.words()
+        cards = driver.find_element("css selector", ".cards").text
+        assert f"head 3: 24 steps back\n{mean}" in cards
+        chapters = driver.execute_script("return document.body.textContent").replace("\u00a0", " ")
+        assert f"It looks most 24 steps back ({mean} of its attention" in chapters
+        assert f"up to {100 * shares.max():.3g} %" in linked.text("context")
+        # at every step the slider says the same of its own row
+        for step in range(DAY):
+            driver.execute_script(
+                "arguments[0].value = arguments[1]; arguments[0].dispatchEvent(new Event('input'))",
+                linked.part("step"),
+                step + 1,
+            )
+            assert f"For step {step + 1}," in linked.words()
+            assert f"24 steps back ({100 * shares[step // 4]:.3g} %)" in linked.words()
+        assert driver.get_log("browser") == []
+    finally:
+        driver.quit()

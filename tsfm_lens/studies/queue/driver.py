@@ -1,0 +1,285 @@
+"""Cells of experiments, run in order; each is added to its record at once, and the records say what is done."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+import pandas as pd
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.places import replacing
+
+__all__ = ["RECORDS", "QueueCell", "Workplace", "Queue", "added", "read_record", "unfinished"]
+
+RECORDS = Path(__file__).parents[1] / "experiments" / "results" / "queue"
+"""Folder of the records that ship; its README describes them."""
+
+SECONDS = "processor_seconds"
+"""Variable of a record over ``cell``, the names of what it holds."""
+
+
+@dataclass(frozen=True)
+class Workplace:
+    """Where a cell runs: a folder for what it needs to go on after a stop, and the folder of all records."""
+
+    folder: Path
+    records: Path
+
+
+@dataclass(frozen=True)
+class QueueCell:
+    """One experiment of the queue.
+
+    Attributes:
+        order: place of its subject in the queue; cells of one order run as they are listed.
+        record: name of the record that it is kept in.
+        name: its own name, once in a record.
+        run: computes its part of the record, given its place; returns None if it was stopped.
+        group: cells that cost about the same; the record if empty.
+        seconds: processor seconds that it is expected to take.
+        files: files that it reads.
+    """
+
+    order: int
+    record: str
+    name: str
+    run: Callable[[Workplace], xr.Dataset | None]
+    group: str = ""
+    seconds: float = 0.0
+    files: tuple[Path, ...] = ()
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Record and name, by which it is known."""
+        return self.record, self.name
+
+    @property
+    def folder(self) -> str:
+        """Name of the folder of what it needs to go on."""
+        return re.sub(r"[^\w.=+-]+", "-", f"{self.record} {self.name}")
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of files that it reads and that are not there."""
+        return [file.name for file in self.files if not file.exists()]
+
+
+def read_record(file: Path) -> xr.Dataset | None:
+    """Read a record, None if there is none yet."""
+    if not file.exists():
+        return None
+    with xr.open_dataset(file, engine="scipy") as data:
+        return data.load()
+
+
+def added(record: xr.Dataset | None, part: xr.Dataset, name: str, seconds: float) -> xr.Dataset:
+    """Add the part of a cell to a record, beside what the record holds, NaN where neither has a value.
+
+    Raises:
+        InputError: the record has a cell of that name.
+    """
+    numbered = {dim: np.arange(size) for dim, size in part.sizes.items() if dim not in part.coords}
+    part = part.assign_coords({**numbered, "cell": [name]})
+    part = part.assign({SECONDS: ("cell", [float(seconds)])})
+    if record is None:
+        return part
+    if name in record["cell"].values:
+        raise InputError(f"the record has the cell {name!r} already; it is not added again")
+    labels = [str(label) for label in dict.fromkeys((*record.coords, *part.coords))]
+    labels = [label for label in labels if label not in (*record.dims, *part.dims)]
+    old, new = (each.reset_coords([label for label in labels if label in each.coords]) for each in (record, part))
+    both = new.combine_first(old)
+    # combine_first sorts labels; they stay in the order in which they came
+    order = {dim: _union(old.get(dim), new.get(dim)) for dim in both.dims}
+    return both.reindex(order).set_coords(labels).assign_attrs({**record.attrs, **part.attrs})
+
+
+def _union(*labels: xr.DataArray | None) -> list[object]:
+    return list(dict.fromkeys(value for each in labels if each is not None for value in each.values.tolist()))
+
+
+class Queue:
+    """Cells in their order, with the folder of the records, and one of state that may be lost.
+
+    Args:
+        cells: of all orders, each once.
+        records: folder of the records, that ship.
+        state: folder of locks, failures, and what unfinished cells need to go on.
+
+    Raises:
+        InputError: two cells have one name in one record.
+    """
+
+    def __init__(self, cells: Sequence[QueueCell], records: Path, state: Path) -> None:
+        self.cells = sorted(cells, key=lambda cell: cell.order)
+        self.records, self.state = records, state
+        keys = [cell.key for cell in cells]
+        twice = [key for key in dict.fromkeys(keys) if keys.count(key) > 1] if len(set(keys)) < len(keys) else []
+        if twice:
+            raise InputError(f"the cell {twice[0][1]!r} stands {keys.count(twice[0])} times in {twice[0][0]!r}")
+        self.stopped = False
+
+    @property
+    def stop_file(self) -> Path:
+        """File that ends the queue after the cell at hand."""
+        return self.state / "stop"
+
+    def finished(self) -> dict[tuple[str, str], float]:
+        """Return the processor seconds of every cell that its record holds."""
+        seconds = {}
+        for name in dict.fromkeys(cell.record for cell in self.cells):
+            record = read_record(self.records / f"{name}.nc")
+            if record is not None and SECONDS in record:
+                took = record[SECONDS].to_series()
+                seconds.update({(name, str(cell)): float(each) for cell, each in took.items()})
+        return seconds
+
+    def failures(self) -> dict[tuple[str, str], str]:
+        """Return the errors of cells that failed, by the cell."""
+        file = self.state / "failed.jsonl"
+        if not file.exists():
+            return {}
+        lines = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+        return {(line["record"], line["cell"]): line["error"] for line in lines}
+
+    def forget_failures(self) -> None:
+        """Let cells that failed be tried again."""
+        (self.state / "failed.jsonl").unlink(missing_ok=True)
+
+    def work(self, say: Callable[[str], None] = print) -> int:
+        """Run the cells that are open, and return how many were finished.
+
+        A stop file or SIGTERM ends it; a failed cell is noted, and the next one runs.
+
+        Raises:
+            InputError: another queue works on this state.
+        """
+        for folder in (self.state, self.records):
+            folder.mkdir(parents=True, exist_ok=True)
+        done, finished, failed = 0, self.finished(), self.failures()
+        with self._alone(), self._until_stopped():
+            for cell in self.cells:
+                if cell.key in finished or cell.key in failed:
+                    continue
+                if self.stopped or self.stop_file.exists():
+                    break
+                if cell.missing:
+                    continue
+                done += self._run(cell, say)
+        return done
+
+    def _run(self, cell: QueueCell, say: Callable[[str], None]) -> bool:
+        folder = self.state / "work" / cell.folder
+        folder.mkdir(parents=True, exist_ok=True)
+        spent, start = folder / "spent", time.process_time()
+        before = float(spent.read_text()) if spent.exists() else 0.0
+        try:
+            part = cell.run(Workplace(folder, self.records))
+            seconds = before + time.process_time() - start
+            if part is None:
+                self.stopped = True
+                spent.write_text(f"{seconds}")
+                say(f"{_now()} stopped in {cell.record}: {cell.name}")
+                return False
+            self._keep(cell, part, seconds)
+        except Exception as error:
+            self._note_failure(cell, error)
+            say(f"{_now()} FAILED {cell.record}: {cell.name}: {error}")
+            return False
+        shutil.rmtree(folder, ignore_errors=True)
+        say(f"{_now()} order {cell.order}, {cell.record}: {cell.name}, {seconds:.0f} s")
+        return True
+
+    def _keep(self, cell: QueueCell, part: xr.Dataset, seconds: float) -> None:
+        file = self.records / f"{cell.record}.nc"
+        record = added(read_record(file), part, cell.name, seconds)
+        with replacing(file) as new:
+            record.to_netcdf(new, engine="scipy")
+
+    def _note_failure(self, cell: QueueCell, error: Exception) -> None:
+        line = {"record": cell.record, "cell": cell.name, "error": f"{type(error).__name__}: {error}"}
+        line |= {"when": _now(), "trace": traceback.format_exc()}
+        with (self.state / "failed.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        with (self.state / "lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise InputError(f"another queue works in {self.state}; stop it first, by {self.stop_file}") from None
+            yield
+
+    @contextmanager
+    def _until_stopped(self) -> Iterator[None]:
+        def stop(number: int, frame: FrameType | None) -> None:
+            self.stopped = True
+
+        former = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+    def status(self) -> pd.DataFrame:
+        """Count cells by order and record: done, failed, without files, open; with hours used and those that remain.
+
+        What remains is the mean of finished cells of the same group, or what was expected where none is finished.
+        """
+        finished, failed = self.finished(), self.failures()
+        measured = _means(self.cells, finished)
+        rows = []
+        for cell in self.cells:
+            took = finished.get(cell.key)
+            left = 0.0 if took is not None else measured.get(_group(cell), cell.seconds)
+            rows.append(
+                {
+                    "order": cell.order,
+                    "record": cell.record,
+                    "cells": 1,
+                    "done": took is not None,
+                    "failed": took is None and cell.key in failed,
+                    "no file": took is None and bool(cell.missing),
+                    "hours used": (took or 0.0) / 3600,
+                    "hours left": left / 3600,
+                }
+            )
+        return pd.DataFrame(rows).groupby(["order", "record"]).sum()
+
+
+def _group(cell: QueueCell) -> tuple[str, str]:
+    return cell.record, cell.group
+
+
+def _means(cells: Sequence[QueueCell], finished: Mapping[tuple[str, str], float]) -> dict[tuple[str, str], float]:
+    """Return the mean seconds of the finished cells of each group."""
+    by_group: dict[tuple[str, str], list[float]] = {}
+    for cell in cells:
+        if cell.key in finished:
+            by_group.setdefault(_group(cell), []).append(finished[cell.key])
+    return {group: float(np.mean(seconds)) for group, seconds in by_group.items()}
+
+
+def unfinished(queue: Queue) -> list[QueueCell]:
+    """List the cells that no record holds."""
+    finished = queue.finished()
+    return [cell for cell in queue.cells if cell.key not in finished]
+
+
+def _now() -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S")

@@ -1,0 +1,221 @@
+"""Cells of structured attention: language models by scoring function, and learning rates across widths."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+import xarray as xr
+from torch import Tensor, nn
+
+from tsfm_lens.studies.experiments import grids
+from tsfm_lens.studies.experiments.config import OptimizerFields
+from tsfm_lens.studies.experiments.grid import Arm, gathered, run_arms
+from tsfm_lens.studies.experiments.running import optimizer_of
+from tsfm_lens.studies.queue.driver import QueueCell, Workplace, read_record
+from tsfm_lens.studies.queue.text import SYMBOLS, Text, python_text, refuse_other_text
+from tsfm_lens.studies.recipes.corpus import load_corpus
+from tsfm_lens.studies.recipes.levels import level_record, level_runs
+from tsfm_lens.studies.recipes.lowrank import CORPUS_SEED, RecipeRun, trained
+from tsfm_lens.studies.samformer.tasks import cosine_by_epoch, stream
+from tsfm_lens.studies.structured.counts import level_attention_operations
+from tsfm_lens.studies.structured.forms import ScoringForm, Standard, TokenLevels, form_of_name, mixed
+from tsfm_lens.studies.structured.models import Encoder, TokenEmbedding
+from tsfm_lens.studies.structured.training import redraw
+from tsfm_lens.training import Plan, Training, read_log
+from tsfm_lens.training.state import LOG, STATE
+
+ORDER, LAST_ORDER = 4, 6
+LANGUAGE, RATES = "language_runs", "transfer_rates"
+SINGLE, ENCODERS, LEVELLED = "in_context_single", "encoder_runs", "chronos_level_runs"
+IDS = {
+    LANGUAGE: "S2-LM S2-F4 S2-F13",
+    RATES: "S2-F5 S2-MUPX",
+    SINGLE: "S2-ICL S2-F2 S2-F3 S2-F6 S2-F11",
+    ENCODERS: "S2-ETT S2-F14",
+    LEVELLED: "S2-CHR S2-F15",
+}
+
+
+class LanguageModel(nn.Module):
+    """Causal model of characters: (batch, token) numbers of symbols to (batch, token, symbol) logits of the next."""
+
+    def __init__(self, width: int, layers: int, heads: int, forms: Sequence[ScoringForm], tokens: int) -> None:
+        super().__init__()
+        self.embed = TokenEmbedding(len(SYMBOLS), width, tokens, "learned")
+        self.encoder = Encoder(width, layers, heads, forms)
+        self.read_out = nn.Linear(width, len(SYMBOLS))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """Compute the logits of the symbol after each."""
+        symbols = F.one_hot(ids, len(SYMBOLS)).to(self.read_out.weight)
+        logits: Tensor = self.read_out(self.encoder(self.embed(symbols)))
+        return logits
+
+
+class LanguageTask:
+    """Task of a model of characters, on windows drawn anew for every step."""
+
+    name = "characters"
+
+    def __init__(self, model: LanguageModel, text: Text, plan: Mapping[str, Any], seed: int, arm: str) -> None:
+        self.model: nn.Module = model
+        self.seed, self.batch, self.tokens = seed, plan["batch"], plan["tokens"]
+        self.training = torch.from_numpy(text.training.astype(np.int64))
+        self.held_out = self._windows(torch.from_numpy(text.held_out.astype(np.int64)), plan["held_out"], 0, 1)
+        sizes = {name: list(part.shape) for name, part in model.named_parameters()}
+        settings = {"arm": arm, "seed": seed, "text": text.digest, "sizes": sizes, **plan["training"]}
+        self.identity = json.dumps({**settings, "batch": self.batch, "tokens": self.tokens}, sort_keys=True)
+
+    def _windows(self, text: Tensor, count: int, *parts: int) -> Tensor:
+        """Draw windows (window, token), one token longer than what a model reads."""
+        starts = torch.randint(len(text) - self.tokens, (count,), generator=stream(*parts))
+        return text[starts[:, None] + torch.arange(self.tokens + 1)]
+
+    def _loss(self, windows: Tensor) -> Tensor:
+        return F.cross_entropy(self.model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
+
+    def loss(self, step: int) -> Tensor:
+        """Compute the cross-entropy of a batch in nats a symbol."""
+        return self._loss(self._windows(self.training, self.batch, self.seed, 0, step))
+
+    def evaluate(self) -> dict[str, float]:
+        """Compute the cross-entropy on the windows that are held out."""
+        self.model.eval()
+        with torch.no_grad():
+            losses = [float(self._loss(part)) for part in self.held_out.split(self.batch)]
+        self.model.train()
+        return {"validation": float(np.mean(losses))}
+
+
+def forms_of(arm: Mapping[str, Any], layers: int) -> tuple[ScoringForm, ...]:
+    """Return the scoring function of every layer."""
+    return mixed(layers, [form_of_name(each["name"], each.get("options", {})) for each in arm["forms"]])
+
+
+def operations(forms: Sequence[ScoringForm], width: int, heads: int, tokens: int) -> dict[str, float]:
+    """Count the multiply-adds of a forward of one sequence: of scores, of sums of values, and of all else (S2-F4)."""
+    d_head = width // heads
+    scores = values = rest = 0.0
+    for form in forms:
+        projections, seen = 4 * width**2, tokens
+        if isinstance(form, TokenLevels):
+            scores += heads * float(level_attention_operations(tokens, form.ranks))
+            projections = 2 * width * heads * sum(form.ranks) + 2 * width**2
+        else:
+            assert isinstance(form, Standard)
+            seen = tokens if form.window is None else min(tokens, form.window + 1)
+            scores += heads * tokens * seen * d_head
+        values += heads * tokens * seen * d_head
+        rest += tokens * (projections + 8 * width**2)
+    return {"scores": scores, "values": values, "rest": rest + 2 * tokens * width * len(SYMBOLS)}
+
+
+def language_run(arm: str, width: int, seed: int, plan: Mapping[str, Any], place: Workplace) -> xr.Dataset | None:
+    """Train one model of characters; None if it was stopped.
+
+    Raises:
+        InputError: the record is of another text, as another version of Python has.
+    """
+    text = python_text()
+    refuse_other_text(read_record(place.records / f"{LANGUAGE}.nc"), text)
+    heads = width // plan["d_head"]
+    forms = forms_of(plan["arms"][arm], plan["layers"])
+    model = LanguageModel(width, plan["layers"], heads, forms, plan["tokens"])
+    redraw(model, seed)
+    task = LanguageTask(model, text, plan, seed, arm)
+    fields = OptimizerFields(**plan["training"]["optimizer"])
+    steps, every = plan["training"]["steps"], plan["training"]["evaluate_every"]
+    falling = cosine_by_epoch(fields.learning_rate, 1, epochs=steps, floor=0.0)
+
+    def rate(step: int) -> float:
+        return falling(step) * min(1.0, (step + 1) / fields.warm_up)
+
+    run_plan = Plan(steps=steps, save_every=every, evaluate_every=every, clip=fields.clip)
+    run = Training(task, optimizer_of(model, fields), run_plan, place.folder, rate=rate)
+    if (place.folder / STATE).exists():
+        run.resume()
+    if not run.run(quiet=True):
+        return None
+    lines = [line for line in read_log(place.folder / LOG) if "validation" in line]
+    curve = [line["validation"] for line in lines]
+    title = f"{arm}, D = {width}"
+    counted = operations(forms, width, heads, plan["tokens"])
+    data = xr.Dataset(
+        {
+            "validation": (("arm", "seed"), [[curve[-1]]]),
+            "curve": (("arm", "seed", "step"), np.array(curve, np.float32)[None, None]),
+            **{f"operations_{name}": ("arm", [count]) for name, count in counted.items()},
+            "parameters": ("arm", [float(sum(part.numel() for part in model.parameters()))]),
+        },
+        coords={"arm": [title], "seed": [seed], "step": [line["step"] for line in lines], "width": ("arm", [width])},
+    )
+    facts = {name: plan[name] for name in ("layers", "d_head", "tokens", "batch")}
+    return data.assign_attrs(**text.facts, **facts, steps=steps, ids=IDS[LANGUAGE])
+
+
+def grid_run(record: str, arm: Arm, place: Workplace) -> xr.Dataset | None:
+    """Train one run of a grid, a regressor in context or an encoder of ETTh1; None if it was stopped."""
+    if not run_arms([arm], place.folder, quiet=True):
+        return None
+    return gathered([arm], place.folder).assign_attrs(ids=IDS[record])
+
+
+def language_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
+    """List the language models, and the learning rates, seed by seed."""
+    for seed in plan["seeds"]:
+        for width in plan["widths"]:
+            for arm in plan["arms"]:
+                title = f"{arm}, D = {width}"
+                function = partial(language_run, arm, width, seed, plan)
+                yield QueueCell(ORDER, LANGUAGE, f"{title}, seed {seed}", function, title, plan["seconds"][width])
+
+
+def rate_cells(plan: Mapping[str, Any]) -> Iterator[QueueCell]:
+    """List the runs of the learning rates across widths (S2-F5, S2-MUPX)."""
+    for seed in plan["seeds"]:
+        for title, config in grids.transfer_arms().items():
+            longer = config.plan.model_copy(update={"epochs": plan["epochs"]})
+            arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
+            seconds = plan["seconds"][config.model.options["width"]]
+            group = title.rpartition(", ")[0]
+            yield QueueCell(ORDER, RATES, f"{title}, seed {seed}", partial(grid_run, RATES, arm), group, seconds)
+
+
+def level_run(run: RecipeRun, place: Workplace) -> xr.Dataset | None:
+    """Train one cut-down Chronos whose encoder scores by levels of tokens; None if it was stopped."""
+    corpus = load_corpus(run.recipe.corpus, seed=CORPUS_SEED, cache=place.folder.parent.parent / "corpora")
+    if not trained(run, place.folder, corpus, quiet=True):
+        return None
+    return level_record([run], place.folder, corpus).assign_attrs(ids=IDS[LEVELLED])
+
+
+def last_cells(plan: Mapping[str, Any], data: Path) -> Iterator[QueueCell]:
+    """List regression in context with the paper's single tokens, encoders of ETTh1, and Chronos by levels."""
+    single, encoders, levels = (plan[name] for name in (SINGLE, ENCODERS, LEVELLED))
+    subset = {name: grids.IN_CONTEXT_ARMS[name] for name in single["arms"]}
+    configs = grids.in_context_arms(subset, epochs=single["epochs"], tokens="single")
+    for seed in single["seeds"]:
+        for title, config in configs.items():
+            arm = Arm(title, config.model_copy(update={"seed": seed}))
+            yield QueueCell(
+                LAST_ORDER, SINGLE, f"{title}, seed {seed}", partial(grid_run, SINGLE, arm), title, single["seconds"]
+            )
+    file = data / encoders["file"]
+    for seed in encoders["seeds"]:
+        for title, config in grids.encoder_arms(file, horizons=encoders["horizons"]).items():
+            longer = config.plan.model_copy(update={"epochs": encoders["epochs"]})
+            arm = Arm(title, config.model_copy(update={"plan": longer, "seed": seed}))
+            seconds, horizon = encoders["seconds"], title.rpartition(" ")[2]
+            function = partial(grid_run, ENCODERS, arm)
+            yield QueueCell(LAST_ORDER, ENCODERS, f"{title}, seed {seed}", function, horizon, seconds, (file,))
+    for run in level_runs(steps=levels["steps"], seeds=levels["seeds"]):
+        yield QueueCell(
+            LAST_ORDER, LEVELLED, f"{run.name}, seed {run.seed}", partial(level_run, run), run.name, levels["seconds"]
+        )

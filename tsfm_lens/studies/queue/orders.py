@@ -1,0 +1,27 @@
+"""All cells of the queue, in their order, from its plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tsfm_lens.registry import declarations
+from tsfm_lens.studies.queue.benchmarks import benchmark_cells
+from tsfm_lens.studies.queue.driver import QueueCell
+from tsfm_lens.studies.queue.language import language_cells, last_cells, rate_cells
+from tsfm_lens.studies.queue.lens_paper import lens_cells
+from tsfm_lens.studies.queue.ranks import rank_cells
+
+PLAN: dict[str, Any] = declarations(Path(__file__).with_name("plan.yaml"))
+
+
+def all_cells(data: Path) -> list[QueueCell]:
+    """Return the cells of all orders; ``data`` is the folder of the benchmarks' files."""
+    return [
+        *lens_cells(PLAN["lens paper"]),
+        *benchmark_cells(PLAN["samformer"], data),
+        *rank_cells(PLAN["ranks"]),
+        *language_cells(PLAN["language"]),
+        *rate_cells(PLAN["rates"]),
+        *last_cells(PLAN["last"], data),
+    ]

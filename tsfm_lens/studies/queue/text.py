@@ -1,0 +1,90 @@
+"""Text that is on every machine with Python: the documentation of its standard library, under Python's own licence."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import platform
+import sysconfig
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import xarray as xr
+
+from tsfm_lens.errors import InputError
+
+SYMBOLS = "\n" + "".join(map(chr, range(32, 127)))
+"""The 96 characters of the text; what has another is left out."""
+LEFT_OUT = {"site-packages", "test", "tests", "idle_test", "__pycache__"}
+HELD_OUT = 20
+"""One of so many documents is held out."""
+
+
+@dataclass(frozen=True, eq=False)
+class Text:
+    """Characters as numbers of ``SYMBOLS``: those trained on, and those of documents that are held out."""
+
+    training: np.ndarray
+    held_out: np.ndarray
+
+    @property
+    def digest(self) -> str:
+        """Short hash of both."""
+        return hashlib.sha256(self.training.tobytes() + b"|" + self.held_out.tobytes()).hexdigest()[:16]
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """Where it is from, for a record."""
+        source = f"docstrings and help topics of Python {platform.python_version()}, PSF licence"
+        return {"text": source, "text_digest": self.digest}
+
+
+def refuse_other_text(record: xr.Dataset | None, text: Text) -> None:
+    """Refuse to go on with a record of another text, as another version of Python has.
+
+    Raises:
+        InputError: the record's text is another one.
+    """
+    if record is not None and record.attrs["text_digest"] != text.digest:
+        raise InputError(f"the record is of {record.attrs['text']}, and here is {text.facts['text']}: run it with that")
+
+
+@cache
+def python_text() -> Text:
+    """Read the docstrings of the standard library, module by module, and the topics of its help."""
+    documents = [_encoded(document) for document in _documents()]
+    parts = [documents[place] for place in range(len(documents)) if place % HELD_OUT]
+    return Text(np.concatenate(parts), np.concatenate(documents[::HELD_OUT]))
+
+
+def _documents() -> Iterator[str]:
+    root = Path(sysconfig.get_paths()["stdlib"])
+    for file in sorted(root.rglob("*.py")):
+        if LEFT_OUT & set(file.relative_to(root).parts):
+            continue
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (SyntaxError, UnicodeDecodeError, ValueError):
+            continue
+        kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+        found = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, kinds)]
+        if any(found):
+            yield "\n\n".join(each for each in found if each) + "\n\n"
+    # a module without a stable place in typeshed
+    from pydoc_data import topics  # type: ignore[import-not-found, unused-ignore]
+
+    for name in sorted(topics.topics):
+        yield topics.topics[name] + "\n\n"
+
+
+def _encoded(document: str) -> np.ndarray:
+    places = {symbol: number for number, symbol in enumerate(SYMBOLS)}
+    return np.array([places[symbol] for symbol in document if symbol in places], dtype=np.uint8)
+
+
+def decoded(symbols: np.ndarray) -> str:
+    """Return the characters of numbers."""
+    return "".join(SYMBOLS[number] for number in symbols)
