@@ -49,7 +49,7 @@ def test_path_integrals_are_those_of_many_points_within_the_tolerance(name: str)
     with torch.no_grad():
         expected = torch.zeros(())
         for share in ((torch.arange(64) + 0.5) / 64).tolist():
-            slopes = push_forward(lambda x: lens.readout(x, run.encoded, like=last), share * last, writes[few], 3)
+            slopes = push_forward(lambda x: lens.frozen_readout(x, run.encoded, last), share * last, writes[few], 3)
             expected = expected + slopes[..., : run.horizon].double() / 64
     gap = np.abs(found["attribution"].values[0][few] - expected.numpy()).max((0, -1, -2))
     assert (gap <= 2 * TOLERANCE * np.abs(found["total"].values[0]).max((-1, -2))).all()

@@ -23,7 +23,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.hooks.edit import acts_by_row
 from tsfm_lens.hooks.repeated import Repeated
 from tsfm_lens.hooks.replay import OtherCalls, map_tensors, shadowed
-from tsfm_lens.models.adapter import default_levels, refuse_request
+from tsfm_lens.models.adapter import default_levels, predicted, refuse_request
 from tsfm_lens.models.architecture import Prediction, stands_apart
 from tsfm_lens.models.batching import DRAWN, ForecastRequest, fitting, forecast_part, out_of_memory
 from tsfm_lens.models.draws import Piece, Unsplittable, block_seed, seeded
@@ -166,7 +166,8 @@ class VariantRequest(ForecastRequest):
         running = lens.registry.state.running(self.rows * copies, block_rows=block_rows)
         lens.registry.state.forwards += self.rows * copies * (self.passes - 1)
         with seeded(self.seed, lens.device), running:
-            return lens.adapter.predict(repeated(self.batch, copies), self.horizon, self.levels, self.num_samples)
+            batch = repeated(self.batch, copies)
+            return predicted(lens.adapter, batch, self.horizon, self.levels, self.num_samples)
 
     def nothing(self) -> Forecast:
         """Make the forecast of a model that cannot be drawn from: no numbers at all."""

@@ -7,8 +7,7 @@ import math
 import os
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,6 +24,7 @@ from tsfm_lens.compress.matrices import matrices
 from tsfm_lens.compress.schedule import ratio_of
 from tsfm_lens.data.checked import Strict
 from tsfm_lens.errors import CheckpointError, InputError
+from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.models.adapter import versions
 from tsfm_lens.models.architecture import architectures
 from tsfm_lens.models.checkpoint import (
@@ -251,8 +251,7 @@ class CompressedCheckpoint(Checkpoint):
                 new = LowRankLinear(Factors(down, up), bias, spec.gain)
             replace_layer(module, path, new, torch.get_default_device())
 
-    @contextmanager
-    def building(self, kind: type[nn.Module], renamed: Mapping[str, str]) -> Iterator[None]:
+    def building(self, kind: type[nn.Module], renamed: Mapping[str, str]) -> Block[None]:
         """Build models of a class in this thread with the layers of the files while the block runs."""
         plain, own, thread = kind.__init__, "__init__" in vars(kind), threading.get_ident()
 
@@ -266,14 +265,16 @@ class CompressedCheckpoint(Checkpoint):
             self.fit(model, renamed)
             _make_room(model)
 
-        kind.__init__ = init  # type: ignore[method-assign, assignment]
-        try:
-            yield
-        finally:
+        def begin() -> None:
+            kind.__init__ = init  # type: ignore[method-assign, assignment]
+
+        def end() -> None:
             if own:
                 kind.__init__ = plain  # type: ignore[method-assign]
-            else:
+            elif "__init__" in vars(kind):
                 del kind.__init__
+
+        return Block(Steps(None, begin, end))
 
     def finish(self, module: Any, renamed: Mapping[str, str]) -> None:
         """Restore the indices of stored rows and columns, which are in no file."""

@@ -440,7 +440,7 @@ def _other_effects(masks: Masks, shape: tuple[int, ...], twin: bool | None, seed
     run, effects = masks.run, [np.full(shape, np.nan) for _ in range(2)]
     others = [replace(run, batch=in_random_order(run.batch, [seed, 0]), full_batch=None, forced_path=None, _of=None)]
     if sum(each.numel() for each in run.lens.adapter.model.parameters()) <= _TWIN if twin is None else twin:
-        others.append(replace(run, lens=untrained_twin(run.lens, seed), forced_path=None, _hooks=(), _of=None))
+        others.append(replace(run, lens=untrained_twin(run.lens, seed), forced_path=None, _of=None))
     how: dict[str, Any] = {"reference": masks.reference, "parts": masks.segments, "target": masks.target, "seed": seed}
     for place, other in enumerate(others):
         with suppress(InputError):

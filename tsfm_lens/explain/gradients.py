@@ -38,6 +38,9 @@ def slopes(masks: Masks, nodes: Array, weights: Array) -> Array:
         f"run.shortened({steps}).in_one_pass(), or {instead}": takes_draws(run),
         f"horizon {run.horizon} takes several passes of {name}, and gradients are of one of at most {steps} steps; use "
         f"run.shortened({steps})": run.horizon > steps,
+        f"there are no gradients under torch.inference_mode(); leave it, torch.no_grad() may stay on, or {instead}": (
+            torch.is_inference_mode_enabled()
+        ),
     }
     for words, applies in refusals.items():
         if applies:

@@ -198,7 +198,7 @@ class Masks(MaskedItem):
 
     def __call__(self, keep: Any) -> np.ndarray:
         """Compute forecasts (mask, quantile, step) of masks (mask, segment)."""
-        self.run._refuse_other_hooks()
+        self.run.refuse_change()
         visible = checked_keep(keep, len(self.segments))
         keys = [row.tobytes() for row in np.packbits(visible, axis=1)]
         places = np.array([*{key: index for index, key in enumerate(keys) if key not in self._cache}.values()], int)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -176,6 +176,12 @@ class Activations(Decomposed):
                 "one sample path"
             )
         self.has_batch_dim = False
+        return self
+
+    def to(self, device: torch.device | str) -> Activations:
+        """Move all activations to a device, in place, as TransformerLens's cache does."""
+        for calls in self.recorded.values():
+            calls[:] = [replace(call, value=call.value.to(device)) for call in calls]
         return self
 
     def _point(self, name: str) -> Point:

@@ -99,7 +99,7 @@ class Interceptor(TorchFunctionMode):
         if not modules:
             return func(*args, **kwargs)
         for dispatcher, path in modules:
-            dispatcher.callers.add(path)
+            dispatcher.called[path] = True
         # torch has this mode off until the call returns, so what a hook runs turns it on anew
         inside, self._inside = self._inside, []
         try:

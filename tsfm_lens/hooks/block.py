@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
@@ -13,6 +16,9 @@ from tsfm_lens.errors import HookError
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
+# what was entered, the newest last, and in which thread
+_ENTERED: weakref.WeakKeyDictionary[Scope[Any], int] = weakref.WeakKeyDictionary()
+
 Side = Literal["in", "out", "end"]
 """Side of a module: before its forward, after it, or after it even where it raised an error."""
 
@@ -87,6 +93,8 @@ class _Way:
 def _enter(scope: Scope[T_co]) -> T_co:
     if scope.is_open:
         raise HookError("this block is open already; make another of the same kind to enter it once more")
+    _ENTERED.pop(scope, None)
+    _ENTERED[scope] = threading.get_ident()
     try:
         return scope.open()
     except BaseException:
@@ -98,6 +106,21 @@ def _leave(scope: Scope[Any], kind: type[BaseException] | None = None, *_error: 
     scope.close()
     if kind is None:
         scope.check()
+
+
+def _leave_those_of_other_threads() -> None:
+    """Leave the blocks whose threads the child of a fork does not have: nobody else would, and their turns would last.
+
+    What they changed is undone in the child as at their end: hooks, shadowed forwards, the random state.
+    """
+    mine = threading.get_ident()
+    for scope, thread in reversed(list(_ENTERED.items())):
+        if thread != mine:
+            scope.close()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_leave_those_of_other_threads)
 
 
 class Block(Generic[T_co]):

@@ -7,6 +7,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 from transformer_lens.hook_points import HookPoint
+from transformer_lens.utilities import Slice
 
 from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.hooks.block import Block
@@ -123,7 +124,7 @@ class _Edit:
     def _change(self, act: _Act, value: Tensor) -> tuple[Index, Tensor, Tensor]:
         """Return the rows where an intervention acts, () being all, their values, and the new values."""
         state, point, axis = self._registry.state, self._point, self._point.row_axis
-        rows = _row_index(act.intervention.rows, value.shape[axis], self._registry, point)
+        rows = _row_index(unwrapped(act.intervention.rows), value.shape[axis], self._registry, point)
         here = () if rows is None else (*[slice(None)] * axis, _stretch(rows.to(value.device)))
         part = value[here] if here else value
         if rows is not None and axis != 0 and state.block_rows is not None:
@@ -178,7 +179,7 @@ def _row_index(rows: Rows, n_rows: int, registry: HookRegistry, point: Point) ->
 
 def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | None:
     """Return the head and positions of an activation that change; None for all of it."""
-    positions = act.intervention.positions
+    positions = unwrapped(act.intervention.positions)
     if act.head is None and positions is None:
         return None
     region: list[slice | Tensor] = [slice(None)] * part.ndim
@@ -195,6 +196,11 @@ def _region(part: Tensor, point: Point, act: _Act, state: RunState) -> Index | N
             index = torch.where(entries < 0, entries + stop, entries)
         region[axis] = _stretch((index[(index >= offset) & (index < stop)] - offset).to(part.device))
     return tuple(region)
+
+
+def unwrapped(rows: Rows | Slice) -> Rows:
+    """Return what a ``Slice`` of TransformerLens holds; anything else as it is."""
+    return rows.slice if isinstance(rows, Slice) else rows
 
 
 def as_index(rows: Rows, length: int, what: str, *, clip: bool = False) -> Tensor:

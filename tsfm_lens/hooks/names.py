@@ -9,6 +9,8 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, Literal
 
+from transformer_lens.hook_points import HookPoint
+
 from tsfm_lens.errors import unknown_name
 from tsfm_lens.hooks.tl_names import Key, full_name, point_of
 from tsfm_lens.hooks.wiring import Attention, Inputs, Mix, Mlp, Site, Stack, Wiring
@@ -107,12 +109,18 @@ def _attention_points(writer: Attention, block: str, at: str, here: tuple[str, i
     yield Point(f"{at}.hook_result", RESULT, "result", z, *here, mix=writer.mix)
 
 
+def name_of(point: Any) -> Any:
+    """Return the name of a hook point that is given itself; a name or another key as it is."""
+    return point.name if isinstance(point, HookPoint) else point
+
+
 def select(names: Iterable[str], pattern: Key, *, what: str = "hook point", hint: str = "") -> list[str]:
     """Return names that equal ``pattern`` or match it as a glob, or the one with this name in TransformerLens.
 
     A component selects the hook point of its write, see :func:`point_of`.
     """
     available = list(names)
+    pattern = name_of(pattern)
     if isinstance(pattern, str):
         if what == "hook point" and (point := point_of(pattern)[0]) and any(map(_globbed(point), available)):
             pattern = point

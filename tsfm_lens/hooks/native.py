@@ -66,6 +66,12 @@ def put_input(
     return args, {**kwargs, key: value}
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """Return the precision of ``torch.autocast`` where it is on for a device, else None."""
+    kind = device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from transformer_lens.hook_points import HookPoint
+from torch.utils.hooks import RemovableHandle
+from transformer_lens.hook_points import HookPoint, LensHandle
 
 from tsfm_lens.errors import HookError, WiringError
 from tsfm_lens.hooks.attention_capture import LOCAL, brackets
@@ -39,7 +40,7 @@ from tsfm_lens.hooks.native import (
     to_native,
     to_vocabulary,
 )
-from tsfm_lens.hooks.scopes import HookScope, RunState, acting_hooks
+from tsfm_lens.hooks.scopes import HookScope, RunState, acting_hooks, levels_of
 from tsfm_lens.hooks.weights import head_output_weights
 from tsfm_lens.hooks.wiring import Stack, Wiring
 
@@ -64,6 +65,7 @@ class HookRegistry:
         rank: index of each in this order.
         hooked: the TransformerLens hook point of each.
         inside_attention: the points inside an attention call, by path of the attention and what they are.
+        sites: paths of the modules at which points are.
         targets: the resolved targets of interventions.
 
     Raises:
@@ -77,10 +79,11 @@ class HookRegistry:
         check_table(model, wiring, self.modules)
         self.points: dict[str, Point] = hook_points(wiring)
         self.rank = {name: float(place) for place, name in enumerate(self.points)}
-        self.hooked: dict[str, HookPoint] = {name: HookPoint() for name in self.points}
+        self.hooked: dict[str, OwnedHookPoint] = {name: OwnedHookPoint(self, name) for name in self.points}
         self.inside_attention: dict[tuple[str, str], Point] = {
             (point.site.module, point.how): point for point in self.points.values() if point.how != "site"
         }
+        self.sites = {point.site.module for point in self.points.values()}
         self.targets: dict[Hashable, list[tuple[str, int | None]]] = {}
         self.threads, self.dispatchers = threading.local(), weakref.WeakSet[HookDispatcher]()
 
@@ -112,6 +115,11 @@ class HookRegistry:
         return dispatcher
 
     @property
+    def level(self) -> int:
+        """Number of nested blocks with hooks that act here."""
+        return levels_of(self.session.acting())
+
+    @property
     def state(self) -> RunState:
         """State of this thread's run."""
         return self.session.state
@@ -119,6 +127,52 @@ class HookRegistry:
     def attach(self) -> AbstractContextManager[None]:
         """While the block runs, connect hooks that ``add_hook`` set and that no open block has connected."""
         return Block(HookScope(self, None)) if self.session.unconnected() else nullcontext()
+
+
+class OwnedHookPoint(HookPoint):
+    """Hook point of a registry, which connects it where a hook of a running model sets another hook here."""
+
+    name: str
+
+    def __init__(self, registry: HookRegistry, name: str) -> None:
+        super().__init__()
+        self._registry, self.name = registry, name
+
+    def add_hook(self, *args: Any, **kwargs: Any) -> LensHandle:
+        """Add a hook as TransformerLens does; it acts from here on, in a pass that is under way, too."""
+        handle = super().add_hook(*args, **kwargs)
+        self._registry.session.include(self.name)
+        return handle
+
+    def register_forward_hook(self, hook: Any, **options: Any) -> RemovableHandle:
+        """Register a hook of ``add_hook``; HookError for any other, see :meth:`_refuse_foreign`."""
+        self._refuse_foreign(hook)
+        return super().register_forward_hook(hook, **options)
+
+    def register_full_backward_hook(self, hook: Any, prepend: bool = False) -> RemovableHandle:
+        """Register a hook of ``add_hook``; HookError for any other, see :meth:`_refuse_foreign`."""
+        self._refuse_foreign(hook)
+        return super().register_full_backward_hook(hook, prepend)
+
+    def register_forward_pre_hook(self, hook: Any, **options: Any) -> RemovableHandle:
+        """Refuse the hook, see :meth:`_refuse_foreign`."""
+        self._refuse_foreign(hook)
+        return super().register_forward_pre_hook(hook, **options)
+
+    def _refuse_foreign(self, hook: Any) -> None:
+        """Refuse hooks that torch, or a library such as captum, sets: the native model does not call this module."""
+        if not getattr(hook, "__qualname__", "").startswith("HookPoint.add_hook."):
+            site = self._registry.points[self.name].site
+            side = "input" if site.side == "in" else "output"
+            raise HookError(
+                f"{self.name} is no module of the native model, so a torch hook on it would not be called. Name the "
+                f"native module instead, whose {side} it shows: lens.model.get_submodule({site.module!r}); hooks of "
+                f"TransformerLens's kind are set by lens.add_hook({self.name!r}, function)"
+            )
+
+    def add_scoped(self, hook: Any, direction: Literal["fwd", "bwd"], level: int) -> None:
+        """Add the hook of a block, which connects its points by itself."""
+        super().add_hook(hook, dir=direction, level=level)
 
 
 @dataclass
@@ -141,9 +195,9 @@ class HookDispatcher:
         self._acts: dict[ModuleSide, list[Act]] = {}
         self._connections: dict[str, list[Connection]] = {}
         self._tracking = list(self._track())
-        # attentions whose calls it looks at, and paths of those that made one
+        # attentions whose calls it looks at, and by path of one that was entered whether it has made its call
         self.attentions: dict[nn.Module, str] = {}
-        self.callers: set[str] = set()
+        self.called: dict[str, bool] = {}
         # whether gradients were recorded when the model was entered
         self._gradients = False
         # by hook point: edits for a write to carry, and the output of heads in this pass
@@ -169,6 +223,12 @@ class HookDispatcher:
             return []
         connected = set().union(*[scope.targets for scope in self.acting()])
         return [name for name in in_use if name not in connected and self._acting_at(name)]
+
+    def include(self, name: str) -> None:
+        """Connect a hook point that got a hook while a block is open."""
+        scopes = self.acting() if self.scopes else []
+        if scopes and not any(name in scope.targets for scope in scopes):
+            scopes[-1].include(name)
 
     def across_rows(self, *, parts: bool = True) -> list[str]:
         """Return the hook points whose hooks may look at several series at once, so that a batch must stay whole.
@@ -253,26 +313,35 @@ class HookDispatcher:
             for scope in self.scopes:
                 scope.elsewhere |= scope not in scopes
             acts = [act for act in acts if any(not act.names.isdisjoint(scope.targets) for scope in scopes)]
-        for act in acts if scopes else ():
-            if act.call is None:
-                for scope in scopes:
-                    scope.full_runs.add(side[0])
-                continue
-            new = act.call(module, args, kwargs, *output)
-            if new is None:
-                continue
-            replacement = new
-            if output:
-                output = (new,)
-            else:
-                args, kwargs = new
+        queue = acts if scopes else []
+        while queue:
+            pending, queue, settled = queue, [], self._acts
+            for act in pending:
+                if act.call is None:
+                    for scope in scopes:
+                        scope.full_runs.add(side[0])
+                    continue
+                new = act.call(module, args, kwargs, *output)
+                if new is not None:
+                    replacement = new
+                    if output:
+                        output = (new,)
+                    else:
+                        args, kwargs = new
+                if settled is not self._acts:
+                    # a hook has set another one, maybe further down at this side
+                    queue = [later for later in self._acts.get(side, []) if later.rank > act.rank]
+                    break
         return replacement
 
     def _connect(self, point: Point) -> list[Connection]:
         """Return the connections that one hook point needs on the model."""
         path, rank = point.site.module, self._registry.rank[point.name]
         # notes the runs of modules that come to their end
-        connections: list[Connection] = [((each, "out"), "ran", _LAST, None) for each in self._witnesses(point)]
+        # torch asks a module for hooks at its entry, so one that is inside a site may set another at the site's end
+        around = [site for site in self._registry.sites if path.startswith(f"{site}.")]
+        ends = dict.fromkeys((*self._witnesses(point), *around))
+        connections: list[Connection] = [((each, "out"), "ran", _LAST, None) for each in ends]
         if point.how == "result":
             connections += self._connect_result(point)
         elif point.how != "site":
@@ -285,12 +354,13 @@ class HookDispatcher:
         """Turn the interceptor on around an attention, and refuse one that runs without its attention call."""
 
         def enter(module: nn.Module, *call: Any) -> Any:
-            self.callers.discard(self.attentions.get(module, ""))
+            self.called[self.attentions.get(module, "")] = False
             LOCAL.interceptor.enter(module)
             return joined and joined(*call)
 
         def check(module: nn.Module, *_call: Any) -> None:
-            if path not in self.callers:
+            # one that was looked at from its middle on, by the hook of a hook, has not been entered
+            if self.called.pop(path, True) is False:
                 raise WiringError(
                     f"{path} ({type(module).__name__}) computed attention without torch's "
                     "scaled_dot_product_attention, so its inside cannot be seen. Load the model with its 'sdpa' "
@@ -460,7 +530,8 @@ class HookDispatcher:
         # hooks may write in place, so they get a copy
         copy = value.clone()
         new = hook_point(copy)
-        if new is copy and same_bits(copy, value):
+        # of what hooks keep, such as v.retain_grad(), gradients are to come through
+        if new is copy and not copy.requires_grad and same_bits(copy, value):
             return value
         if not isinstance(new, Tensor) or _kind(new) != _kind(value):
             kind = f"shape {_kind(new)}" if isinstance(new, Tensor) else f"a {type(new).__name__}"

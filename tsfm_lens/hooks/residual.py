@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
@@ -13,7 +13,7 @@ from transformer_lens.utilities import Slice
 from tsfm_lens.errors import HookError, InputError, LensError, UnknownNameError, WiringError, unknown_name
 from tsfm_lens.hooks.hook_checks import refuse_no_sums
 from tsfm_lens.hooks.names import RESIDUAL_NAMES
-from tsfm_lens.hooks.native import rms_scale, without_gain
+from tsfm_lens.hooks.native import autocast_dtype, rms_scale, without_gain
 from tsfm_lens.hooks.registry import HookRegistry
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Branch, Mlp, Stack, Wiring, Writer
@@ -50,11 +50,19 @@ def _stream_gain(model: nn.Module, stack: Stack, layer: int, row: Writer) -> flo
     return 1.0 if row.mix is None else row.mix(model.get_submodule(stack.block(layer)))[1]
 
 
-def relative_rounding(model: nn.Module, wiring: Wiring) -> float:
-    """Estimate the relative rounding error of a forward's numbers: the square root of 100 roundings per block."""
+def relative_rounding(model: nn.Module, wiring: Wiring, recorded: Iterable[Tensor] = ()) -> float:
+    """Estimate the relative rounding error of a forward's numbers: the square root of 100 roundings per block.
+
+    Their precision is the coarsest of weights, of ``torch.autocast`` where it is on, and of what a forward ``recorded``
+    while it was.
+    """
     blocks = sum(stack.n_layers for stack in wiring.stacks)
     float32 = torch.finfo(torch.float32).eps
-    kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+    parameters = list(model.parameters())
+    kinds = {tensor.dtype for tensor in (*parameters, *recorded) if tensor.is_floating_point()}
+    coarser = autocast_dtype(parameters[0].device) if parameters else None
+    if coarser is not None:
+        kinds.add(coarser)
     weights = math.sqrt(100 * blocks) * max((torch.finfo(kind).eps for kind in kinds), default=float32)
     # inside, a coarser format moves what comes out by about one of its own last digits
     return weights if wiring.precision == torch.float32 else max(weights, torch.finfo(wiring.precision).eps)
@@ -240,7 +248,7 @@ class Before:
         return f"{self.stack.prefix}.{layer}.{row.kind}"
 
     def _cut(self, tensor: Tensor, axis: int = -2) -> Tensor:
-        part: Tensor = Slice(self._positions).apply(tensor, dim=axis)
+        part: Tensor = Slice.unwrap(self._positions).apply(tensor, dim=axis)
         return part
 
     def _results(self, layer: int, row: Attention) -> Tensor:
@@ -283,7 +291,8 @@ class Before:
         size = total.abs()
         for write in writes:
             total, size = total + write, size + write.abs()
-        apart = excess(total, size, stream, relative_rounding(self._model, self._wiring))
+        rounding = relative_rounding(self._model, self._wiring, (*writes, stream))
+        apart = excess(total, size, stream, rounding)
         if apart is not None:
             at = "at its end" if self.at_the_end else f"in layer {self.layer}"
             raise no_sum(self._wiring, f"of stack {self.stack.name!r} {at}", apart)
@@ -452,8 +461,8 @@ class Decomposed(Mapping[Any, Tensor]):
         """Scale parts of a stream as the norm of a layer does, with the scale of the whole stream.
 
         As in TransformerLens the norm's gain is left out: ``lens.weights.heads(layer, fold_norm=True)`` has it, and
-        ``lens.weights.W_U`` has neither it nor the head's factor. ``lens.readout(parts, encoded, like=stream)`` reads
-        parts out as logits or quantiles, and is complete.
+        ``lens.weights.W_U`` has neither it nor the head's factor. Parts of a token model's stream are read out as
+        logits by ``lens.readout(parts, encoded, like=stream)``; ``probes.attribute(run)`` splits any forecast.
 
         Args:
             residual_stack: (component, …, d_model).

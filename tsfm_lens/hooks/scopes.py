@@ -20,7 +20,7 @@ from transformer_lens.hook_points import HookPoint, LensHandle
 from tsfm_lens.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.block import Block, Scope, Steps
 from tsfm_lens.hooks.hook_checks import refuse_hidden
-from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.names import name_of, select
 from tsfm_lens.hooks.tl_names import point_of
 
 Direction = Literal["fwd", "bwd"]
@@ -53,27 +53,41 @@ class HookScope(Scope[T]):
         self.elsewhere = self._is_closed = False
         self._scoped = tuple([(name, ScopedHook(hook, self, side)) for name, hook, side in self._hooks])
         in_use = {*dispatcher.unconnected(), *dict(self._scoped)}
-        connected = set().union(*[scope.targets for scope in dispatcher.acting()])
+        acting = dispatcher.acting()
+        connected = set().union(*[scope.targets for scope in acting])
         self._task, self._generator = _running_task(), _open_generator()
         self.is_open = True
         _CURRENT.set((*_CURRENT.get(), self))
         dispatcher.scopes = (*dispatcher.scopes, self)
+        level = levels_of(acting) + 1
         for name, hook in self._scoped:
-            registry.hooked[name].add_hook(hook, dir=hook.direction)
+            registry.hooked[name].add_scoped(hook, hook.direction, level)
         self.names = sorted(in_use, key=registry.rank.__getitem__)
-        # a write that carries edits of the stream is shown first, as it is without them
-        targets = {*self.names, *filter(None, [registry.points[name].aside for name in self.names])}
-        paths = {registry.points[name].site.module for name in targets - connected}
-        refuse_hidden(registry.model, [(path, registry.modules[path]) for path in paths])
-        self.targets = targets
-        dispatcher.settle()
+        self._connect(self.names, connected)
         return self._value
+
+    def include(self, name: str) -> None:
+        """Connect a hook point on which a hook of the running model has just set another hook."""
+        if name not in self.targets:
+            self._connect([name], self.targets)
+
+    def _connect(self, names: Iterable[str], connected: Collection[str]) -> None:
+        """Connect hook points that others of them do not connect already."""
+        registry = self._registry
+        # a write that carries edits of the stream is shown first, as it is without them
+        targets = {*names, *filter(None, [registry.points[name].aside for name in names])}
+        paths = {registry.points[name].site.module for name in targets.difference(connected)}
+        refuse_hidden(registry.model, [(path, registry.modules[path]) for path in paths])
+        self.targets = self.targets | targets
+        self._dispatcher.settle()
 
     def close(self) -> None:
         """Take everything off; another thread than the block's leaves the functions that torch calls to that one."""
         if self._is_closed:
             return
-        self._has_gradient = any(hook.calls for _name, hook in self._scoped if hook.direction == "bwd")
+        # what reset_hooks() took off waits for no gradient
+        listed = [hook for name, hook in self._scoped if hook.direction == "bwd" and self._lists(name, hook)]
+        self._has_gradient = not listed or any(hook.calls for hook in listed)
         self.is_open = False
         _CURRENT.set(tuple([scope for scope in _CURRENT.get() if scope.is_open]))
         for name, hook in self._scoped:
@@ -95,6 +109,14 @@ class HookScope(Scope[T]):
                 f"no gradient came to the backward hook on {silent[0]}: call backward() inside the block, on a loss of "
                 "what the model gave there, and not under torch.no_grad()"
             )
+
+    def _lists(self, name: str, hook: ScopedHook) -> bool:
+        return any(handle.user_hook is hook for handle in tuple(self._registry.hooked[name].bwd_hooks))
+
+    @property
+    def sets_hooks(self) -> bool:
+        """True if the block was opened for hooks of its own."""
+        return bool(self._hooks)
 
     def acts(self) -> bool:
         """Return whether the block is open where the running code stands; HookError if in a generator that waits."""
@@ -189,6 +211,11 @@ class ScopedHook:
         return self.function(value, hook=hook)
 
 
+def levels_of(scopes: Iterable[HookScope[Any]]) -> int:
+    """Return how deep blocks with hooks are nested, TransformerLens's ``context_level``."""
+    return sum(scope.sets_hooks for scope in scopes)
+
+
 def acting_hooks(handles: Iterable[LensHandle], scopes: Collection[HookScope[Any]]) -> list[Any]:
     """Return the hooks of a hook point that act here: those of acting blocks, and those that belong to the lens."""
     # another thread may take a hook out of the list meanwhile
@@ -204,7 +231,7 @@ def resolve_hooks(
     for pair in hooks:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise InputError(f"{direction}_hooks has {pair!r}; expected a list of pairs, [(name, function), …]")
-        name, hook = pair
+        name, hook = name_of(pair[0]), pair[1]
         _refuse_other_arguments(hook)
         matches = list(filter(name, names)) if callable(name) else select(names, name)
         if not matches:

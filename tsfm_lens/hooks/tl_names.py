@@ -29,6 +29,10 @@ _POINTS = {
 }
 CACHE = {
     "apply_slice_to_batch_dim": "take rows of one activation, or run some of the series: run.select(ids)",
+    **dict.fromkeys(
+        ("compute_ssm_effective_attention", "compute_ssm_state", "ssm_layers"),
+        "no model here has state-space layers; the hook points of each are in lens.hook_table()",
+    ),
     "cache_dict": "the activations are a mapping by name themselves",
     "compute_head_results": "stack_head_results() computes what was not recorded",
     "has_embed": "hook_embed is there if it was recorded: 'hook_embed' in acts",
@@ -41,20 +45,69 @@ CACHE = {
 """Members of TransformerLens's cache that activations lack -> the replacement."""
 LENS = {
     **{name: f"{_HEADS}.W_{name}" for name in ("OV", "QK")},
+    **{f"{name}_for_attn_layers": f"{_HEADS}.W_{name} of each layer" for name in ("OV", "QK")},
+    **dict.fromkeys(
+        ("block_hooks", "hook_aliases"), "lens.hook_table() lists the hook points, with the names of their axes"
+    ),
+    **dict.fromkeys(
+        ("block_submodules", "blocks_with", "composition_layer_indices", "layer_types"),
+        "lens.components() lists what each layer has, and lens.wiring.stacks the stacks",
+    ),
+    **dict.fromkeys(
+        ("boot_native", "boot_tl_legacy", "boot_transformers"),
+        "tsfm_lens.load(source) opens a checkpoint, a hub id, or a model that is built",
+    ),
+    **dict.fromkeys(
+        ("check_model_support", "list_supported_models"), "tsfm_lens.models.architectures() and `tsfm-lens models`"
+    ),
+    **dict.fromkeys(
+        ("diffusion_generate", "generate_stream", "hf_generate", "predict_next_sentence"),
+        "lens.forecast(series, horizon) is the library's own forecast",
+    ),
+    **dict.fromkeys(
+        ("get_params", "stack_params_for"), f"{_HEADS} and {_MLP} have the matrices of a layer; lens.named_parameters()"
+    ),
+    **dict.fromkeys(
+        ("tl_named_parameters", "tl_parameters"), f"lens.named_parameters() has the native names; {_HEADS} the matrices"
+    ),
+    **dict.fromkeys(
+        ("input_to_embed", "prepare_multimodal_inputs"), "lens.encode(series).inputs is what enters the model"
+    ),
+    **dict.fromkeys(
+        ("to_sentence_pair_tokens", "to_single_str_token"),
+        "series are numbers; lens.encode(series).token_table() says what each token covers",
+    ),
     **{name: f"{_HEADS}.{name}" for letter in "QKVO" for name in (f"W_{letter}", f"b_{letter}")},
     **{name: f"{_MLP}.{name}" for name in ("W_in", "W_gate", "W_out", "b_in", "b_gate", "b_out")},
     **{name: f"lens.weights.{name}" for name in ("W_E", "W_U")},
-    **dict.fromkeys(("W_pos", "pos_embed"), "what a model adds for positions is part of hook_embed"),
+    **dict.fromkeys(("W_E_pos", "W_pos", "pos_embed"), "what a model adds for positions is part of hook_embed"),
     **dict.fromkeys(("to_str_tokens", "to_string"), "lens.encode(series).token_table() says what each token covers"),
-    **dict.fromkeys(("center_writing_weights", "process_weights_"), "the native model stays as it is"),
+    **dict.fromkeys(
+        ("center_writing_weights", "enable_compatibility_mode", "process_weights", "process_weights_"),
+        f"the native model stays as it is; {_HEADS[:-1]}, fold_norm=True) has a norm's gain folded in",
+    ),
     "accumulated_bias": f"cache.{_FULL} has the biases, labelled 'bias'",
     "all_composition_scores": "transformer_lens.utilities.composition_scores(left, right) takes two circuits of "
     f"{_HEADS}; what one head reads of another, by cause: probes.path_patching",
     "all_head_labels": "[str(head) for head in lens.components('**.*attn.*')]",
-    "embed": "hook_embed is the stream's first value; lens.weights.W_E is the matrix of token models",
+    "attn_head_labels": "[str(head) for head in lens.components('**.*attn.*')]",
+    "b_U": "lens.weights.W_U is the matrix of a head that is one; parameters have their native names in "
+    "lens.named_parameters()",
+    "clear_hook_registry": "lens.reset_hooks(including_permanent=True) takes all hooks off",
+    "close": "a lens holds nothing open; lens.reset_hooks() takes hooks off",
+    "embed": "hook_embed is the stream's first value, and lens.weights.W_E the matrix of token models; the embed() of "
+    "the Chronos pipelines is the activation encoder.ln_final.hook_normalized",
+    "encoder_output": "the activation encoder.ln_final.hook_normalized",
     "fold_layer_norm": "the native model stays as it is; lens.weights.heads(layer, fold_norm=True) has it folded",
+    "get_hook_point": "lens.hook_dict[name] is the hook point of a name",
+    "get_token_position": "lens.encode(series).token_table() says which steps each token covers",
+    "init_weights": "models.twins.untrained_twin(lens, seed) is the model with random weights",
+    "mps": "lens.to('mps')",
+    "n_params_total": "lens.cfg.n_params",
+    "original_model": "lens.model is the native module, lens.native the library's pipeline",
     "generate": "lens.forecast(series, horizon)",
     "loss_fn": "sweeps and lens.run(series, horizon, holdout=True) score forecasts against the truth",
+    "set_use_attn_in": "edit hook_resid_pre, which the attention reads through its norm",
     "set_use_attn_result": "hook_result is computed whenever it is asked for",
     "set_use_hook_mlp_in": "edit hook_resid_mid, which the MLP reads through its norm",
     "set_use_split_qkv_input": "edit hook_q, hook_k and hook_v; routes by input are probes.path_patching",
@@ -65,6 +118,25 @@ LENS = {
     "norm's gain and the head's factor; lens.readout(writes, encoded, like=stream) reads writes out with both",
 }
 """Members of TransformerLens's models that a lens lacks -> the replacement."""
+PIPELINES = {
+    **dict.fromkeys(("default_context_length", "model_context_length"), "lens.context_length"),
+    **dict.fromkeys(
+        ("max_output_patches", "model_output_patch_size", "model_prediction_length"),
+        "lens.prediction_length is the default horizon, lens.longest_pass that of one forward",
+    ),
+    **dict.fromkeys(
+        ("predict", "predict_df", "predict_fev"),
+        "lens.forecast(series, horizon) takes tensors, lists and frames; lens.native has the library's own call",
+    ),
+    "dtypes": "tsfm_lens.load(source, dtype=…) takes their names",
+    "fit": "lens.native.fit is the library's training; open what it returns by tsfm_lens.load(pipeline)",
+    "forecast_type": "lens.emits is the kind of the head's output",
+    "from_pretrained": "tsfm_lens.load(source)",
+    "predict_quantiles": "lens.forecast(series, horizon, quantiles=…), or lens.native.predict_quantiles",
+    "quantiles": "lens.levels",
+    "save_pretrained": "lens.native.save_pretrained(folder)",
+}
+"""Members of the Chronos pipelines that a lens lacks -> the replacement."""
 ARGUMENTS = {
     "attention_mask": "missing values are NaN in the series",
     "decoder_input": "give tokens=… or future=…, (series, step), for a token model's decoder to read",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from tsfm_lens.hooks.activations import Activations
 from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.interventions import Intervention, Mean, Noise, Resample, Zero
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.base import LensBase
+from tsfm_lens.models.base import LensBase, refuse_unknown
 from tsfm_lens.models.recording import Capture, names_of
 
 KINDS = {"zero": Zero, "mean": Mean, "resample": Resample, "noise": Noise}
@@ -37,6 +38,8 @@ def knock_outs(
 ) -> list[Intervention]:
     """Make one intervention per component; arguments as :meth:`Lens.ablate` takes them."""
     needs_reference = checked_how(how)
+    allowed = [field.name for field in fields(KINDS[how]) if field.name not in ("target", "reference")]
+    refuse_unknown(options, f"{how} ablation", [*allowed, "how", "reference", "horizon"])
     targets = select_components(lens.wiring, *components)
     if needs_reference:
         options["reference"] = reference_activations(lens, how, reference, horizon)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import metadata
 from typing import Any, Literal
@@ -16,7 +15,8 @@ from torch import Tensor
 from torch.nn import LayerNorm
 
 from tsfm_lens.data import SeriesBatch
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, WiringError
+from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.native import put_output, rms_scale, without_gain
 from tsfm_lens.hooks.wiring import Wiring
 from tsfm_lens.models.architecture import Encoded, Levels, Prediction, rows_apart
@@ -184,14 +184,19 @@ class Adapter(ABC):
         """Return the steps of the longest series; of the longest of all parts while a batch runs in parts."""
         return max(self.least_steps, *batch.lengths)
 
-    @contextmanager
-    def padded_to(self, steps: int) -> Iterator[None]:
+    def padded_to(self, steps: int) -> Block[None]:
         """Pad shorter batches, as if a series of so many steps were in each: padding can change what a library does."""
-        before, self.least_steps = self.least_steps, steps
-        try:
-            yield
-        finally:
-            self.least_steps = before
+        before: list[int] = []
+
+        def begin() -> None:
+            before.append(self.least_steps)
+            self.least_steps = steps
+
+        def end() -> None:
+            for least in before:
+                self.least_steps = least
+
+        return Block(Steps(None, begin, end))
 
     def lengthened(self, tensors: list[Tensor]) -> list[Tensor]:
         """Pad the first of some tensors (…, time) on the left; the library then pads the others to it."""
@@ -211,6 +216,22 @@ def refuse_request(adapter: Adapter, horizon: int, num_samples: int | None) -> N
             f"horizon {horizon} is longer than the {adapter.longest_pass} steps that {adapter.architecture} "
             "yields in one pass, and it has no rollout"
         )
+
+
+def predicted(
+    adapter: Adapter, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None
+) -> Prediction:
+    """Return the adapter's prediction; WiringError if it is of another number of steps than was asked for."""
+    prediction = adapter.predict(batch, horizon, levels, num_samples)
+    steps = {int(prediction.quantiles.shape[1]), int(prediction.mean.shape[-1])}
+    steps |= set() if prediction.samples is None else {int(prediction.samples.shape[-1])}
+    if steps != {horizon}:
+        raise WiringError(
+            f"predict of {adapter.architecture} gave {', '.join(map(str, sorted(steps)))} steps, expected {horizon}. "
+            f"The predict of the base class runs one pass, of at most {adapter.longest_pass} steps. Give "
+            f"{type(adapter).__name__} a predict that goes on beyond it, or set rollout = 'single', which refuses more"
+        )
+    return prediction
 
 
 def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
@@ -279,7 +300,9 @@ def refuse_dtype(adapter: Adapter, *values: Any) -> None:
 
 
 def refuse_gradients(wiring: Wiring) -> None:
-    """Refuse gradients that are not derivatives."""
+    """Refuse gradients that are not derivatives, and any in inference mode."""
+    if torch.is_inference_mode_enabled():
+        raise InputError("there are no gradients under torch.inference_mode(); leave it, torch.no_grad() may stay on")
     if not wiring.true_gradients:
         raise InputError(
             f"the gradients of {wiring.architecture} are not its derivatives (a rescaled backward pass, or steps of "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +12,6 @@ from typing import Any, Self
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformer_lens import HookedRootModule
 from transformer_lens.hook_points import LensHandle
 
 from tsfm_lens.data import as_series
@@ -23,15 +22,16 @@ from tsfm_lens.hooks.component import Component, select_components
 from tsfm_lens.hooks.component import components as all_components
 from tsfm_lens.hooks.edit import edited
 from tsfm_lens.hooks.interventions import Intervention
-from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.names import name_of, select
 from tsfm_lens.hooks.recorder import stream_into
 from tsfm_lens.hooks.registry import HookRegistry, attach_point
 from tsfm_lens.hooks.scopes import HookScope, resolve_hooks
-from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS
+from tsfm_lens.hooks.tl_names import ARGUMENTS, LENS, PIPELINES
 from tsfm_lens.hooks.weights import Weights
 from tsfm_lens.hooks.wiring import Attention, Mlp, Wiring
-from tsfm_lens.models.adapter import Adapter, covered, refuse_dtype, refuse_gradients, versions
+from tsfm_lens.models.adapter import Adapter, covered, refuse_gradients, versions
 from tsfm_lens.models.architecture import Encoded
+from tsfm_lens.models.as_module import NativeModule
 from tsfm_lens.models.forecast import is_count, refuse_overflow
 
 HookList = Iterable[tuple[Any, Callable[..., Any]]]
@@ -71,11 +71,9 @@ def _of_adapter(name: str, doc: str) -> Any:
     return property(lambda lens: getattr(lens.adapter, name), doc=doc)
 
 
-class LensBase(HookedRootModule):
+class LensBase(NativeModule):
     """Lens without whole forecasts, which the modules that add them take; see :class:`tsfm_lens.models.Lens`."""
 
-    adapter: Adapter
-    registry: HookRegistry
     native = _of_adapter("native", "Pipeline of the model's own library.")
     model = _of_adapter("model", "Torch module in the library's own pipeline.")
     wiring: Wiring = _of_adapter("wiring", "Table of the model's modules.")
@@ -101,7 +99,7 @@ class LensBase(HookedRootModule):
         for name, point in self.registry.hooked.items():
             attach_point(self, name, point)
         self.setup()
-        self.adapter.model.eval()
+        self.eval()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (type(self), self.adapter, self.model_id, self.revision, self.files, self._lasting_hooks())
@@ -126,12 +124,6 @@ class LensBase(HookedRootModule):
         stacks = ", ".join(f"{s.name or 'blocks'}: {s.n_layers} layers × {s.n_heads} heads" for s in self.wiring.stacks)
         return f"Lens({self.model_id!r}, {self.wiring.architecture}; {stacks}, d_model {self.d_model})"
 
-    def to(self, *args: Any, **kwargs: Any) -> Self:
-        """Move the native model; InputError for a precision that the library does not run in."""
-        refuse_dtype(self.adapter, *args, *kwargs.values())
-        self.adapter.model.to(*args, **kwargs)
-        return self
-
     @property
     def weights(self) -> Weights:
         """Matrices of every head and MLP."""
@@ -141,10 +133,6 @@ class LensBase(HookedRootModule):
     def d_model(self) -> int:
         """Width of the residual stream of the output stack."""
         return self.wiring.output_stack.d_model
-
-    def parameters(self, recurse: bool = True) -> Iterator[nn.Parameter]:
-        """Iterate over the parameters of the native model."""
-        return self.adapter.model.parameters(recurse)
 
     def hook_table(self) -> list[tuple[str, str]]:
         """List every hook point with the names of its axes."""
@@ -171,14 +159,28 @@ class LensBase(HookedRootModule):
         """Apply the native head to any residual stream: the logit lens.
 
         Args:
-            resid: (…, series, pos, d_model) of the output stack; InputError for another width.
+            resid: (…, series, pos, d_model) of the output stack.
             encoded: the batch it belongs to.
-            like: freeze the final norm's scale to that of this stream (same shape up to broadcasting).
+            like: freeze the final norm's scale to that of this stream (same shape up to broadcasting), so that the
+                logits of parts sum to those of their sum; of token models.
             unread: first positions that ``resid`` leaves out, since the head does not read them.
 
         Returns:
             Logits (…, series, step, vocabulary), or quantiles in data units (…, series, quantile, step).
+
+        Raises:
+            InputError: a stream of another width; ``like`` of a model whose head is no linear map.
         """
+        if like is not None and self.emits != "token":
+            raise InputError(
+                f"the head of {self.wiring.architecture} is no linear map, so what it makes of single parts does not "
+                "sum to the forecast; probes.attribute(run) splits the forecast among them. Leave like=… out to read "
+                "out a whole stream"
+            )
+        return self.frozen_readout(resid, encoded, like, unread)
+
+    def frozen_readout(self, resid: Tensor, encoded: Encoded, like: Tensor | None, unread: int = 0) -> Tensor:
+        """Apply the native head under the scale of another stream, of which derivatives are taken."""
         if resid.shape[-1] != self.d_model:
             raise InputError(f"the stream has shape {tuple(resid.shape)}, expected (…, series, pos, {self.d_model})")
         normed = self.adapter.final_norm(resid, like)
@@ -292,7 +294,7 @@ class LensBase(HookedRootModule):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            instead = LENS.get(name) or _in_stacks(self, name)
+            instead = LENS.get(name) or PIPELINES.get(name) or _in_stacks(self, name)
             if not instead:
                 raise
         raise AttributeError(f"a lens has no {name!r}: {instead}")
@@ -356,8 +358,9 @@ class LensBase(HookedRootModule):
             refuse_gradients(self.wiring)
         hooks = [*forward, *backward]
         if not reset_hooks_end:
+            level = self.context_level + 1
             for name, hook, direction in hooks:
-                self.registry.hooked[name].add_hook(hook, dir=direction)
+                self.registry.hooked[name].add_hook(hook, dir=direction, level=level)
             hooks = []
         return Block(HookScope(self.registry, self, hooks, after=self.clear_contexts if clear_contexts else None))
 
@@ -370,6 +373,7 @@ class LensBase(HookedRootModule):
         """Add a hook as TransformerLens's ``add_hook``, with globs as names; it stays until ``reset_hooks()``."""
         if "bwd" in (*args, kwargs.get("dir")):
             refuse_gradients(self.wiring)
+        name = name_of(name)
         if callable(name):
             super().add_hook(name, hook, *args, **kwargs)
             return
@@ -388,13 +392,8 @@ def _rebuilt(
     """Build a lens around a copied or unpickled model, with hooks of its own points."""
     lens = kind(adapter, model_id, revision, files)
     for name, direction, handle in hooks:
-        lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent)
+        lens.registry.hooked[name].add_hook(handle.user_hook, direction, handle.is_permanent, handle.context_level)
     return lens
-
-
-def hooks_in_force(lens: LensBase) -> tuple[object, ...]:
-    """Return the hooks that are set on a lens, for comparison with those of another time."""
-    return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
 
 
 def _in_stacks(lens: LensBase, name: str) -> str:

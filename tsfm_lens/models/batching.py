@@ -16,7 +16,7 @@ import torch
 
 from tsfm_lens.data import SeriesBatch, as_series
 from tsfm_lens.errors import InputError
-from tsfm_lens.models.adapter import default_horizon, default_levels, refuse_covariates, refuse_request
+from tsfm_lens.models.adapter import default_horizon, default_levels, predicted, refuse_covariates, refuse_request
 from tsfm_lens.models.architecture import Encoded, rows_of
 from tsfm_lens.models.base import LensBase
 from tsfm_lens.models.draws import BlockDraws, Piece, block_seed, refuse_undrawable, seeded
@@ -252,7 +252,7 @@ def forecast_part(request: ForecastRequest, start: int, stop: int, *, drawing: B
         # last, so that it sees what other hooks make of the logits
         nullcontext() if guarded else head.register_forward_hook(refuse_undrawable),
     ):
-        prediction = adapter.predict(batch, request.horizon, request.levels, request.num_samples)
+        prediction = predicted(adapter, batch, request.horizon, request.levels, request.num_samples)
     lens.registry.state.forwards += rows * (request.passes - 1)
     return Forecast.of(prediction, request.levels, batch, {**lens.provenance(), "seed": request.seed})
 

@@ -27,7 +27,7 @@ class Forecast:
 
     Attributes:
         quantiles: (series, quantile, step), data units; of covariates the model's output for them, NaN if none.
-        levels: the quantile levels, ascending.
+        levels: the quantile levels, in the order in which they were asked for.
         mean: (series, step); of quantile models their library's mean, or the median where it gives none
             (Chronos-2, TimesFM 3, Timestral, Toto 2, Moirai 2).
         samples: (series, sample, step), or None for a model that draws none.
@@ -70,7 +70,7 @@ class Forecast:
 
     def __repr__(self) -> str:
         paths = "" if self.samples is None else f", {self.samples.shape[1]} sample paths"
-        levels = f"quantiles {self.levels[0]:g} to {self.levels[-1]:g}"
+        levels = f"quantiles {min(self.levels):g} to {max(self.levels):g}"
         return f"Forecast({len(self.context)} series × {self.horizon} steps, {levels}{paths})"
 
     @property
@@ -107,11 +107,14 @@ class Forecast:
         return self.of_rows(np.flatnonzero(self.context.is_target).tolist(), self.context.targets())
 
     def to_dataset(self, truth: np.ndarray | None = None) -> xr.Dataset:
-        """Return a labelled dataset of kind "forecast", with the context and, where known, the truth (series, step)."""
+        """Return a labelled dataset of kind "forecast", with the context and, where known, the truth (series, step).
+
+        Its quantiles are in ascending order.
+        """
         data = context_dataset(self.context, self.horizon, truth)
-        seasons = list(self.context.seasonalities)
-        data = data.assign_coords(quantile=list(self.levels), season=("series", seasons))
-        data["quantile_forecast"] = (("series", "quantile", "step"), self.quantiles)
+        seasons, order = list(self.context.seasonalities), np.argsort(self.levels, kind="stable")
+        data = data.assign_coords(quantile=[self.levels[index] for index in order], season=("series", seasons))
+        data["quantile_forecast"] = (("series", "quantile", "step"), self.quantiles[:, order])
         if self.samples is not None:
             data["sample"] = (("series", "draw", "step"), self.samples)
         data.attrs = {"kind": "forecast", "title": "Forecast", **self.attrs}
@@ -140,11 +143,11 @@ def is_count(value: Any) -> bool:
 def checked_request(
     horizon: Any, quantiles: Iterable[float], num_samples: Any, seed: Any
 ) -> tuple[int, tuple[float, ...]]:
-    """Check the steps, and the quantile levels, which are returned in ascending order."""
+    """Check the steps, and the quantile levels, which stay in their order."""
     if not is_count(horizon):
         raise InputError(f"horizon {horizon!r} is not a number of steps; expected an integer from 1 to {MOST}")
     try:
-        levels = tuple(sorted(float(level) for level in quantiles))
+        levels = tuple(float(level) for level in quantiles)
     except (TypeError, ValueError):
         levels = ()
     if not levels or not all(0 < level < 1 for level in levels):

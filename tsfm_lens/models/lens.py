@@ -21,6 +21,7 @@ from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.architecture import Encoded
 from tsfm_lens.models.base import HookList, LensBase, refuse_unknown
 from tsfm_lens.models.batching import forecast_in_parts, request_of
+from tsfm_lens.models.devices import checked_device
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.recording import Capture, names_of, refuse_run
 
@@ -67,7 +68,8 @@ class Lens(LensBase):
         Args:
             series: anything that :func:`tsfm_lens.data.as_series` takes.
             horizon: steps; the model's own prediction length if None.
-            quantiles: levels between 0 and 1; if None the deciles, or the model's own levels where those end before.
+            quantiles: levels between 0 and 1, in any order, which the forecast keeps; if None the deciles, or the
+                model's own levels where those end before.
             num_samples: sample paths of a sampling model; its configured number if None.
             seed: of torch's generators for this call alone; the global state is left as it was.
             batch_size: most series per native call and per block of draws.
@@ -141,6 +143,7 @@ class Lens(LensBase):
         """
         refuse_unknown(run, "forecast" if rollout else "forward")
         refuse_run(self, rollout, incl_bwd, loss)
+        device = None if device is None else checked_device(device)
         if pos_slice is not None and reduce is not None:
             raise InputError("pos_slice and reduce exclude each other; let the reducer take the positions")
         stop = run.pop("stop_at_layer", None)
@@ -196,7 +199,8 @@ class Lens(LensBase):
             positions: token positions to change; all if None.
             horizon: of the forecasts along which reference series are recorded; the model's own if None. Give that of
                 the forecasts: some models have other tokens at another horizon.
-            options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``.
+            options: further fields of the intervention, e.g. ``per="pooled"``, ``seed=1``, ``scale=0.5``; InputError
+                for one that it does not have.
         """
         options |= {"rows": rows, "positions": positions}
         return self.edit(*knock_outs(self, components, how, reference, horizon, **options))

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-import contextlib
 import filecmp
 import json
 import os
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import torch
 
 from tsfm_lens.embedded import checkpoint_names, checkpoint_path
 from tsfm_lens.errors import CheckpointError, InputError, UnknownNameError, WiringError, unknown_name
+from tsfm_lens.hooks.block import Block, Steps
+from tsfm_lens.hooks.replay import Turns
 from tsfm_lens.models import checkpoint
 from tsfm_lens.models.adapter import refuse_dtype
 from tsfm_lens.models.architecture import Architecture, architectures
+from tsfm_lens.models.devices import checked_device
 from tsfm_lens.models.extras import EXTRAS, status
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.merging import ADAPTER_CONFIG, ADAPTER_WEIGHTS, StoredAdapter, has_weights_beside, read_adapter
 from tsfm_lens.models.merging import beside as adapters_beside
 from tsfm_lens.models.wirings._common import GENERATION, HUB, refuse_unknown, refuse_values
 
-_REDIRECTION = threading.RLock()
+# of loading models, which redirects the process's output
+_ONE_LOADING = Turns()
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -47,7 +49,7 @@ def load(
     Raises:
         CheckpointError: nothing loadable is there; the message says what to do.
         WiringError: no wiring knows the model, or the model is not as its wiring says.
-        InputError: an unknown dtype.
+        InputError: an unknown dtype, or a device that is not here.
 
     Example:
         >>> tsfm_lens.load("bolt-nano").wiring.architecture
@@ -59,6 +61,7 @@ def load(
         lens = _from_object(source)
         _refuse_beside(lens)
     else:
+        checked_device(device)
         folder, model_id, commit = _locate(str(source), revision)
         adapter = read_adapter(folder)
         base_folder = folder if adapter is None else _base_folder(adapter)
@@ -166,9 +169,7 @@ def _open(
     entry.check(files.config, model_id)
     refuse_unknown(files.generation, model_id, GENERATION, inside=f"{checkpoint.GENERATION}.")
     checkpoint.refuse_layers(files)
-    # some libraries print on loading, into what may be a command's JSON; a redirection is the process's, so that two
-    # at once could end in the wrong order
-    with _REDIRECTION, contextlib.redirect_stdout(sys.stderr):
+    with _quiet():
         with checkpoint.in_our_words(f"{model_id}: no {entry.title} can be built from its configuration"):
             with torch.device("meta"):
                 blank = entry.blank(files.config)
@@ -194,6 +195,23 @@ def _weight_files(files: checkpoint.Checkpoint, adapter: StoredAdapter | None) -
     """List the files of weights that a lens was opened from, those of an adapter last."""
     weights = [files.folder / name for name in files.files if name.endswith(checkpoint.SUFFIX)]
     return (*weights, *(() if adapter is None else (adapter.folder / ADAPTER_WEIGHTS,)))
+
+
+def _quiet() -> Block[None]:
+    """Send to stderr what libraries print on loading, which may be among a command's JSON; threads take turns."""
+    token, before = object(), list[TextIO]()
+
+    def begin() -> None:
+        _ONE_LOADING.take(token)
+        before.append(sys.stdout)
+        sys.stdout = sys.stderr
+
+    def end() -> None:
+        for stream in before:
+            sys.stdout = stream
+        _ONE_LOADING.give(token)
+
+    return Block(Steps(None, begin, end))
 
 
 def architecture_of(config: Mapping[str, Any], where: str, tensors: frozenset[str] = frozenset()) -> Architecture:

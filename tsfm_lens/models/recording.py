@@ -15,7 +15,7 @@ from tsfm_lens.data import SeriesBatch
 from tsfm_lens.errors import HookError, InputError, UnknownNameError
 from tsfm_lens.hooks.activations import Activations, TokenSpans
 from tsfm_lens.hooks.component import Component
-from tsfm_lens.hooks.names import select
+from tsfm_lens.hooks.names import name_of, select
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, passed_before, record, reducers_of
 from tsfm_lens.hooks.tl_names import point_of
 from tsfm_lens.models.adapter import refuse_gradients
@@ -169,7 +169,7 @@ class Capture:
 
 def names_of(lens: LensBase, names_filter: NamesFilter, stop: int | str | Component | None) -> list[str]:
     """Return the hook points that a run keeps; errors as in :meth:`Lens.run_with_cache`."""
-    points, selection = lens.registry.points, set[str]()
+    points, selection, names_filter = lens.registry.points, set[str](), name_of(names_filter)
     if names_filter is None:
         names = [name for name in points if not name.endswith("hook_result")]
     elif callable(names_filter):
@@ -215,8 +215,6 @@ def refuse_run(lens: LensBase, rollout: bool, gradients: bool, loss: Callable[[T
         )
     if gradients:
         refuse_gradients(lens.wiring)
-        if torch.is_inference_mode_enabled():
-            raise InputError("there are no gradients under torch.inference_mode(); leave it, or drop incl_bwd=True")
 
 
 SpansAt = Callable[[str, int, int, int, int], TokenSpans]

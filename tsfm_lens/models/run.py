@@ -21,12 +21,14 @@ from tsfm_lens.data.batch import held_out
 from tsfm_lens.errors import InputError
 from tsfm_lens.extensions import extensible, method_of
 from tsfm_lens.hooks.activations import Activations, TokenSpans
+from tsfm_lens.hooks.names import name_of
 from tsfm_lens.hooks.recorder import at_positions
 from tsfm_lens.hooks.tl_names import refuse_logits
 from tsfm_lens.models.adapter import default_horizon, refuse_covariates
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.base import hooks_in_force, refuse_unknown
+from tsfm_lens.models.base import refuse_unknown
 from tsfm_lens.models.batching import limit_of
+from tsfm_lens.models.conditions import Conditions
 from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, is_count, over_steps
 from tsfm_lens.models.lens import Lens
 from tsfm_lens.models.recording import Capture, names_of
@@ -43,6 +45,9 @@ _READING = signature(as_series).parameters
 @dataclass(frozen=True, eq=False)
 class Run:
     """Forecast of a batch by a model, and the model's activations, all computed on first use and then shared.
+
+    A run is of the model as it was when the run was made. It refuses to go on under other hooks, and after a change of
+    weights, as far as :class:`tsfm_lens.models.conditions.Conditions` sees one.
 
     Attributes:
         lens: the model.
@@ -74,7 +79,7 @@ class Run:
     explicit_horizon: bool = True
     n_twins: int | None = None
     original: Run | None = None
-    _hooks: tuple[object, ...] = ()
+    _conditions: Conditions | None = None
     _of: tuple[Run, list[int]] | None = None
     _others: dict[Hashable, Run] = field(init=False, default_factory=dict)
     _records: list[Activations] = field(init=False, default_factory=list)
@@ -92,6 +97,10 @@ class Run:
     else:
         __getattr__ = refuse_logits
 
+    def __post_init__(self) -> None:
+        if self._conditions is None or self._conditions.lens is not self.lens:
+            object.__setattr__(self, "_conditions", Conditions(self.lens))
+
     def __repr__(self) -> str:
         truth = "" if self.truth is None else ", truth known"
         return f"Run({self.lens.model_id!r}, {len(self.batch)} series, {self.horizon} steps{truth}, seed {self.seed})"
@@ -104,7 +113,7 @@ class Run:
         if self._of is not None:
             run, rows = self._of
             return run.forecast.of_rows(rows, self.batch)
-        self._refuse_other_hooks()
+        self.refuse_change()
         with self._clock("forecast"):
             return self.lens.forecast(self.batch, self.horizon, num_samples=self.num_samples, seed=self.seed)
 
@@ -118,7 +127,7 @@ class Run:
         if self._of is not None:
             run, rows = self._of
             return run.path[rows]
-        self._refuse_other_hooks()
+        self.refuse_change()
         with self._clock("path"):
             return self.lens.median_path(self.batch, self.horizon)
 
@@ -178,7 +187,7 @@ class Run:
         """Forecast in one value per step, (series, step), with which variants of the model are compared."""
         if self.rollout:
             return self.forecast.median
-        self._refuse_other_hooks()
+        self.refuse_change()
         return self._forward(())[0]
 
     def _forward(self, names: Sequence[str], last: int | None = None) -> tuple[np.ndarray, Activations]:
@@ -227,15 +236,18 @@ class Run:
 
         Raises:
             UnknownNameError: no such hook point.
-            InputError: one pass of the model does not cover the horizon; the run was made under other hooks.
+            InputError: one pass of the model does not cover the horizon; the run was made under other hooks or weights.
         """
-        requested = set(names)
+        requested = {name_of(each) for each in names}
+        wrong = [each for each in requested if not isinstance(each, str)]
+        if wrong:
+            raise InputError(f"{wrong[0]!r} names no hook point; expected a name or glob, lens.hook_table() lists them")
         if not requested:
             raise InputError("no hook point is given to record; lens.hook_table() lists them")
         there = self.find_record(requested)
         if there is not None:
             return there
-        self._refuse_other_hooks()
+        self.refuse_change()
         if self.rollout:
             options: dict[str, Any] = {"horizon": self.horizon, "num_samples": self.num_samples, "seed": self.seed}
             with torch.no_grad(), self._clock("recordings"):
@@ -278,12 +290,15 @@ class Run:
         while self._records and sum(acts.nbytes for acts in self._records) > limit:
             self._records.pop()
 
-    def _refuse_other_hooks(self) -> None:
-        if hooks_in_force(self.lens) != self._hooks:
-            raise InputError(
-                "this run was made under other hooks than those that are set now, so it would mix two models; make "
-                "the run in the block in which it is used"
-            )
+    @property
+    def conditions(self) -> Conditions:
+        """Hooks, weights, mode and precision of the lens under which the run was made."""
+        assert self._conditions is not None
+        return self._conditions
+
+    def refuse_change(self) -> None:
+        """Refuse to run the lens under other conditions than those of the run; see :class:`Conditions`."""
+        self.conditions.refuse_change()
 
     # --- other runs --------------------------------------------------------------------------------------
 
@@ -323,8 +338,7 @@ class Run:
         if key in self._others:
             return self._others[key]
         lens = twin_of(self.lens, number)
-        plain: dict[str, Any] = {"forced_path": None, "n_twins": 0, "original": self, "_hooks": (), "_of": None}
-        other = replace(self, lens=lens, **plain)
+        other = replace(self, lens=lens, forced_path=None, n_twins=0, original=self, _of=None)
         if sum(each.nbytes for each in lens.adapter.model.parameters()) < _SMALL:
             self._others[key] = other
         return other
@@ -384,7 +398,12 @@ class Run:
     # --- results -----------------------------------------------------------------------------------------
 
     def dataset(self) -> xr.Dataset:
-        """Return the part that all results share: context, truth, times, units, groups and variates."""
+        """Return the part that all results share: context, truth, times, units, groups and variates.
+
+        Raises:
+            InputError: the weights of the model have changed since the run was made, or its mode or precision.
+        """
+        self.conditions.refuse_other_model()
         return self._context.copy(deep=True)
 
     @cached_property
@@ -500,6 +519,6 @@ def run(
     if values is not None and not np.isfinite(values[batch.is_target]).any():
         values = None
     rolls = steps > adapter.longest_pass if rollout is None else rollout
-    settings = (num_samples, seed, rolls, None, whole, horizon is not None, twins, None, hooks_in_force(lens))
+    settings = (num_samples, seed, rolls, None, whole, horizon is not None, twins)
     new = Run(lens, batch, steps, values, *settings)
     return new if forced_path is None else new.following(forced_path)

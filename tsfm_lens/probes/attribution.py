@@ -197,7 +197,7 @@ class _Split:
 
     def readout(self, streams: Tensor, like: Tensor | None = None) -> Tensor:
         """Read out streams (…, series, pos, d_model) of the positions that are read."""
-        output = self.lens.readout(streams, self.run.encoded, like=like, unread=self._unread)
+        output = self.lens.frozen_readout(streams, self.run.encoded, like, self._unread)
         return output[..., : self.run.horizon] if self.run.tokens is None else output
 
     def frozen(self, streams: Tensor) -> Tensor:

@@ -108,7 +108,7 @@ def weight_effects(base: Any, tuned: Any, run: Run, *, progress: Progress | None
 
 def _by(lens: Lens, run: Run) -> Run:
     """Return a run of the same series by another model, or by one whose weights are others by now."""
-    return replace(run, lens=lens, _of=None)
+    return replace(run, lens=lens, _of=None, _conditions=None)
 
 
 _SIZES = ("norm", "relative_norm", "rank", "full_rank")
@@ -127,12 +127,12 @@ class Slice:
         return values if self.at is None else values.index_select(self.axis, self.at.to(values.device))
 
     def put(self, parameter: Tensor, values: Tensor) -> None:
-        """Replace these entries."""
-        with torch.no_grad():
-            if self.at is None:
-                parameter.copy_(values)
-            else:
-                parameter.index_copy_(self.axis, self.at.to(parameter.device), values.to(parameter))
+        """Replace these entries, uncounted by torch: they are put back, and runs of the model stay what they are."""
+        data = parameter.data
+        if self.at is None:
+            data.copy_(values)
+        else:
+            data.index_copy_(self.axis, self.at.to(data.device), values.to(data))
 
 
 @dataclass

@@ -1,0 +1,236 @@
+"""The child of a fork forecasts, whatever other threads of its parent were in the middle of.
+
+Every child has a deadline, after which it is killed: a hang is a failure, not a suite that stands still.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+import tsfm_lens
+from tsfm_lens.ablation import Variant, forecast_variants
+from tsfm_lens.hooks import EditPattern
+from tsfm_lens.models import Lens
+from tsfm_lens.testing import native_traces
+
+PATIENCE = 120
+SERIES = [np.sin(np.arange(48) / 4.0)]
+POINTS = {
+    "chronos-nano": "decoder_blocks.0.mlp.hook_out",
+    "bolt-nano": "decoder_blocks.0.mlp.hook_out",
+    "chronos2-nano": "blocks.0.mlp.hook_out",
+}
+pytestmark = pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no forks here")
+ONE = pytest.mark.parametrize("lens", ["chronos-nano"], indirect=True)
+
+
+@pytest.fixture(scope="module", params=POINTS)
+def lens(request: pytest.FixtureRequest) -> Lens:
+    return tsfm_lens.load(request.param)
+
+
+def forecast(lens: Lens) -> np.ndarray:
+    return lens.forecast(SERIES, 3, seed=1).quantiles
+
+
+def in_child(work: Callable[[], Any], how: str = "fork") -> Any:
+    """The result of a function that a child runs; fails where it takes too long."""
+    context: Any = multiprocessing.get_context(how)
+    receiver, sender = context.Pipe(duplex=False)
+    child = context.Process(target=send, args=(sender, work), daemon=True)
+    child.start()
+    sender.close()
+    try:
+        assert receiver.poll(PATIENCE), "the child hangs"
+        return receiver.recv()
+    finally:
+        child.kill()
+        child.join(PATIENCE)
+
+
+def send(sender: Any, work: Callable[[], Any]) -> None:
+    sender.send(work())
+
+
+@contextmanager
+def held_in_the_middle(run: Callable[[Callable[..., None]], Any]) -> Iterator[None]:
+    """While the block runs, another thread stands inside a hook of its own run, which it then finishes."""
+    inside, go_on, failures = threading.Event(), threading.Event(), list[BaseException]()
+
+    def wait(*_value: Any, **_hook: Any) -> None:
+        inside.set()
+        assert go_on.wait(PATIENCE)
+
+    def work() -> None:
+        try:
+            run(wait)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        assert inside.wait(PATIENCE)
+        yield
+    finally:
+        go_on.set()
+        thread.join(PATIENCE)
+    assert not failures
+
+
+def forecasting(lens: Lens, wait: Callable[..., None]) -> None:
+    lens.run_with_hooks(SERIES, [(POINTS[lens.model_id], wait)], rollout=True, horizon=3)
+
+
+def forwarding(lens: Lens, wait: Callable[..., None]) -> None:
+    with lens.hooks([(POINTS[lens.model_id], lambda value, hook: 0 * value)]):
+        lens.run_with_hooks(SERIES, [(POINTS[lens.model_id], wait)])
+
+
+def ablating(lens: Lens, wait: Callable[..., None]) -> None:
+    """Variants side by side, with forwards of modules shadowed."""
+
+    def pattern(value: Tensor) -> Tensor:
+        wait()
+        return 0.5 * value
+
+    target = str(next(part for part in lens.components("**.*attn.*") if part.layer == 1)).rpartition(".")[0]
+    forecast_variants(lens, SERIES, 3, [Variant("halved", (EditPattern(target, pattern),))])
+
+
+RUNS = [forecasting, forwarding, ablating]
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_fork_while_another_thread_runs_the_model(lens: Lens, run: Callable[..., None]) -> None:
+    plain, state = forecast(lens), torch.get_rng_state()
+
+    def work() -> tuple[np.ndarray, int, bool, bool]:
+        return forecast(lens), native_traces(lens), lens.registry.busy, torch.equal(torch.get_rng_state(), state)
+
+    with held_in_the_middle(lambda wait: run(lens, wait)):
+        found, traces, busy, same_state = in_child(work)
+    np.testing.assert_array_equal(found, plain)
+    # nothing of the other thread is left in the child: it may copy the lens, too
+    assert (traces, busy, same_state) == (0, False, True)
+    np.testing.assert_array_equal(forecast(lens), plain)
+
+
+@ONE
+def test_threads_of_the_child_are_no_threads_of_the_parent(lens: Lens) -> None:
+    """A thread may get the number of one that the child does not have."""
+    plain = forecast(lens)
+
+    def work() -> list[np.ndarray]:
+        results: list[np.ndarray] = []
+        for _ in range(3):
+            thread = threading.Thread(target=lambda: results.append(forecast(lens)))
+            thread.start()
+            thread.join()
+        return results
+
+    with held_in_the_middle(lambda wait: ablating(lens, wait)):
+        results = in_child(work)
+    assert len(results) == 3
+    for found in results:
+        np.testing.assert_array_equal(found, plain)
+
+
+@ONE
+def test_a_fork_inside_a_block_keeps_the_block(lens: Lens) -> None:
+    part = POINTS[lens.model_id]
+    with lens.hooks([(part, lambda value, hook: 0 * value)]):
+        here = forecast(lens)
+        with held_in_the_middle(lambda wait: forecasting(lens, wait)):
+            found = in_child(lambda: forecast(lens))
+    np.testing.assert_array_equal(found, here)
+    assert not np.array_equal(here, forecast(lens))
+
+
+@ONE
+def test_a_fork_inside_a_seeded_run(lens: Lens) -> None:
+    """The thread that forks holds a turn itself, as a data loader that is asked for a batch by a hook."""
+    found, asked = list[np.ndarray](), list[bool]()
+
+    def meet(value: Tensor, hook: object) -> None:
+        # the child runs the same hook
+        if not asked:
+            asked.append(True)
+            found.append(in_child(lambda: forecast(lens)))
+
+    lens.run_with_hooks(SERIES, [(POINTS[lens.model_id], meet)], rollout=True, horizon=3)
+    assert found[0].shape == forecast(lens).shape
+    assert np.isfinite(found[0]).all()
+
+
+def test_a_fork_while_another_thread_loads_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tsfm_lens.models import checkpoint
+
+    output, plain = sys.stdout, forecast(tsfm_lens.load("bolt-nano"))
+    difference, waits = checkpoint.refuse_difference, list[Callable[..., None]]()
+
+    def refuse_difference(*args: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            waits[0]()
+        difference(*args)
+
+    monkeypatch.setattr(checkpoint, "refuse_difference", refuse_difference)
+
+    def loading(wait: Callable[..., None]) -> None:
+        waits.append(wait)
+        tsfm_lens.load("bolt-nano")
+
+    def work() -> tuple[np.ndarray, bool]:
+        return forecast(tsfm_lens.load("bolt-nano")), sys.stdout is output
+
+    with held_in_the_middle(loading):
+        found, own_output = in_child(work)
+    np.testing.assert_array_equal(found, plain)
+    assert own_output
+    assert sys.stdout is output
+
+
+class Forecasts(Dataset[Any]):
+    """Items that workers forecast."""
+
+    def __init__(self, lens: Lens) -> None:
+        self.lens = lens
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.as_tensor(forecast(self.lens))
+
+
+@ONE
+def test_workers_of_a_data_loader(lens: Lens) -> None:
+    plain = torch.as_tensor(forecast(lens))
+    with held_in_the_middle(lambda wait: forecasting(lens, wait)):
+        loader = DataLoader(Forecasts(lens), num_workers=2, multiprocessing_context="fork", timeout=PATIENCE)
+        batches = list(loader)
+    assert len(batches) == 2
+    for batch in batches:
+        assert torch.equal(batch[0], plain)
+
+
+def load_and_forecast() -> np.ndarray:
+    return forecast(tsfm_lens.load("bolt-nano"))
+
+
+def test_a_spawned_child() -> None:
+    lens = tsfm_lens.load("bolt-nano")
+    with held_in_the_middle(lambda wait: forecasting(lens, wait)):
+        found = in_child(load_and_forecast, "spawn")
+    np.testing.assert_array_equal(found, forecast(lens))

@@ -1,0 +1,652 @@
+"""What a user of TransformerLens calls on a model does the same on a lens, or is refused with the call that does."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformer_lens import ActivationCache, HookedRootModule
+from transformer_lens.hook_points import HookPoint
+from transformer_lens.model_bridge import TransformerBridge
+from transformer_lens.utilities import Slice
+
+import tsfm_lens
+from tsfm_lens.errors import HookError, InputError
+from tsfm_lens.models import Lens, Run
+
+MODELS = ("chronos-nano", "bolt-nano", "chronos2-nano")
+SERIES = [10 + np.sin(np.arange(60) / 2.0), 12 + np.cos(np.arange(60) / 3.0)]
+STACK = {"chronos-nano": "decoder_blocks", "bolt-nano": "decoder_blocks", "chronos2-nano": "blocks"}
+
+
+@cache
+def opened(name: str) -> Run:
+    return tsfm_lens.load(name).run(SERIES, 4)
+
+
+@pytest.fixture(params=MODELS)
+def run(request: pytest.FixtureRequest) -> Iterator[Run]:
+    made = opened(request.param)
+    plain_of(request.param)
+    yield made
+    made.lens.reset_hooks(including_permanent=True)
+    made.lens.eval()
+    made.lens.requires_grad_(True).zero_grad()
+
+
+def at(run: Run, layer: int, name: str) -> str:
+    return f"{STACK[run.lens.model_id]}.{layer}.{name}"
+
+
+def attention(run: Run) -> str:
+    return "time_attn" if run.lens.model_id == "chronos2-nano" else "cross_attn"
+
+
+def plain(run: Run) -> Tensor:
+    with torch.no_grad():
+        return run.lens(run.encoded)
+
+
+def is_plain(run: Run) -> bool:
+    return torch.equal(plain(run), plain_of(run.lens.model_id))
+
+
+@cache
+def plain_of(name: str) -> Tensor:
+    return plain(opened(name))
+
+
+def half(value: Tensor, hook: HookPoint) -> Tensor:
+    return 0.5 * value
+
+
+# --- hooks of a block, and hooks that stay ----------------------------------------------------------------------
+
+
+def test_a_lens_is_a_hooked_root_module(run: Run) -> None:
+    lens = run.lens
+    assert isinstance(lens, HookedRootModule)
+    assert all(isinstance(point, HookPoint) for point in lens.hook_points())
+    assert set(lens.hook_dict) == {name for name, _axes in lens.hook_table()}
+    assert all(point.name == name for name, point in lens.hook_dict.items())
+    assert {lens.hook_dict[name].layer() for name in lens.hook_dict if ".0." in name} == {0}
+
+
+def test_hooks_act_in_the_order_of_setting(run: Run) -> None:
+    lens, point, seen = run.lens, at(run, 1, "mlp.hook_out"), list[str]()
+
+    def note(value: Tensor, hook: HookPoint, *, mark: str) -> None:
+        seen.append(mark)
+
+    lens.add_hook(point, partial(note, mark="second"))
+    lens.add_hook(point, partial(note, mark="third"))
+    lens.add_hook(point, partial(note, mark="first"), prepend=True)
+    with lens.hooks([(point, partial(note, mark="fourth")), (point, partial(note, mark="fifth"))]):
+        plain(run)
+    assert seen == ["first", "second", "third", "fourth", "fifth"]
+    assert [len(handles) for handles in lens.list_hooks().values()] == [3]
+
+
+def test_what_a_hook_returns_is_what_the_next_sees(run: Run) -> None:
+    lens, point, seen = run.lens, at(run, 0, "mlp.hook_out"), list[Tensor]()
+
+    def see(value: Tensor, hook: HookPoint) -> None:
+        seen.append(value.clone())
+
+    lens.run_with_hooks(run.encoded, [(point, see), (point, half), (point, see), (point, half), (point, see)])
+    assert torch.equal(seen[1], 0.5 * seen[0])
+    assert torch.equal(seen[2], 0.25 * seen[0])
+
+
+def test_permanent_hooks_survive_a_reset(run: Run) -> None:
+    lens, point = run.lens, at(run, 1, "mlp.hook_out")
+    lens.add_perma_hook(point, half)
+    lens.add_hook(point, half)
+    assert lens.hook_dict[point].has_hooks()
+    lens.reset_hooks()
+    assert [handle.is_permanent for handle in lens.hook_dict[point].fwd_hooks] == [True]
+    assert not is_plain(run)
+    assert lens.list_hooks(including_permanent=False) == {}
+    lens.reset_hooks(including_permanent=True)
+    assert not lens.hook_dict[point].has_hooks()
+    assert is_plain(run)
+
+
+def test_blocks_have_levels(run: Run) -> None:
+    lens, outer, inner = run.lens, at(run, 0, "mlp.hook_out"), at(run, 1, "mlp.hook_out")
+    assert lens.context_level == 0
+    with lens.hooks([(outer, half)]):
+        assert lens.context_level == 1
+        alone = plain(run)
+        with lens.hooks([(inner, half)]):
+            assert lens.context_level == 2
+            levels = {point: lens.hook_dict[point].fwd_hooks[0].context_level for point in (outer, inner)}
+            assert levels == {outer: 1, inner: 2}
+            lens.reset_hooks(level=2)
+            assert torch.equal(plain(run), alone)
+            with lens.ablate(f"{'decoder.' if STACK[lens.model_id] != 'blocks' else ''}1.mlp"):
+                assert lens.context_level == 3
+        assert lens.context_level == 1
+        lens.reset_hooks(level=1)
+        assert is_plain(run)
+    assert lens.context_level == 0
+    assert not lens.list_hooks()
+
+
+def test_a_level_is_of_one_thread(run: Run) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    with run.lens.hooks([(at(run, 0, "mlp.hook_out"), half)]), ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: run.lens.context_level).result() == 0
+
+
+def test_hooks_that_stay_have_the_level_of_their_block(run: Run) -> None:
+    lens, point = run.lens, at(run, 0, "mlp.hook_out")
+    lens.run_with_hooks(run.encoded, [(point, half)], reset_hooks_end=False)
+    assert [handle.context_level for handle in lens.hook_dict[point].fwd_hooks] == [1]
+    assert not is_plain(run)
+    lens.reset_hooks(level=2)
+    assert not is_plain(run)
+    lens.reset_hooks(level=1)
+    assert is_plain(run)
+
+
+def test_a_reset_backward_hook_waits_for_no_gradient(run: Run) -> None:
+    with run.lens.hooks(bwd_hooks=[(at(run, 0, "mlp.hook_out"), lambda grad, hook: None)]):
+        run.lens(run.encoded)
+        run.lens.reset_hooks(level=1)
+
+
+@pytest.mark.parametrize("direction", ["fwd", "bwd"])
+def test_a_reset_of_one_direction(run: Run, direction: str) -> None:
+    lens, point = run.lens, at(run, 0, "mlp.hook_out")
+    lens.add_hook(point, half, dir="fwd")
+    lens.add_hook(point, lambda grad, hook: None, dir="bwd")
+    lens.reset_hooks(direction=direction)  # type: ignore[arg-type]
+    left = lens.hook_dict[point]
+    assert (len(left.fwd_hooks), len(left.bwd_hooks)) == ((0, 1) if direction == "fwd" else (1, 0))
+
+
+def test_a_hook_point_may_be_given_itself(run: Run) -> None:
+    lens, point = run.lens, at(run, 0, "mlp.hook_out")
+    expected = lens.run_with_hooks(run.encoded, [(point, half)])
+    assert torch.equal(lens.run_with_hooks(run.encoded, [(lens.hook_dict[point], half)]), expected)
+    lens.add_hook(lens.hook_dict[point], half)
+    assert torch.equal(lens(run.encoded), expected)
+    lens.reset_hooks()
+    acts = run.lens.run_with_cache(run.encoded, names_filter=lens.hook_dict[point])[1]
+    assert list(acts) == [point]
+    chosen = [lens.hook_dict[point], lens.hook_dict[at(run, 1, "hook_resid_pre")]]
+    assert {each.name for each in chosen} <= set(run.record(chosen))
+    assert set(run.lens.run_with_cache(run.encoded, names_filter=lens.hook_points())[1]) == set(lens.hook_dict)
+
+
+@pytest.mark.parametrize("name", [3, None, 2.5])
+def test_what_names_no_hook_point_is_refused(run: Run, name: Any) -> None:
+    with pytest.raises(InputError, match=r"names no hook point.*lens.hook_table\(\)"):
+        run.record([name])
+
+
+def test_contexts_of_hook_points(run: Run) -> None:
+    lens, point = run.lens, at(run, 0, "mlp.hook_out")
+
+    def keep(value: Tensor, hook: HookPoint) -> None:
+        hook.ctx["size"] = value.shape
+
+    lens.run_with_hooks(run.encoded, [(point, keep)])
+    assert lens.hook_dict[point].ctx["size"][0] == 2
+    lens.run_with_hooks(run.encoded, [(point, half)], clear_contexts=True)
+    assert lens.hook_dict[point].ctx == {}
+
+
+# --- hooks that set hooks ---------------------------------------------------------------------------------------
+
+LATER = [
+    ("0.hook_resid_pre", "0.hook_resid_mid"),
+    ("0.hook_resid_pre", "2.mlp.hook_out"),
+    ("0.hook_resid_pre", "0.ATTN.hook_pattern"),
+    ("0.ATTN.hook_q", "0.ATTN.hook_pattern"),
+    ("1.ATTN.hook_z", "1.ATTN.hook_result"),
+    ("1.ATTN.hook_z", "1.ATTN.hook_out"),
+    ("1.ATTN.hook_out", "1.hook_resid_post"),
+    ("1.mlp.hook_pre", "1.mlp.hook_post"),
+    ("1.mlp.hook_post", "1.mlp.hook_out"),
+    ("1.mlp.hook_out", "1.hook_resid_post"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), LATER)
+@pytest.mark.parametrize("by", ["lens", "hook point", "block"])
+def test_a_hook_that_a_hook_sets_acts_further_down(run: Run, first: str, second: str, by: str) -> None:
+    lens = run.lens
+    first, second = (at(run, int(each[0]), each[2:].replace("ATTN", attention(run))) for each in (first, second))
+    blocks: list[Any] = []
+
+    def other(value: Tensor, hook: HookPoint) -> None:
+        if by == "lens":
+            lens.add_hook(second, half)
+        elif by == "hook point":
+            lens.hook_dict[second].add_hook(half)
+        else:
+            blocks.append(lens.hooks([(second, half)]))
+            blocks[-1].__enter__()
+
+    with torch.no_grad():
+        # a hook at the first point has attention computed step by step, if that is inside of it
+        expected = lens.run_with_hooks(run.encoded, [(first, lambda value, hook: None), (second, half)])
+        found = lens.run_with_hooks(run.encoded, [(first, other)])
+    for block in blocks:
+        block.__exit__(None, None, None)
+    assert torch.equal(found, expected)
+    assert not torch.allclose(found, plain_of(lens.model_id), rtol=1e-4)
+    lens.reset_hooks()
+    assert is_plain(run)
+
+
+def test_a_hook_that_is_set_further_up_acts_in_the_next_pass(run: Run) -> None:
+    lens, first, second = run.lens, at(run, 0, "mlp.hook_out"), at(run, 1, "mlp.hook_out")
+
+    def other(value: Tensor, hook: HookPoint) -> None:
+        if not lens.hook_dict[first].has_hooks():
+            lens.add_hook(first, half)
+
+    with torch.no_grad():
+        expected = lens.run_with_hooks(run.encoded, [(first, half)])
+        with lens.hooks([(second, other)]):
+            lens(run.encoded)
+            found = lens(run.encoded)
+    assert torch.equal(found, expected)
+
+
+# --- gradients --------------------------------------------------------------------------------------------------
+
+
+def loss_of(output: Tensor) -> Tensor:
+    return output.double().square().mean()
+
+
+def points_of_all_kinds(run: Run) -> list[str]:
+    kind = attention(run)
+    names = ("hook_resid_pre", f"{kind}.hook_z", f"{kind}.hook_q", f"{kind}.hook_pattern", f"{kind}.hook_out")
+    return [at(run, 1, name) for name in (*names, "mlp.hook_post", "mlp.hook_out", "hook_resid_post")]
+
+
+@pytest.mark.parametrize("returned", [False, True])
+def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
+    lens, names, kept = run.lens, points_of_all_kinds(run), dict[str, Tensor]()
+
+    def keep(value: Tensor, hook: HookPoint) -> Tensor | None:
+        value.retain_grad()
+        kept[str(hook.name)] = value
+        return value if returned else None
+
+    # one hook at a time and no other, as a record of gradients is made
+    for name in names:
+        loss_of(lens.run_with_hooks(run.encoded, [(name, keep)])).backward()
+        expected = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1][f"{name}_grad"]
+        found = kept[name].grad
+        assert found is not None
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+        assert bool(expected.any())
+
+
+def test_gradients_to_a_value_that_a_hook_kept(run: Run) -> None:
+    lens, name, kept = run.lens, at(run, 1, "mlp.hook_out"), list[Tensor]()
+    output = lens.run_with_hooks(run.encoded, [(name, lambda value, hook: kept.append(value))])
+    (found,) = torch.autograd.grad(loss_of(output), kept)
+    expected = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1][f"{name}_grad"]
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+def test_a_value_may_become_a_leaf(run: Run) -> None:
+    """Gradients of activations alone: weights take none."""
+    lens, name, kept = run.lens, at(run, 1, "hook_resid_pre"), list[Tensor]()
+    lens.requires_grad_(False)
+
+    def keep(value: Tensor, hook: HookPoint) -> None:
+        kept.append(value.requires_grad_())
+
+    loss_of(lens.run_with_hooks(run.encoded, [(name, keep)])).backward()
+    assert kept[0].grad is not None
+    assert bool(kept[0].grad.any())
+    assert all(weight.grad is None for weight in lens.parameters())
+
+
+def test_hooks_that_only_look_change_no_bit(run: Run) -> None:
+    seen: list[torch.Size] = []
+    names = [at(run, 1, f"{attention(run)}.hook_z"), at(run, 0, "mlp.hook_out"), at(run, 1, "hook_resid_pre")]
+    found = run.lens.run_with_hooks(
+        run.encoded, [(name, lambda value, hook: seen.append(value.shape)) for name in names]
+    )
+    assert len(seen) == 3
+    # torch takes other kernels where gradients are recorded
+    assert torch.equal(found, run.lens(run.encoded))
+
+
+def test_backward_hooks(run: Run) -> None:
+    lens, name, seen = run.lens, at(run, 1, "mlp.hook_out"), list[Tensor]()
+    lens.run_with_hooks(
+        run.encoded, bwd_hooks=[(name, lambda grad, hook: seen.append(grad.clone()))], reset_hooks_end=False
+    )
+    loss_of(lens(run.encoded)).backward()
+    expected = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1][f"{name}_grad"]
+    torch.testing.assert_close(seen[0], expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+
+
+# --- the module -------------------------------------------------------------------------------------------------
+
+
+def test_modes_reach_the_model(run: Run) -> None:
+    lens = tsfm_lens.load(run.lens.model_id)
+    for module in lens.model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.5
+    modules = [*lens.modules(), *lens.model.modules()]
+    assert not lens.training
+    assert not any(module.training for module in modules)
+    assert torch.equal(lens(run.encoded), lens(run.encoded))
+    assert lens.train() is lens
+    assert lens.training
+    assert all(module.training for module in modules)
+    assert not torch.equal(lens(run.encoded), lens(run.encoded))
+    lens.model.eval()
+    assert not lens.training
+    assert lens.train().eval() is lens
+    assert torch.equal(lens(run.encoded), run.lens(run.encoded))
+
+
+def test_state_is_that_of_the_model(run: Run) -> None:
+    lens, native = copy.deepcopy(run.lens), run.lens.model.state_dict()
+    assert list(lens.state_dict()) == list(native)
+    assert all(torch.equal(value, native[name]) for name, value in lens.state_dict().items())
+    assert [name for name, _ in lens.named_parameters()] == [name for name, _ in lens.model.named_parameters()]
+    assert [name for name, _ in lens.named_buffers()] == [name for name, _ in lens.model.named_buffers()]
+    assert [id(each) for each in lens.parameters()] == [id(each) for each in lens.model.parameters()]
+    assert [id(each) for each in lens.buffers()] == [id(each) for each in lens.model.buffers()]
+    name, weight = next(lens.named_parameters())
+    assert lens.get_parameter(name) is weight
+    lens.load_state_dict({name: 2 * value for name, value in native.items()})
+    assert torch.equal(weight, 2 * native[name])
+    assert not torch.equal(lens(run.encoded).detach(), plain(run))
+    with pytest.raises(RuntimeError, match=r"Unexpected key|Missing key"):
+        lens.load_state_dict({"other": torch.zeros(1)})
+
+
+def test_weights_are_frozen_by_name(run: Run) -> None:
+    lens = run.lens
+    for name, weight in lens.named_parameters():
+        weight.requires_grad_("wo" in name or name.startswith("decoder"))
+    loss_of(lens(run.encoded)).backward()
+    trained = {name for name, weight in lens.model.named_parameters() if weight.grad is not None}
+    assert trained
+    assert all("wo" in name or name.startswith("decoder") for name in trained)
+    lens.zero_grad()
+    assert all(weight.grad is None for weight in lens.model.parameters())
+    lens.requires_grad_(False)
+    assert not any(weight.requires_grad for weight in lens.model.parameters())
+
+
+CASTS: dict[str, tuple[Callable[[Lens], Any], torch.dtype]] = {
+    "half": (Lens.half, torch.float16),
+    "bfloat16": (Lens.bfloat16, torch.bfloat16),
+    "to": (lambda lens: lens.to(torch.bfloat16), torch.bfloat16),
+    "to keyword": (lambda lens: lens.to(dtype=torch.float16), torch.float16),
+    "to another's": (lambda lens: lens.to(torch.zeros(1, dtype=torch.float16)), torch.float16),
+    "type": (lambda lens: lens.type(torch.bfloat16), torch.bfloat16),
+    "float": (lambda lens: lens.half().float(), torch.float32),
+    "cpu": (Lens.cpu, torch.float32),
+    "double": (Lens.double, torch.float64),
+    "to double": (lambda lens: lens.to("cpu", torch.float64), torch.float64),
+}
+
+
+@pytest.mark.parametrize("cast", CASTS)
+def test_precisions_reach_the_model(run: Run, cast: str) -> None:
+    lens = copy.deepcopy(run.lens)
+    act, dtype = CASTS[cast]
+    if str(dtype).removeprefix("torch.") not in lens.adapter.dtypes:
+        with pytest.raises(InputError, match=f"does not run in {str(dtype)[6:]}; choose float32"):
+            act(lens)
+        dtype = torch.float32
+    else:
+        assert act(lens) is lens
+    assert {weight.dtype for weight in lens.model.parameters()} == {dtype}
+    assert lens.cfg.dtype == dtype
+
+
+def test_functions_are_applied_to_the_model(run: Run) -> None:
+    lens, seen = run.lens, list[nn.Module]()
+    assert lens.apply(seen.append) is lens
+    assert {id(each) for each in seen} == {id(each) for each in lens.model.modules()}
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("device", ["cuda", "cuda:1", "mps", "gpu", 0])
+def test_devices_that_are_not_here(run: Run, device: Any) -> None:
+    moves: list[Callable[[], Any]] = [
+        lambda: tsfm_lens.load(run.lens.model_id, device=device),
+        lambda: run.lens.to(device),
+        lambda: run.lens.to(device=device),
+        lambda: run.lens.run_with_cache(run.encoded, device=device),
+    ]
+    for move in moves:
+        with pytest.raises(InputError, match=f"no device '{device}' here; there is cpu"):
+            move()
+    with pytest.raises(InputError, match="no device 'cuda' here"):
+        run.lens.cuda()
+    assert tsfm_lens.load(run.lens.model_id, device="cpu").device.type == "cpu"
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy])
+def test_copies_have_hooks_of_their_own(run: Run, duplicate: Callable[[Lens], Lens]) -> None:
+    point = at(run, 1, "mlp.hook_out")
+    run.lens.add_hook(point, half, level=3)
+    other = duplicate(run.lens)
+    assert [handle.context_level for handle in other.hook_dict[point].fwd_hooks] == [3]
+    edited = plain(run)
+    run.lens.reset_hooks()
+    with torch.no_grad():
+        assert torch.equal(other(run.encoded), edited)
+    assert is_plain(run)
+
+
+@pytest.mark.parametrize(
+    "set_hook", ["register_forward_hook", "register_forward_pre_hook", "register_full_backward_hook"]
+)
+def test_torch_hooks_go_to_the_native_module(run: Run, set_hook: str) -> None:
+    point = at(run, 1, "mlp.hook_out")
+    with pytest.raises(HookError, match=r"lens.model.get_submodule\('(.*)'\)") as refused:
+        getattr(run.lens.hook_dict[point], set_hook)(lambda *call: None)
+    path, seen = str(refused.value).split("get_submodule('")[1].split("')")[0], list[Tensor]()
+    handle = run.lens.model.get_submodule(path).register_forward_hook(lambda module, args, output: seen.append(output))
+    acts = run.lens.run_with_cache(run.encoded, names_filter=point)[1]
+    handle.remove()
+    assert torch.equal((seen[0] if isinstance(seen[0], Tensor) else seen[0][0]).reshape(acts[point].shape), acts[point])
+
+
+# --- the cache --------------------------------------------------------------------------------------------------
+
+FILTERS: dict[str, Any] = {
+    "a name": lambda run: at(run, 1, "mlp.hook_out"),
+    "names": lambda run: [at(run, 0, "hook_resid_pre"), at(run, 1, "mlp.hook_out")],
+    "a set": lambda run: {at(run, 0, "hook_resid_pre")},
+    "a glob": lambda run: "**.hook_z",
+    "a predicate": lambda run: lambda name: name.endswith("hook_out") and ".1." in name,
+    "nothing": lambda run: None,
+}
+
+
+@pytest.mark.parametrize("chosen", FILTERS)
+def test_names_filters(run: Run, chosen: str) -> None:
+    names_filter, lens = FILTERS[chosen](run), run.lens
+    output, acts = lens.run_with_cache(run.encoded, names_filter=names_filter)
+    whole = lens.run_with_cache(run.encoded)[1]
+    assert acts
+    assert len(acts) == len(set(acts)) == len(list(acts.keys()))
+    assert all(acts[name].shape == whole[name].shape for name in acts)
+    assert all(not acts[name].requires_grad for name in acts)
+    if chosen in ("a name", "names", "a set"):
+        wanted = [names_filter] if isinstance(names_filter, str) else list(names_filter)
+        assert sorted(acts) == sorted(wanted)
+    assert not lens.list_hooks()
+    torch.testing.assert_close(output.detach(), plain(run), rtol=1e-4, atol=1e-4)
+
+
+def test_options_of_caching(run: Run) -> None:
+    lens, name = run.lens, at(run, 1, "hook_resid_pre")
+    acts = lens.run_with_cache(run.encoded, names_filter=name)[1]
+    assert lens.run_with_cache(run.encoded, names_filter=name, device="cpu")[1][name].device.type == "cpu"
+    one = lens.run(SERIES[:1], 4)
+    alone = lens.run_with_cache(one.encoded, names_filter=name, remove_batch_dim=True)[1]
+    assert alone[name].shape == acts[name].shape[1:]
+    grads = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1]
+    assert set(grads) == {name, f"{name}_grad"}
+    assert acts.to("cpu") is acts
+    assert torch.equal(acts.to(torch.device("cpu"))[name], grads[name])
+    with pytest.raises(InputError, match="exclude each other"):
+        lens.run_with_cache(run.encoded, pos_slice=-1, reduce=lambda value: value)
+
+
+SLICES = [Slice((0, 1)), Slice(-1), Slice([0]), Slice(None), Slice(0)]
+
+
+@pytest.mark.parametrize("which", SLICES, ids=str)
+def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
+    lens, plain_slice = run.lens, None if which.mode == "identity" else which.slice
+    if isinstance(plain_slice, np.ndarray):
+        plain_slice = plain_slice.tolist()
+    if isinstance(plain_slice, slice):
+        plain_slice = (plain_slice.start, plain_slice.stop)
+    acts = lens.run_with_cache(run.encoded, names_filter=None)[1]
+    for method in ("decompose_resid", "accumulated_resid", "stack_head_results"):
+        found, expected = (getattr(acts, method)(pos_slice=each) for each in (which, plain_slice))
+        # as in TransformerLens, a number keeps the axis, and a slice of one leaves it out
+        assert torch.equal(found, expected.squeeze(-2) if which.mode == "int" else expected), method
+    name = at(run, 1, "hook_resid_pre")
+    cut = lens.run_with_cache(run.encoded, names_filter=name, pos_slice=which)[1][name]
+    torch.testing.assert_close(cut, which.apply(acts[name], dim=1), rtol=1e-4, atol=1e-4)
+
+    def ablated(rows: Any, positions: Any) -> Tensor:
+        with torch.no_grad(), lens.ablate("**.mlp", rows=rows, positions=positions):
+            return lens(run.encoded)
+
+    if which.mode != "identity":
+        assert torch.equal(ablated(None, which), ablated(None, which.slice))
+        assert torch.equal(ablated(which, None), ablated(which.slice, None))
+
+
+def test_streams_are_taken_apart(run: Run) -> None:
+    acts = run.lens.run_with_cache(run.encoded)[1]
+    layers = run.lens.cfg.n_layers
+    last = acts[at(run, layers - 1, "hook_resid_post")]
+    scale = float(last.abs().max())
+    writes, labels = acts.decompose_resid(return_labels=True)
+    assert len(writes) == len(labels)
+    torch.testing.assert_close(writes.sum(0), last, rtol=1e-4, atol=1e-5 * scale)
+    streams, labels = acts.accumulated_resid(return_labels=True)
+    assert len(streams) == len(labels) == layers + 1
+    assert torch.equal(streams[-1], last)
+    parts = acts.get_full_resid_decomposition()
+    torch.testing.assert_close(parts.sum(0), last, rtol=1e-4, atol=1e-4 * scale)
+    heads = acts.stack_head_results(layer=1)
+    assert acts.apply_ln_to_stack(heads).shape == heads.shape
+    whole = acts.apply_ln_to_stack(writes).sum(0)
+    torch.testing.assert_close(whole, acts.apply_ln_to_stack(last[None])[0], rtol=1e-4, atol=1e-4)
+
+
+def test_parts_are_read_out_where_they_sum(run: Run) -> None:
+    acts = run.lens.run_with_cache(run.encoded)[1]
+    last = acts[at(run, run.lens.cfg.n_layers - 1, "hook_resid_post")]
+    writes = acts.decompose_resid()
+    if run.lens.emits == "token":
+        parts = run.lens.readout(writes, run.encoded, like=last)
+        torch.testing.assert_close(parts.sum(0), plain(run), rtol=1e-3, atol=1e-3)
+        return
+    with pytest.raises(InputError, match=r"no linear map.*probes.attribute\(run\)"):
+        run.lens.readout(writes, run.encoded, like=last)
+    # the advice is followed: the parts that it gives do sum
+    data = run.attribute()
+    total = data["attribution"].sum("component")
+    np.testing.assert_allclose(
+        total, data["total"].broadcast_like(total), rtol=1e-2, atol=1e-3 * float(abs(total).max())
+    )
+
+
+# --- what there is not -------------------------------------------------------------------------------------------
+
+
+def hint_of(thing: Any, member: str) -> str:
+    """The hint for a member of a peer; "" where there is one of the same name."""
+    try:
+        getattr(thing, member)
+    except AttributeError as error:
+        text = str(error)
+        assert f"no {member!r}: " in text, f"{member}: {text}"
+        return text.split(": ", 1)[1]
+    return ""
+
+
+def members(kind: type) -> list[str]:
+    return [name for name in dir(kind) if not name.startswith("_")]
+
+
+def test_every_member_of_a_model_is_there_or_names_what_to_use(run: Run) -> None:
+    hints = [hint for name in members(TransformerBridge) if (hint := hint_of(run.lens, name))]
+    assert len(hints) > 40
+    assert all(len(hint) > 10 for hint in hints)
+
+
+def test_every_member_of_a_cache_is_there_or_names_what_to_use(run: Run) -> None:
+    acts = run.record([at(run, 0, "mlp.hook_out")])
+    hints = [hint for name in members(ActivationCache) if (hint := hint_of(acts, name))]
+    assert len(hints) > 4
+    assert all(len(hint) > 10 for hint in hints)
+
+
+def test_hints_name_members_that_are_there(run: Run) -> None:
+    import re
+
+    from tsfm_lens.hooks.tl_names import CACHE, LENS, PIPELINES
+
+    lens, acts = run.lens, run.record([at(run, 0, "mlp.hook_out")])
+    named = 0
+    for hint in [*LENS.values(), *PIPELINES.values(), *CACHE.values()]:
+        for path in re.findall(r"(?<![\w.])lens((?:\.\w+)+)", hint):
+            thing: Any = lens
+            for name in path[1:].split("."):
+                # encoded batches, results and pipelines of other kinds
+                if thing is lens or name in dir(thing):
+                    # a model whose head is no matrix says so
+                    with suppress(InputError):
+                        thing = getattr(thing, name)
+                named += 1
+        for name in re.findall(r"(?:acts|cache)\.(\w+)", hint):
+            assert hasattr(acts, name), hint
+        for module in re.findall(r"(?:models|probes)\.[\w.]+", hint):
+            top, _, rest = module.partition(".")
+            __import__(f"tsfm_lens.{top}")
+            parent, _, last = f"tsfm_lens.{top}.{rest}".rpartition(".")
+            __import__(parent)
+            assert hasattr(sys.modules[parent], last), hint
+    assert named > 30
+
+
+@pytest.mark.parametrize("option", ["hwo", "positons", "sacle", "row", "perr"])
+def test_misspelt_options_of_ablation(run: Run, option: str) -> None:
+    with pytest.raises(InputError, match=f"takes no {option!r}"):
+        run.lens.ablate("**.mlp", **{option: "mean"})
+
+
+def test_options_of_one_ablation_are_none_of_another(run: Run) -> None:
+    with pytest.raises(InputError, match="a zero ablation takes no 'seed'"):
+        run.lens.ablate("**.mlp", seed=1)
+    with run.lens.ablate("**.mlp", how="noise", seed=1, scale=0.5):
+        assert not is_plain(run)

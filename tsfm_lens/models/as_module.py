@@ -1,0 +1,103 @@
+"""A lens as a torch module: its weights, their precision and the mode are those of the native model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformer_lens import HookedRootModule
+
+from tsfm_lens.hooks.registry import HookRegistry
+from tsfm_lens.models.adapter import Adapter, refuse_dtype
+from tsfm_lens.models.devices import checked_device
+
+
+class NativeModule(HookedRootModule):
+    """Tree of hook points whose calls of :class:`torch.nn.Module` reach the native model, under its own names.
+
+    What torch builds on these follows: ``eval``, ``half``, ``cuda``, ``to``, ``parameters``, ``requires_grad_`` and
+    others. ``modules()`` and ``get_submodule`` are of the tree.
+    """
+
+    adapter: Adapter
+    registry: HookRegistry
+
+    @property
+    def training(self) -> bool:
+        """Whether the native model is in training mode, with dropout."""
+        return bool(self.adapter.model.training)
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        # torch sets it of every module; that of the native model is its own
+        return
+
+    @property
+    def context_level(self) -> int:
+        """Number of nested blocks with hooks in this thread and task."""
+        return self.registry.level
+
+    @context_level.setter
+    def context_level(self, level: int) -> None:
+        # TransformerLens sets it once, to 0
+        return
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the mode of the native model; in training mode dropout makes every forecast another."""
+        super().train(mode)
+        self.adapter.model.train(mode)
+        return self
+
+    def apply(self, fn: Callable[[nn.Module], None]) -> Self:
+        """Call a function with every module of the native model."""
+        self.adapter.model.apply(fn)
+        return self
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Move the native model; InputError for a device that is not here or a precision that does not run."""
+        device = kwargs.get("device", args[0] if args else None)
+        if isinstance(device, str | int | torch.device) and str(device) != "meta":
+            checked_device(device)
+        super().to(*args, **kwargs)
+        return self
+
+    def cuda(self, device: int | torch.device | None = None) -> Self:
+        """Move the native model to a GPU; errors as of :meth:`to`."""
+        return self.to("cuda" if device is None else device)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Replace every weight, which is how torch moves and casts; InputError for a precision that does not run."""
+        weight = next(self.parameters())
+        refuse_dtype(self.adapter, fn(weight.detach().new_empty(1)).dtype)
+        self.adapter.model._apply(fn, recurse)
+        return self
+
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Parameter]]:
+        """Iterate over names and parameters of the native model."""
+        return self.adapter.model.named_parameters(prefix, recurse, remove_duplicate)
+
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Tensor]]:
+        """Iterate over names and buffers of the native model."""
+        return self.adapter.model.named_buffers(prefix, recurse, remove_duplicate)
+
+    def get_parameter(self, target: str) -> nn.Parameter:
+        """Return a parameter of the native model by its name there."""
+        return self.adapter.model.get_parameter(target)
+
+    def get_buffer(self, target: str) -> Tensor:
+        """Return a buffer of the native model by its name there."""
+        return self.adapter.model.get_buffer(target)
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """Return the native model's state, as ``lens.model.state_dict`` does."""
+        return self.adapter.model.state_dict(*args, **kwargs)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load a state into the native model, as ``lens.model.load_state_dict`` does; runs made before are refused."""
+        return self.adapter.model.load_state_dict(state_dict, *args, **kwargs)

@@ -1,0 +1,108 @@
+"""Conditions of a run: what its forecast depends on beside the series, noticed without reading all weights.
+
+Read :class:`Conditions` first. A run keeps those under which it was made and refuses to go on under others, since it
+would mix the forecast of one model with the measurements of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.native import autocast_dtype
+from tsfm_lens.models.lens import Lens
+
+# weights of which a number is looked at
+_SAMPLED = 16
+
+
+class Conditions:
+    """Hooks, weights, mode and precision of a lens at one time.
+
+    A weight has changed if torch counts a write to it, or if it has another memory. This sees optimisers,
+    ``load_state_dict``, ``half``, and edits under ``torch.no_grad()`` even where they are undone. Not counted are
+    writes through ``weight.data``, through numpy, and of fused optimisers; they are seen where they change the last
+    number of one of some 16 weights that are spread over the model.
+
+    Attributes:
+        lens: whose they are.
+    """
+
+    def __init__(self, lens: Lens) -> None:
+        self.lens = lens
+        self._hooks, self._mode = hooks_of(lens), _mode(lens)
+        weights = _weights(lens.model)
+        self._writes, self._samples = _writes(weights), _samples(weights)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # a copy of a run has a lens of its own
+        return Conditions, (self.lens,)
+
+    def refuse_change(self) -> None:
+        """Refuse to go on under other conditions."""
+        if hooks_of(self.lens) != self._hooks:
+            raise InputError(
+                "this run was made under other hooks than those that are set now, so it would mix two models; make "
+                "the run in the block in which it is used"
+            )
+        self.refuse_other_model()
+
+    def refuse_other_model(self) -> None:
+        """Refuse other weights, another mode or another precision."""
+        name, cure = self.lens.model_id, "so the run would mix two models. Make a new one: lens.run(series, horizon)"
+        weights, mode = _weights(self.lens.model), _mode(self.lens)
+        if _writes(weights) != self._writes or _samples(weights) != self._samples:
+            raise InputError(f"the weights of {name} have changed since this run was made, {cure}")
+        if mode != self._mode:
+            raise InputError(f"this run was made in {self._mode}, and {name} is now in {mode}, {cure}")
+
+
+def hooks_of(lens: Lens) -> tuple[object, ...]:
+    """Return the hooks that are set on a lens, for comparison with those of another time."""
+    return tuple(handle for point in lens.registry.hooked.values() for handle in (*point.fwd_hooks, *point.bwd_hooks))
+
+
+def _mode(lens: Lens) -> str:
+    mode = "training mode" if lens.training else "evaluation mode"
+    precision = autocast_dtype(lens.device)
+    return f"{mode} and full precision" if precision is None else f"{mode} and autocast to {precision}"
+
+
+def _weights(model: nn.Module) -> list[Tensor]:
+    """List the parameters and buffers of a model's state; other buffers are caches of its library."""
+    weights: list[Tensor | None] = []
+    queue: list[nn.Module | None] = [model]
+    while queue:
+        module = queue.pop()
+        if module is None:
+            continue
+        queue += module._modules.values()
+        weights += module._parameters.values()
+        if module._buffers:
+            caches = module._non_persistent_buffers_set
+            weights += [buffer for name, buffer in module._buffers.items() if name not in caches]
+    return [tensor for tensor in weights if tensor is not None]
+
+
+def _writes(weights: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Return the memory of each weight, and the number of writes to it that torch counted."""
+    try:
+        return [(tensor.data_ptr(), tensor._version) for tensor in weights]
+    except RuntimeError:
+        # what is made in inference mode has no count
+        return [(tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version) for tensor in weights]
+
+
+@torch.no_grad()
+def _samples(weights: Sequence[Tensor]) -> str:
+    """Return the last numbers of some weights as text, in which NaN equals itself."""
+    chosen = weights[:: 1 + len(weights) // _SAMPLED]
+    some = [tensor[(-1,) * tensor.ndim] for tensor in chosen if tensor.numel()]
+    if len({(number.device, number.dtype) for number in some}) == 1:
+        # one transfer from the device
+        return str(torch.stack(some).tolist())
+    return str([number.item() for number in some])
