@@ -153,8 +153,8 @@ def test_what_the_test_cannot_tell_from_zero_is_named() -> None:
     """A covariate that the model does not read: whatever is stated of it, the test says that it cannot tell."""
     run = drawn_run("planted", 0, 0)
     segments_read = attribute_inputs(run, parts=3, reference=REFERENCE)
-    unread = np.abs(segments_read["attribution"]).mean(["step", "quantile"]).argmin()
-    name = str(segments_read["segment"].values[int(unread)])
+    sizes = np.abs(segments_read["attribution"]).mean(["step", "quantile"])
+    name = str(sizes.idxmin().item())
     curves = deletion_curves(run, segments_read, orders=1, reference=REFERENCE)
     assert re.search(f"cannot tell from zero the effects? of .*{name}", verdict(curves)[1][0])
 
