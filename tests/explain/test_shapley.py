@@ -105,6 +105,7 @@ def test_intervals_hold_the_exact_value_and_are_no_wider_than_they_must(
         value, exact = game(players, seed)
         found = sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
         assert found.masks == budget
+        assert np.isfinite(found.half_width).all()
         away = np.abs(found.attribution - exact)
         held.append((away <= found.half_width).mean())
         error.append(np.square(away).mean())

@@ -169,7 +169,9 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
         # a player of no effect at all would leave pairs that are alike
         size = (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum() if strength.any() else size
     attribution += (2 * halves[0] - attribution.sum(0)) / players
-    without_one = (residual @ halves) / np.diag(residual)[:, None]
+    # a pair that only itself determines has no prediction without it
+    own = np.diag(residual)[:, None]
+    without_one = np.divide(residual @ halves, own, out=np.zeros_like(halves), where=own > np.finfo(float).eps)
     sizes = np.minimum(masks.sum(1), (~masks).sum(1))
     counts = np.bincount(sizes)
     rest = np.array([1 - counts[size] / _number(players, int(size)) for size in sizes])
@@ -185,7 +187,8 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, A
     model = np.outer(np.maximum(unseen, 0.0), np.maximum(spread, 0.0))
     # a few pairs that are far off say that others may be: normal ones have as many degrees as they are
     squares = np.square(without_one)
-    largest = np.maximum(squares.max(0), np.finfo(float).tiny)
-    effective = 3 * np.square((squares / largest).sum(0)) / np.maximum(np.square(squares / largest).sum(0), 1e-300)
+    shares = squares / np.maximum(squares.max(0), np.finfo(float).tiny)
+    fourth = np.square(shares).sum(0)
+    effective = 3 * np.square(shares.sum(0)) / np.where(fourth > 0, fourth, 1.0)
     freedom = np.clip(effective, 1, count - players)
     return attribution, np.sqrt(np.maximum(jackknife, model)), freedom
