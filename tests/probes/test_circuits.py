@@ -154,8 +154,7 @@ def kept_in(circuit: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("mechanism", "name", "ranking"),
     [
-        # the forecast of a mean is flat, and has no verdict; covariates are of several series
-        *((*pair, "greedy") for pair in mechanisms() if pair[0] not in ("covariate", "local-mean")),
+        *((*pair, "greedy") for pair in mechanisms() if pair[0] != "covariate"),
         ("trend", "chronos-bolt", "effects"),
         ("seasonal-copy", "chronos-2", "effects"),
     ],

@@ -16,7 +16,7 @@ from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.models.noise import flat_series, marked_dataset, noise_floor, ranges, rounding, told_apart
+from tsfm_lens.models.noise import flat_contexts, noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.patching import contrast
@@ -166,7 +166,9 @@ class _Bench:
         self.noise = np.max([noise_floor(each, self._distance) for each in sources], axis=0)
         self.gap, wide = self._distance(self.nothing, self.whole), ranges(run, self.whole)
         self.gap_share = _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
-        self.no_verdict = (self.gap <= self.noise) | (self.gap_share <= smallest) | flat_series(run)
+        # a flat forecast of a context that varies has a circuit: faithfulness is a share of the gap, not of the shape
+        self.flat = flat_contexts(run.lens, run.batch)
+        self.no_verdict = (self.gap <= self.noise) | (self.gap_share <= smallest) | self.flat
         if self.no_verdict.all():
             raise InputError(
                 "ablating every node does not change the behaviour of any series by more than its noise, and its "
@@ -289,9 +291,9 @@ def _scores(bench: _Bench, corrupted: Run | None, ranking: str) -> dict[Componen
 def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Dataset:
     order, inside = list(search.cost), set(search.kept)
     circuit, complement = bench.forecasts([set(order), inside])
-    data = marked_dataset(bench.run)
+    data = bench.run.dataset()
     data = data.assign_coords(component_coords(nodes)).assign_coords(
-        size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
+        flat=("series", bench.flat), size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
     )
     data["in_circuit"] = ("component", [node in inside for node in nodes])
     data["taken"] = ("component", [-1 if node in inside else order.index(node) for node in nodes])
