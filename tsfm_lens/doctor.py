@@ -81,13 +81,8 @@ def render(facts: Facts) -> Iterator[Table]:
     yield _table("System", ("", ""), [*system, *versions])
     extras = [(e["name"], e["title"], e["version"] or "–", e["tested"], _advice(e)) for e in facts["extras"]]
     yield _table("Model libraries", ("extra", "models", "version", "tested with", "to do"), extras)
-    rows = [
-        (entry["name"], ", ".join(entry["packages"]), f"missing {', '.join(entry['missing'])}: {entry['install']}")
-        if entry["missing"]
-        else (entry["name"], ", ".join(entry["packages"]), "nothing")
-        for entry in facts["packages"]
-    ]
-    yield _table("Other extras", ("extra", "packages", "to do"), rows)
+    others = [(entry["name"], ", ".join(entry["packages"]), _cure(entry)) for entry in facts["packages"]]
+    yield _table("Other extras", ("extra", "packages", "to do"), others)
     devices = [(each["name"], each["title"], _size(each["memory"])) for each in facts["devices"]]
     devices[0] = (devices[0][0], f"{devices[0][1]}, {facts['threads']} threads for torch", devices[0][2])
     yield _table("Devices", ("device", "", "memory"), devices)
@@ -120,6 +115,11 @@ def _table(title: str, header: Sequence[str], rows: Sequence[tuple[str, ...]]) -
     for row in rows:
         table.add_row(*row)
     return table
+
+
+def _cure(extra: Facts) -> str:
+    """Say what installs the missing packages of an extra; "nothing" where none is missing."""
+    return f"missing {', '.join(extra['missing'])}: {extra['install']}" if extra["missing"] else "nothing"
 
 
 def _advice(extra: Facts) -> str:

@@ -8,12 +8,14 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
 from tsfm_lens.cli import app
 from tsfm_lens.cli.reading import in_option_words
 from tsfm_lens.data import read_series
+from tsfm_lens.models import load
 from tsfm_lens.models.architecture import architectures
 
 RUNNER = CliRunner()
@@ -48,7 +50,7 @@ def german(tmp_path: Path) -> Path:
 def test_every_command_that_reads_a_file_takes_the_options(command: tuple[str, ...], german: Path) -> None:
     help_text = re.sub(r"\x1b\[[0-9;]*m", "", run(command[0], "--help").output)
     flags = ("--id-column", "--time-column", "--target", "--variate", "--freq", "--unit", "--delimiter", "--decimal")
-    flags += ("--known", "--past", "--encoding", "--header", "--time-format")
+    flags += ("--known", "--past", "--categories", "--encoding", "--header", "--time-format")
     flags += ("--timezone", "--round-time", "--thousands")
     assert [flag for flag in flags if flag not in help_text] == []
     found = run(*command, "--data", str(german))
@@ -94,3 +96,37 @@ def test_what_is_said_names_options_and_what_is_read_is_noted(german: Path, tmp_
 )
 def test_words(python: str, option: str) -> None:
     assert in_option_words(python) == option
+
+
+def test_a_column_of_a_file_is_declared_a_category(tmp_path: Path) -> None:
+    rows = [f"{10 + 3 * (day % 3 == 1)},{day % 3},{day % 2}" for day in range(40)] + [
+        f",{day % 3},0" for day in range(4)
+    ]
+    (tmp_path / "load.csv").write_text("load,kind,open\n" + "\n".join(rows) + "\n")
+    command = ["forecast", "chronos2-nano", "--data", str(tmp_path / "load.csv"), "--target", "load", "--json"]
+    command += ["--known", "kind,open", "--horizon", "4"]
+    medians = {}
+    for declared in ("", "kind", "kind,open"):
+        found = run(*command, *(("--categories", declared) if declared else ()))
+        assert found.exit_code == 0, found.output
+        assert [f"'{name}' is read as categories" in words(found) for name in ("kind", "open")] == [
+            name in declared.split(",") for name in ("kind", "open")
+        ]
+        options = {"categories": declared} if declared else {}
+        batch = read_series(tmp_path / "load.csv", targets="load", known="kind,open", **options)
+        forecast = load("chronos2-nano").forecast(batch, 4).targets()
+        medians[declared] = json.loads(found.stdout)["data_vars"]["quantile_forecast"]["data"]
+        np.testing.assert_allclose(medians[declared], forecast.quantiles, rtol=1e-6)
+    assert np.abs(np.subtract(medians[""], medians["kind"])).max() > 1e-3
+    found = run(*command, "--categories", "load")
+    assert "--categories" in words(found) or "categories names 'load'" in words(found)
+    assert "--known …" in words(found)
+
+
+def test_a_quantity_of_a_file_is_refused_in_the_words_of_the_command_line(tmp_path: Path) -> None:
+    (tmp_path / "load.csv").write_text("load,price\n" + "".join(f"{day},{day}.5 EUR\n" for day in range(20)))
+    command = ["forecast", "chronos2-nano", "--data", str(tmp_path / "load.csv"), "--past", "price", "--horizon", "2"]
+    found = run(*command, "--target", "load")
+    assert found.exit_code == 1
+    assert "give --categories price" in words(found)
+    assert run(*command, "--target", "load", "--categories", "price").exit_code == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import numpy as np
@@ -9,6 +10,7 @@ import pytest
 
 from refusals import expect_error
 from tsfm_lens.data import EvaluationSet, dysts_sets, dysts_systems
+from tsfm_lens.errors import install_command
 
 pytest.importorskip("dysts")
 
@@ -72,4 +74,4 @@ def test_systems_are_chosen_by_name() -> None:
 
 def test_without_dysts_it_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "dysts.systems", None)
-    expect_error(r'pip install "tsfm-lens-toolbox\[dysts\]"', dysts_sets, "Lorenz")
+    expect_error(re.escape(install_command("dysts")), dysts_sets, "Lorenz")

@@ -226,14 +226,6 @@ def test_calendars(freq: str, mask: str, dates: list[str]) -> None:
         assert batch.seasonality == len(mask.split())
 
 
-def test_prices_with_their_unit_are_no_categories() -> None:
-    prices = [f"{5 + day / 20:.2f} zł".replace(".", ",") for day in range(40)]
-    frame = pd.DataFrame({"day": pd.date_range("2025-01-01", periods=40), "sales": np.arange(40.0), "price": prices})
-    expect_error("look like numbers with a unit", as_series, frame, targets=["sales"], known=["price"])
-    few = frame.assign(price=np.resize(["300 g", "500 g"], 40))
-    assert as_series(few, targets=["sales"], known=["price"]).categories[1] == ("300 g", "500 g")
-
-
 def test_rows_of_titles_above_the_names_are_guessed_in_the_refusal() -> None:
     frame = pd.DataFrame({"Sales 2025": ["shop", "1"], "Unnamed: 1": ["pieces", "2"]})
     expect_error("delete rows of titles above", as_series, frame, targets=["Unnamed: 1"])

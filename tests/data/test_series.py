@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,8 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
+import tsfm_lens
 from refusals import expect_error
-from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, read_series
+from tsfm_lens.data import SeriesBatch, as_series, bundled, bundled_info, bundled_names, from_frame, read_series
 from tsfm_lens.data.batch import held_out, known_frequency, missing_at_end, noted_ends
 from tsfm_lens.errors import InputError
 
@@ -59,7 +61,7 @@ REFUSED = {
     "bytes": (b"abc", "bytes is not a series"),
     "nothing": ({}, "there is no series: expected at least one"),
     "empty series": ([[1.0], []], "series 'series-1' is empty"),
-    "nested": ({"a": {"b": 1.0}}, "series 'a' holds {'b': 1.0} at position 0, which is not a number"),
+    "nested": ({"a": {"b": 1.0}}, "series 'a' is a dict, expected an array"),
     "scalar": (np.array(3.0), "0 axes"),
     "four axes": (np.zeros((1, 1, 1, 2)), "4 axes (shape (1, 1, 1, 2)), expected (time,), (series, time) or"),
     "no steps": (np.zeros((3, 0)), "the array is empty (shape (3, 0))"),
@@ -232,3 +234,52 @@ def test_no_warning_of_pandas_stands_before_the_refusal(recwarn: pytest.Warnings
     known_frequency.cache_clear()
     expect_error("not a pandas frequency", known_frequency, "bogus")
     assert not recwarn.list
+
+
+READERS: dict[str, Callable[..., SeriesBatch]] = {
+    "as_series": as_series,
+    "from_frame": from_frame,
+    "run": lambda frame, **options: tsfm_lens.load("chronos2-nano").run(frame, 2, **options).batch,
+    "forecast": lambda frame, **options: tsfm_lens.load("chronos2-nano").forecast(frame, 2, **options).context,
+}
+
+
+@pytest.mark.parametrize("reader", [*READERS, "read_series"])
+def test_a_single_name_is_one_column(reader: str, tmp_path: Path) -> None:
+    table = pd.DataFrame({"Umsatz": np.arange(12.0), "Wetter": np.arange(12) % 3, "Tag": [1, 2] * 6})
+
+    def read(**options: Any) -> SeriesBatch:
+        if reader != "read_series":
+            return READERS[reader](table, **options)
+        table.to_csv(tmp_path / "table.csv", index=False)
+        return read_series(tmp_path / "table.csv", **options)
+
+    assert read(targets="Umsatz").ids == ("Umsatz",)
+    assert read(variates="Umsatz").variates == ("Umsatz",)
+    covariates = {"past": "Wetter", "categories": "Wetter"}
+    assert read(targets="Umsatz", **covariates).categories == (None, ("0", "1", "2"))
+    assert read(targets="Umsatz", past="Wetter,Tag").variates == ("Umsatz", "Wetter", "Tag")
+
+
+def test_a_forecast_takes_the_arguments_of_reading() -> None:
+    lens = tsfm_lens.load("bolt-nano")
+    table = pd.DataFrame({"y": np.sin(np.arange(40.0)), "z": np.cos(np.arange(40.0))})
+    found = lens.forecast(table, 4, targets=["z"], units="kWh")
+    np.testing.assert_array_equal(found.median, lens.forecast(table["z"], 4).median)
+    assert found.context.units == ("kWh",)
+    expect_error("'target'.*targets", lens.forecast, table, 4, target="z")
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_batches_in_a_list_are_put_together(kind: Any) -> None:
+    parts = [bundled("co2"), bundled("elnino"), as_series([np.arange(9.0)], ids=["x"], units="m")]
+    whole = as_series(kind(parts))
+    assert (whole.ids, whole.freqs) == tuple(
+        tuple(each for part in parts for each in getattr(part, name)) for name in ("ids", "freqs")
+    )
+    assert whole.units == (*parts[0].units, *parts[1].units, "m")
+    lens = tsfm_lens.load("bolt-nano")
+    np.testing.assert_allclose(lens.forecast(kind(parts), 4).median[2], lens.forecast(parts[2], 4).median[0], rtol=1e-5)
+    expect_error("item 1 is ndarray", as_series, [parts[0], np.arange(3.0)])
+    expect_error("unique.*'co2'", as_series, [parts[0], parts[0]])
+    expect_error("'a' is a SeriesBatch", as_series, {"a": parts[0]})

@@ -16,9 +16,10 @@ import pytest
 import torch
 import xarray as xr
 
+import tsfm_lens
 from refusals import expect_error
 from tsfm_lens.data import SeriesBatch, as_series, from_frame, read_series
-from tsfm_lens.errors import InputError
+from tsfm_lens.errors import InputError, LensError
 
 WIDE = {"a": [1, 2, 3], "b": [4, 5, 6]}
 LONG = {
@@ -202,7 +203,8 @@ def test_values_of_entries_are_read_as_written(name: str, role: str) -> None:
     values, expected = READ[name]
     batch = as_series(entry(values, role))
     assert content(batch)[1][0 if role in ("target", "variate") else 1] == expected
-    assert set(batch.categories) == {None}
+    truths = ("False", "True") if (name, role) == ("booleans", "covariate") else None
+    assert batch.categories[-1] == truths
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -255,3 +257,68 @@ def test_fields_of_entries_are_checked(fields: dict[str, Any], message: str) -> 
 def test_a_start_is_a_date_on_the_clock(start: Any) -> None:
     for batch in (as_series([{"target": [1.0, 2.0], "start": start}]), as_series([1.0, 2.0], start=start)):
         assert batch.starts == (pd.Timestamp("2020-01-01"),)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("as_array", [np.asarray, torch.tensor, lambda rows: [list(row) for row in rows]])
+def test_dicts_of_a_target_alone_are_items_of_the_library(count: int, as_array: Any) -> None:
+    lens = tsfm_lens.load("chronos2-nano")
+    rows = [np.random.default_rng(seed).normal(size=(2, 40)) for seed in range(count)]
+    batch = as_series([{"target": as_array(each)} for each in rows])
+    assert batch.groups == tuple(f"series-{item}" for item in range(count) for _ in range(2))
+    theirs = torch.cat(lens.native.predict([{"target": each} for each in rows], prediction_length=4))
+    ours = lens.forecast(batch, 4, quantiles=lens.adapter.levels)
+    np.testing.assert_array_equal(ours.quantiles, theirs)
+
+
+def test_lists_that_mix_dicts_are_refused_without_their_values() -> None:
+    whole = {"target": np.full((2, 40), 7.25)}
+    for data, words in (
+        ([whole, {"start": None}], "entry 1 has no 'target'"),
+        ([whole, {"targt": [1.0]}], "'targt'.*target"),
+        ([whole, np.arange(40.0)], "'series-0' is a dict.*arrays"),
+        ([np.arange(3.0), object()], "not a number"),
+    ):
+        with pytest.raises(LensError, match=words) as caught:
+            as_series(data)
+        assert "7.25" not in str(caught.value)
+
+
+@pytest.mark.parametrize("column", [[1.0, None], [1, 1.0], [2.0, 3.0]], ids=str)
+def test_whole_numbers_are_ids_by_their_digits(column: list[Any]) -> None:
+    frame = pd.DataFrame({"id": [each or 7.0 for each in column for _ in range(2)], "y": np.arange(4.0)})
+    expected = {str(int(each or 7)) for each in column}
+    assert {*as_series(frame).ids} == expected
+    assert {*as_series(frame.astype({"id": "Float64"})).ids} == expected
+
+
+def test_ids_that_are_equal_and_read_differently_are_refused() -> None:
+    values = np.arange(6.0)
+    for pair in ([1, 1.0], [np.int64(2), 2.0], [1, True]):
+        expect_error(f"{pair[0]} and {pair[1]}", as_series, [values, values], ids=pair)
+        items = [{"target": values, "item_id": each} for each in pair]
+        expect_error(f"{pair[0]} and {pair[1]}", as_series, items)
+    assert as_series([values, values], ids=["1", "1.0"]).ids == ("1", "1.0")
+
+
+def test_ids_come_from_any_iterable() -> None:
+    series = [np.arange(3.0), np.arange(4.0)]
+    for ids in (np.array([5, 6]), (each for each in (5, 6)), pd.Index([5, 6])):
+        assert as_series(series, ids=ids).ids == ("5", "6")
+
+
+@pytest.mark.parametrize("option", [{"time_column": "ds"}, {"timezone": "UTC"}, {"targets": ["y"]}], ids=str)
+def test_options_of_frames_are_refused_beside_entries(option: dict[str, Any]) -> None:
+    stamps = pd.date_range("2024-01-01", periods=4)
+    entry = {"target": pd.Series(np.arange(4.0), stamps), "start": stamps[0]}
+    for data in (entry, [entry]):
+        expect_error(f"{next(iter(option))}=.* names columns of a frame", as_series, data, **option)
+
+
+def test_a_future_with_decimal_ids_belongs_to_the_same_items() -> None:
+    past = pd.DataFrame({"id": [1] * 4 + [2] * 4, "y": np.arange(8.0), "k": np.arange(8.0)})
+    times = {"ds": [*pd.date_range("2024-01-01", periods=4)] * 2}
+    ahead = pd.DataFrame({"id": [1.0, 2.0], "k": 5.0, "ds": pd.Timestamp("2024-01-05")})
+    batch = as_series(past.assign(**times), future=ahead, targets=["y"])
+    assert batch.groups == ("1", "1", "2", "2")
+    assert batch.futures[1].tolist() == [5.0]

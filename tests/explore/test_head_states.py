@@ -18,7 +18,8 @@ from tsfm_lens.testing import assert_close
 TIES = 0.2
 
 H = 6
-CONTEXT, TRUTH = bundled("co2").tail(46).split(H)
+# the tiny token model has wide bins: in one of them a series would be flat to it
+CONTEXT, TRUTH = bundled("nile").tail(46).split(H)
 
 
 @pytest.fixture(scope="module", params=["chronos", "chronos-bolt", "timesfm-2.5-transformers", "toto-2"])

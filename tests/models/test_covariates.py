@@ -236,9 +236,30 @@ def test_a_model_without_covariates_says_so_and_what_to_do() -> None:
     assert lens.forecast(batch.targets(), 4).median.shape == (1, 4)
 
 
-def test_futures_that_end_early_or_say_something_new_are_refused(nano: Lens) -> None:
+def test_futures_that_end_early_are_refused(nano: Lens) -> None:
     with pytest.raises(InputError, match=r"k' ends 24 steps after the context, and the horizon is 25"):
         nano.forecast(as_series(drawn(1)), HORIZON + 1)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize("name", ["chronos2-nano", "timestral"])
+def test_a_category_that_only_the_future_has_is_numbered_as_in_the_library(name: str, count: int) -> None:
+    lens = tsfm_lens.load(name) if name == "chronos2-nano" else fresh(name)
+    items = drawn(count, text=True)
+    items[0]["future_covariates"]["w"] = np.array(["new", "low"] * (HORIZON // 2))
+    batch = as_series(items)
+    ours = lens.forecast(batch, HORIZON).quantiles[batch.is_target]
+    if name == "timestral":
+        targets = np.stack([item["target"] for item in items])[:, None]
+        theirs = lens.native.forecast(targets, HORIZON, **timestral_input(items), symmetric_averaging=False)
+        expected = theirs.quantiles.flatten(0, 1).transpose(1, 2)
+    else:
+        expected = torch.stack(lens.native.predict(items, prediction_length=HORIZON))[:, 0]
+    np.testing.assert_array_equal(ours, expected)
+
+
+def test_beside_several_targets_such_a_category_is_refused(nano: Lens) -> None:
     items = drawn(1, text=True)
+    items[0]["target"] = np.stack([items[0]["target"]] * 2)
     items[0]["future_covariates"]["w"] = np.array(["new"] * HORIZON)
-    expect_error("category 'new'", nano.forecast, as_series(items), HORIZON)
+    expect_error("'new'.*high, low, mid", nano.forecast, as_series(items), HORIZON)

@@ -189,7 +189,8 @@ def test_a_head_that_reads_at_a_lag_has_its_mass_there() -> None:
 @pytest.mark.parametrize("name", ATTENDING)
 def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     lens, horizon = lens_of(name), 4
-    batch, draws = as_series(series_for(lens)), few_draws(lens)
+    # the tiny token model has wide bins: in one of them a series would be flat to it
+    batch, draws = as_series(series_for(lens, "nile")), few_draws(lens)
     truth = np.tile(batch.values[0][:horizon], (len(batch), 1))
     run = lens.run(batch, horizon, truth=truth, **draws)
     found = head_parroting(run, motif=5, lag=3)

@@ -103,7 +103,8 @@ def forecast(
     data = result.to_dataset(truth)
     if page is not None:
         facts = pipeline.provenance(run, request.data)
-        pipeline.build_report({"forecast": data}, page, title=pipeline.heading_of(model, series), provenance=facts)
+        title, remarks = pipeline.heading_of(model, series), pipeline.remarks_of(run.batch)
+        pipeline.build_report({"forecast": data}, page, title=title, provenance=facts, notes=remarks)
         echo(str(page), err=True)
     if request.as_json:
         emit(data.drop_vars("sample", errors="ignore"))

@@ -56,6 +56,12 @@ _OPTIONS: dict[str, tuple[Any, tuple[str, ...], str | None, str]] = {
         "NAME[,NAME…]",
         "Column of a covariate that is known only in the past; repeatable, commas as in --known.",
     ),
+    "categories": (
+        list[str],
+        ("--categories",),
+        "NAME[,NAME…]",
+        "Covariate whose values are categories, even if they are numbers; repeatable, commas as in --known.",
+    ),
     "freq": (str, ("--freq",), "ALIAS", "Frequency: h, D, W, Mon-Sat, …; else from the timestamps."),
     "seasonality": (int, ("--season",), "STEPS", "Steps of a season: 7 for the week of days; else by the frequency."),
     "units": (str, ("--unit",), "TEXT", "Unit of the values, such as kWh."),
@@ -161,6 +167,9 @@ class Request:
         """Make the run of a lens on the series."""
         how: dict[str, Any] = {"holdout": bool(self.holdout), "windows": self.windows, "twins": self.twins}
         run = lens.run(series, self.horizon, **how, num_samples=self.samples, seed=self.seed)
+        for note in run.batch.notes:
+            if note not in series.notes:
+                echo(f"note: {note}", err=True)
         own, shortest = lens.adapter.prediction_length, min(run.batch.lengths)
         if run.horizon > own:
             warnings.filterwarnings("ignore", message="We recommend keeping prediction length")

@@ -26,7 +26,7 @@ _MOST_NOTES = 3  # of one kind
 _EPOCH = pd.Timestamp("2000-01-01")
 COLUMNS = (
     *("ids", "starts", "units", "freqs", "seasonalities", "groups", "variates"),
-    *("roles", "futures", "categories", "static", "items"),
+    *("roles", "futures", "categories", "level_numbers", "static", "items"),
 )
 
 
@@ -49,6 +49,8 @@ class SeriesBatch:
         roles: "target", then "past" covariates of its group, then "known" ones, whose future is known.
         futures: values (time,) of each known covariate after the context; None of all others.
         categories: names of the categories of a covariate, whose values are their numbers from 0; None of others.
+        level_numbers: what a model reads for each category and, last, for a missing value, where a longer history than
+            this batch has told it; else None, and the values here tell it.
         static: properties of each series by name, which no model reads.
         items: series that each window was cut from; by default its own id.
         clock: zone of the clock that dates without an offset are of, where the series stand on that of UTC; "UTC" if
@@ -73,6 +75,7 @@ class SeriesBatch:
     roles: tuple[str, ...] = ()
     futures: tuple[np.ndarray | None, ...] = ()
     categories: tuple[tuple[str, ...] | None, ...] = ()
+    level_numbers: tuple[np.ndarray | None, ...] = ()
     static: tuple[Mapping[str, Any], ...] = ()
     items: tuple[str, ...] = ()
     clock: str = ""
@@ -91,7 +94,7 @@ class SeriesBatch:
         fill("groups", tuple(map(str, self.groups)) or self.ids)
         fill("items", tuple(map(str, self.items)) or self.ids)
         defaults: dict[str, Any] = {"starts": None, "units": "", "variates": "", "roles": "target", "futures": None}
-        for name, default in {**defaults, "categories": None, "static": {}}.items():
+        for name, default in {**defaults, "categories": None, "level_numbers": None, "static": {}}.items():
             column = tuple(getattr(self, name)) or (default,) * count
             fill(name, tuple(map(str, column)) if default == "" else column)
         for name in COLUMNS:
@@ -260,7 +263,8 @@ class SeriesBatch:
             None if old is None else np.concatenate([new, old]) for old, new in zip(self.futures, future, strict=True)
         )
         context = self._cut([0] * len(self), [length - horizon for length in self.lengths])
-        return replace(context, futures=futures), future
+        # an earlier origin knows less of what its categories are worth
+        return replace(context, futures=futures, level_numbers=()), future
 
     def windows(self, count: int, horizon: int, ahead: int = 0) -> SeriesBatch:
         """Return every series up to ``count`` forecast origins that are ``horizon`` steps apart, the latest first.

@@ -12,12 +12,24 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, check_unique, known_frequency
+from tsfm_lens.data.categories import category_notes, declared_names, read_cells
 from tsfm_lens.data.files import in_units, read_series, with_season
 from tsfm_lens.data.frames import find, from_frame, holds_times, index_names
 from tsfm_lens.data.frequencies import stamp_frequency
 from tsfm_lens.data.text import ID_COLUMNS, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import times_of
-from tsfm_lens.data.values import is_missing, label, numbers_or_categories, plain_array, texts, to_floats, to_pandas
+from tsfm_lens.data.values import (
+    LISTS,
+    id_texts,
+    is_missing,
+    label,
+    name_lists,
+    plain_array,
+    refuse_equal,
+    texts,
+    to_floats,
+    to_pandas,
+)
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 
 FIELDS = (
@@ -25,7 +37,6 @@ FIELDS = (
     *("feat_dynamic_real", "past_feat_dynamic_real", "feat_static_real", "feat_static_cat"),
 )
 """Of gluonts's data entries and of Chronos-2's inputs."""
-_LISTS = ("targets", "variates", "known", "past")
 _TEXT = ("delimiter", "decimal", "thousands", "encoding", "header")
 _LABELS = ("item_id", "unique_id", "series_id", "timestamp", "ds", "datetime")
 """Names of columns that no series has."""
@@ -56,6 +67,7 @@ def as_series(
     header: bool | None = None,
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
+    categories: Sequence[str] | None = None,
     future: Any = None,
 ) -> SeriesBatch:
     """Make a batch of series, univariate or multivariate.
@@ -71,6 +83,7 @@ def as_series(
         seasonality: season length in steps; from the frequency if None.
         targets, variates, id_column, time_column, time_format, timezone, round_time, known, past: see
             :func:`tsfm_lens.data.from_frame`.
+        categories: covariates, of entries too, whose values are categories even if they are numbers.
         delimiter, decimal, thousands, encoding, header: of a file of text; see :func:`tsfm_lens.data.read_series`.
         future: a frame of later rows than those of ``data``, a frame: with its ids, timestamps and known covariates,
             and no targets; see :func:`tsfm_lens.data.from_frame`.
@@ -83,10 +96,13 @@ def as_series(
         (3, 2)
     """
     arguments: dict[str, Any] = dict(locals())
+    if isinstance(ids, Iterable) and not isinstance(ids, str):
+        ids = list(ids)
+        refuse_equal(ids, map(str, ids), "two ids")
     names = () if ids is None else texts(ids, "ids")
     freq = None if freq is None else known_frequency(freq)
-    options = {name: arguments[name] for name in (*_LISTS, *_LEVELS, *_TEXT) if arguments[name] is not None}
-    options |= {name: texts(options[name], name) for name in _LISTS if name in options}
+    options = {name: arguments[name] for name in (*LISTS, *_LEVELS, *_TEXT) if arguments[name] is not None}
+    options = name_lists(options)
     data = to_pandas(data)
     if future is not None:
         options["future"] = to_pandas(future)
@@ -105,28 +121,30 @@ def as_series(
 def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch:
     if isinstance(data, str | Path):
         return read_series(data, freq=freq, **options)
-    has_index = bool(options) and any(isinstance(item, pd.Series) for item in _members(data))
+    entries = _entries_of(data)
+    has_index = bool(options) and entries is None and any(isinstance(item, pd.Series) for item in _members(data))
     for option, value in options.items():
         if option in _TEXT:
             raise InputError(f"{option}={value!r} is about a file of text, but the data is {type(data).__name__}")
         is_level = has_index and option in _LEVELS
-        if not isinstance(data, pd.DataFrame) and not is_level and option != "targets":
+        is_covariate = entries is not None and option == "categories"
+        if not isinstance(data, pd.DataFrame) and not is_level and not is_covariate:
             raise InputError(
                 f"{option}={value!r} names columns of a frame or file, but the data is {type(data).__name__}"
             )
     levels = {name: options[name] for name in _LEVELS if name in options}
     if isinstance(data, SeriesBatch):
         return data
+    if isinstance(data, list | tuple) and any(isinstance(item, SeriesBatch) for item in data):
+        return _joined(data)
     if isinstance(data, pd.DataFrame):
         return from_frame(data, freq=freq, **options)
     if isinstance(data, pd.Series):
         return _from_pandas(data, freq, **levels)
     if isinstance(data, Mapping):
         _check_no_columns(data)
-    if is_entry(data):
-        return from_entries([data], freq)
-    if isinstance(data, list | tuple) and data and all(map(is_entry, data)):
-        return from_entries(data, freq)
+    if entries is not None:
+        return from_entries(entries, freq, options.get("categories", ()))
     if isinstance(data, dict):
         return _items(tuple(data.values()), tuple(map(str, data)), freq, levels)
     if isinstance(data, list | tuple):
@@ -144,9 +162,6 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         if not rows.size:
             raise InputError(f"the array is empty (shape {array.shape})")
         return _items(tuple(rows), None, freq, levels)
-    # as gluonts' datasets, which are no lists
-    if isinstance(data, Iterable) and isinstance(data, Sized) and is_entry(next(iter(data), None)):
-        return from_entries(list(data), freq)
     # runs belong to a package that this one must not import
     is_run = hasattr(type(data), "encoded")
     hint = "; a run has its series in run.batch and its one forward in run.encoded" if is_run else ""
@@ -154,6 +169,28 @@ def _coerce(data: Any, freq: str | None, options: dict[str, Any]) -> SeriesBatch
         f"{type(data).__name__} is not a series: expected arrays, tensors, a Series or table, entries, or the path "
         f"of a CSV or Parquet file{hint}"
     )
+
+
+def _entries_of(data: Any) -> list[Any] | None:
+    """Return the entries of a list, a dataset or a single dict; None of other data."""
+    if is_entry(data):
+        return [data]
+    if isinstance(data, list | tuple):
+        # a dict inside a list can be nothing else, whatever it lacks
+        is_entries = len(data) > 0 and all(isinstance(item, Mapping) for item in data)
+        return list(data) if is_entries else None
+    # as gluonts' datasets, which are no lists
+    is_dataset = isinstance(data, Iterable) and isinstance(data, Sized) and not isinstance(data, Mapping | SeriesBatch)
+    is_dataset = is_dataset and not hasattr(data, "__array__")
+    return list(data) if is_dataset and is_entry(next(iter(data), None)) else None
+
+
+def _joined(batches: Sequence[Any]) -> SeriesBatch:
+    """Put the batches of a list together."""
+    for place, item in enumerate(batches):
+        if not isinstance(item, SeriesBatch):
+            raise InputError(f"item {place} is {type(item).__name__} beside a SeriesBatch; make all of them batches")
+    return SeriesBatch.concat(batches)
 
 
 def _members(data: Any) -> list[Any]:
@@ -232,6 +269,11 @@ def _needs_frame(series: pd.Series, levels: Mapping[str, Any]) -> bool:
 
 def _array_rows(name: str, item: Any) -> list[dict[str, Any]]:
     """Return an array (time,) or (variate, time) as fields of a batch."""
+    if isinstance(item, Mapping | SeriesBatch):
+        raise InputError(
+            f"series {name!r} is a {type(item).__name__}, expected an array; a list holds either arrays, or dicts "
+            "with a 'target', or batches"
+        )
     array = to_floats(item, f"series {name!r}")
     if array.ndim not in (1, 2) or not len(np.atleast_2d(array)):
         raise InputError(f"series {name!r} has shape {array.shape}, expected (time,) or (variate, time)")
@@ -274,20 +316,52 @@ def is_entry(data: Any) -> bool:
     return isinstance(data, Mapping) and "target" in data and len(data) > 1 and set(data) & set(FIELDS) != {"target"}
 
 
-def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None) -> SeriesBatch:
-    """Make a batch of items with their covariates."""
+def from_entries(entries: Sequence[Mapping[str, Any]], freq: str | None, categories: Sequence[str] = ()) -> SeriesBatch:
+    """Make a batch of items with their covariates; those that are named are categories, whatever they look like."""
     rows: list[dict[str, Any]] = []
+    names = []
     for number, entry in enumerate(entries):
         for field in entry:
             if field not in FIELDS:
                 raise unknown_name("field of an entry", field, FIELDS)
+        if "target" not in entry:
+            raise InputError(f"entry {number} has no 'target', only {', '.join(entry) or 'nothing'}")
         item = entry.get("item_id")
-        rows += _rows_of(entry, f"series-{number}" if item is None else label(item, f"item_id of entry {number}"))
+        names.append(f"series-{number}" if item is None else label(item, f"item_id of entry {number}"))
+        rows += _rows_of(entry, names[-1])
+    named = [place for place, entry in enumerate(entries) if entry.get("item_id") is not None]
+    refuse_equal([entries[place]["item_id"] for place in named], [names[place] for place in named], "two item_ids")
     starts = [entry.get("start") for entry in entries]
     freqs = {start.freqstr if isinstance(start, pd.Period) else "" for start in starts}
     if freq is None and len(freqs) == 1 and "" not in freqs:
         freq = stamp_frequency(freqs.pop())
-    return batch_of(rows, freq=freq)
+    notes = _number(rows, categories)
+    return batch_of(rows, freq=freq, notes=tuple(notes))
+
+
+def _number(rows: Sequence[dict[str, Any]], categories: Sequence[str]) -> list[str]:
+    """Replace the cells of covariates by numbers, with the same levels in all entries; return notes."""
+    members: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        if row["roles"] != "target":
+            members.setdefault(row["variates"], []).append(row)
+    declared, coded = declared_names(categories, members), {}
+    for name, owners in members.items():
+        pieces = [row[field] for row in owners for field in ("values", "futures") if row[field] is not None]
+        if name not in declared and all(piece.dtype.kind in "iuf" for piece in pieces):
+            continue
+        if any(row["is_category"] for row in owners):
+            declared.add(name)
+        cells = np.concatenate([piece.astype(object) for piece in pieces])
+        coded[name] = read_cells(cells, name, name in declared)
+        numbers, levels = coded[name]
+        parts = iter(np.split(numbers, np.cumsum([len(piece) for piece in pieces])[:-1]))
+        for row in owners:
+            row["values"], row["categories"] = next(parts), levels
+            row["futures"] = None if row["futures"] is None else next(parts)
+    for row in rows:
+        del row["is_category"]
+    return category_notes(coded, declared)
 
 
 def _rows_of(entry: Mapping[str, Any], group: str) -> list[dict[str, Any]]:
@@ -320,11 +394,10 @@ def _forward(values: Any, label: str) -> Any:
     return values
 
 
-def _row(
-    name: str, values: np.ndarray, future: np.ndarray | None = None, categories: tuple[str, ...] | None = None
-) -> dict[str, Any]:
+def _row(name: str, values: np.ndarray, future: np.ndarray | None = None, is_category: bool = False) -> dict[str, Any]:
     role = "past" if future is None else "known"
-    return {"variates": name, "roles": role, "values": values, "futures": future, "categories": categories}
+    kind = {"categories": None, "is_category": is_category}
+    return {"variates": name, "roles": role, "values": values, "futures": future, **kind}
 
 
 def _features(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[str, Any]]:
@@ -350,16 +423,24 @@ def _named(entry: Mapping[str, Any], group: str, steps: int) -> Iterator[dict[st
             raise InputError(f"covariate {name!r} of {group!r} has a future and no past_covariates")
     for name, values in pasts.items():
         what = f"covariate {name!r} of {group!r}"
-        past = plain_array(_forward(values, what), what)
+        past, is_category = _cells(_forward(values, what), what)
         if past.ndim != 1 or len(past) != steps:
             raise InputError(f"{what} has shape {past.shape} and its target {steps} steps")
         later = [] if futures.get(name) is None else _forward(futures[name], f"the future of {what}")
-        future = plain_array(later, f"the future of {what}")
+        future, _ = _cells(later, f"the future of {what}")
         if future.ndim != 1:
             raise InputError(f"the future of {what} has shape {future.shape}, expected one axis: time")
-        # categories are numbered over both, and numbers beside text stay what they are
-        numbers, categories = numbers_or_categories(np.concatenate([past.astype(object), future.astype(object)]), name)
-        yield _row(name, numbers[:steps], numbers[steps:] if name in futures else None, categories)
+        yield _row(name, past, future if name in futures else None, is_category)
+
+
+def _cells(values: Any, what: str) -> tuple[np.ndarray, bool]:
+    """Return the cells of a covariate, and whether its type says that they are categories."""
+    column = to_pandas(values)
+    column = pd.Series(column) if isinstance(column, pd.Categorical) else column
+    if not isinstance(column, pd.Series) or not isinstance(column.dtype, pd.CategoricalDtype):
+        return plain_array(column, what), False
+    names = np.append(id_texts(column.cat.categories.to_series(), what), [None])
+    return names[column.cat.codes], True
 
 
 def _by_name(entry: Mapping[str, Any], field: str, group: str) -> dict[str, Any]:

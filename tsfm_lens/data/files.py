@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from tsfm_lens.data.batch import SeriesBatch
 from tsfm_lens.data.frames import column_names, from_frame, id_names, key_and_time, value_columns
 from tsfm_lens.data.text import TextTable, read_table
-from tsfm_lens.data.values import from_arrow, texts
+from tsfm_lens.data.values import from_arrow, name_lists, texts
 from tsfm_lens.errors import InputError, UnknownNameError
 
 _PARQUET = (".parquet", ".pq")
@@ -59,6 +59,7 @@ def read_series(
         >>> data.read_series(folder / "load.csv", decimal=",").values[0].tolist()
         [1.5, 2.5]
     """
+    columns = name_lists(columns)
     file = regular_file(path, READABLE)
     notes: tuple[str, ...] = ()
     try:
@@ -114,6 +115,7 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     key, time = key_and_time(names, ids[0] if ids else None, option("time_column"))
     keys = {*ids, key, time}
     covariates = set(column_names([*(option("known") or ()), *(option("past") or ())], names))
+    categories = set(column_names(option("categories") or (), names))
     targets = option("targets") if option("variates") is None else option("variates")
     requested = value_columns(names, targets, keys | covariates)
     values = set(names) - keys - covariates if requested is None else set(requested)
@@ -121,10 +123,15 @@ def _frame(table: TextTable, options: Mapping[str, Any]) -> pd.DataFrame:
     numeric = []
     for name in names:
         numbers = None
-        if name not in keys and (name in values or name in covariates or name.startswith("Unnamed: ")):
+        is_value = name in values or name in covariates or name.startswith("Unnamed: ")
+        if name in covariates & categories:
+            pass  # it stays text
+        elif name not in keys and is_value:
             # covariates may be text
             numbers = table.numbers(name, 1.0 if name in covariates else _MOSTLY)
             numeric += [] if numbers is None else [name]
+            if numbers is None and name in covariates:
+                table.refuse_some_numbers(name)
         elif name not in keys and table.is_numeric(name):
             numbers = np.zeros(len(table.columns[name]))  # it is not read
         columns[name] = table.text(name, is_id=name in keys - {time}) if numbers is None else numbers

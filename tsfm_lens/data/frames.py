@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 
 from tsfm_lens.data.batch import SeriesBatch, batch_of, known_frequency, noted_ends
+from tsfm_lens.data.categories import alike, category_notes, declared_names, read_covariate
 from tsfm_lens.data.text import ID_COLUMNS, NUMBER, TARGET_COLUMNS, TIME_COLUMNS
 from tsfm_lens.data.times import (
     Grid,
@@ -24,12 +25,9 @@ from tsfm_lens.data.times import (
     time_text,
     times_of,
 )
-from tsfm_lens.data.values import id_texts, numbers_or_categories, plain_array, texts, to_floats, without_arrow
+from tsfm_lens.data.values import id_texts, name_lists, texts, to_floats, without_arrow
 from tsfm_lens.errors import InputError, UnknownNameError, unknown_name
 
-_MANY = 10  # texts, from which on quantities are no categories
-_QUANTITY = re.compile(r"[-+]?\d[\d.,' ]*[^\w\s]{0,2}\s*[^\W\d]{0,4}\.?")
-_TRUTHS = {"true": 1.0, "false": 0.0}
 _MOST_NAMES = 8  # columns
 _CHOICES = {ID_COLUMNS: "id_column=…", TIME_COLUMNS: "time_column=…", TARGET_COLUMNS: "targets=[…]"}
 """Standard names -> the option that chooses another column."""
@@ -48,6 +46,7 @@ def from_frame(
     round_time: str | None = None,
     known: Sequence[str] | None = None,
     past: Sequence[str] | None = None,
+    categories: Sequence[str] | None = None,
     future: pd.DataFrame | None = None,
 ) -> SeriesBatch:
     """Read the series of a long frame.
@@ -68,6 +67,8 @@ def from_frame(
         timezone: of the local clock that the timestamps show, in order in autumn; steps below a day are in UTC then.
         round_time: interval to which timestamps are rounded, such as "5min".
         known, past: covariates whose future is known, or that are seen up to the end of the context.
+        categories: covariates whose values are categories, even if they are numbers, or look like these. Text is
+            categories by itself, and so are pandas categories.
         future: a frame of later rows, with the ids, timestamps and known covariates. The context of each id ends with
             its last row in ``frame``. Unless ``known`` names some, each column that holds a value is one of them.
 
@@ -82,6 +83,10 @@ def from_frame(
         ('a', 'b')
     """
     freq = None if freq is None else known_frequency(freq)
+    names = name_lists(
+        {"targets": targets, "variates": variates, "known": known, "past": past, "categories": categories}
+    )
+    targets, variates, known, past, categories = names.values()
     table, id_option = frame, id_column
     frame, id_column, time_column = flat(frame, id_column, time_column)
     frame, notes = without_arrow(frame), []
@@ -134,7 +139,11 @@ def from_frame(
         numbers = dict(zip(columns, frame[columns].to_numpy(dtype=np.float64).T, strict=True))
     else:
         numbers = {column: _numbers(frame[column], str(column)) for column in columns}
-    covariates = {name: (role, *_covariate(frame[name], str(name))) for name, role in roles.items()}
+    declared = declared_names(column_names(categories or (), frame.columns), [str(name) for name in roles])
+    declared |= {str(name) for name in roles if isinstance(frame[name].dtype, pd.CategoricalDtype)}
+    coded = {name: read_covariate(frame[name], str(name), str(name) in declared) for name in roles}
+    notes += category_notes({str(name): each for name, each in coded.items()}, declared)
+    covariates = {name: (role, *coded[name]) for name, role in roles.items()}
     items = [tuple(columns)] if variates is not None else [(column,) for column in columns]
     series: list[dict[str, Any]] = []
     for place, (group, rows) in enumerate(groups):
@@ -165,7 +174,7 @@ def _check_not_wide(table: pd.DataFrame, frame: pd.DataFrame, key: Hashable | No
         return
     keys = id_names(id_column, [*index_names(table.index, None, None), *table.columns])
     columns = [name for name in table.columns if name in keys or (name in frame.columns and name not in dates)]
-    labels = [*index_names(table.index, None, None), *columns]
+    labels: list[Hashable] = [*index_names(table.index, None, None), *columns]
     source = "frame"
     if not labels:
         labels = [table.index.name or "index"]
@@ -254,31 +263,6 @@ def _numbers(column: pd.Series, name: str) -> np.ndarray:
                 raise InputError(f"{where}, which is not a number{comma or title}")
             cells[place] = float(cell)
     return to_floats(cells, f"column {name!r}")
-
-
-def _covariate(column: pd.Series, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Read numbers as they are, truth values as 0 and 1, text and categories by their numbers."""
-    kind = column.dtype
-    if pd.api.types.is_numeric_dtype(kind):
-        return _numbers(column, name), None
-    of_numbers = False
-    if isinstance(kind, pd.CategoricalDtype):
-        of_numbers = pd.api.types.is_numeric_dtype(kind.categories.dtype)
-        names = np.append(id_texts(kind.categories.to_series(), name), [None])
-        column = pd.Series(names[column.cat.codes], column.index, dtype=object)
-    cells = plain_array(column, f"covariate {name!r}")
-    words = [cell for cell in cells.tolist() if isinstance(cell, str)]
-    if not of_numbers and all(re.fullmatch(NUMBER, word.strip()) for word in words):
-        return _numbers(column, name), None
-    many = len(set(words)) >= _MANY and not isinstance(kind, pd.CategoricalDtype)
-    if many and all(_QUANTITY.fullmatch(word.strip()) for word in words):
-        raise InputError(
-            f"covariate {name!r} holds {len(set(words))} texts such as {words[0]!r}, which look like numbers with a "
-            "unit; write the numbers alone, or make it a column of pandas categories"
-        )
-    if all(word.lower() in _TRUTHS for word in words):
-        cells = np.array([_TRUTHS[cell.lower()] if isinstance(cell, str) else cell for cell in cells], dtype=object)
-    return numbers_or_categories(cells, name)
 
 
 def _check_rows(
@@ -535,7 +519,7 @@ def _flat_future(
         if name is not None and name not in later.columns:
             raise InputError(
                 f"future has no column {str(name)!r}, which holds the {content} of the data; it has "
-                f"{_listed(later.columns)}"
+                f"{_listed(list(later.columns))}"
             )
     return without_arrow(later)
 
@@ -561,7 +545,7 @@ def _known_in_future(
         covariates = column_names(known, frame.columns)
     for name in _targets_beside_future(frame, keys, requested, covariates, past_names, known is not None):
         if name in filled:
-            row = later.index[later[name].notna().argmax()]
+            row = later.index[int(later[name].notna().argmax())]
             raise InputError(
                 f"future holds values of the target {str(name)!r}, first in row {row}; leave that column out of it. "
                 "To compare a forecast with them, give all rows as data and hold the last ones out (holdout=True)"
@@ -621,11 +605,12 @@ def _continued(
         if unknown:
             raise InputError(
                 f"future has rows of {_listed(unknown)}, and the data have none; leave them out. The data are of "
-                f"{_listed(pd.unique(ids))}"
+                f"{_listed(list(dict.fromkeys(ids)))}"
             )
         frame, later = frame.copy(deep=False), later.copy(deep=False)
         frame[key], later[key] = ids, later_ids
-    return pd.concat([frame, later.set_axis([f"{row} of future" for row in later.index])])
+    later = later.set_axis([f"{row} of future" for row in later.index])
+    return pd.concat(alike(frame, later))
 
 
 def _check_order(

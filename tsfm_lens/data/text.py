@@ -89,6 +89,20 @@ class TextTable:
             )
         raise InputError(f"{at}, which is not a number")
 
+    def refuse_some_numbers(self, name: str) -> None:
+        """Refuse a covariate with numbers in some cells and words in others."""
+        cells, masks = self._matches(name)
+        valid = _mask(cells.is_valid())
+        numbers = np.flatnonzero(valid & masks["."])
+        words = np.flatnonzero(valid & ~masks["."] & ~masks[","] & ~masks["thousands"])
+        if len(numbers) and len(words):
+            row, other = int(words[0]), int(numbers[0])
+            raise InputError(
+                f"covariate {name!r} holds {cells[row].as_py()!r} in row {self.first_row + row} beside the number "
+                f"{cells[other].as_py()!r}; leave a missing cell empty, or give categories={[name]!r} to read both as "
+                "categories"
+            )
+
     def is_numeric(self, name: str) -> bool:
         """Return True if all cells are numbers, of either decimal sign."""
         _, masks = self._matches(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from decimal import Decimal
 from typing import Any
 
@@ -13,10 +13,13 @@ import xarray as xr
 
 from tsfm_lens.errors import InputError
 
+LISTS = ("targets", "variates", "known", "past", "categories")
+"""Options of reading that name columns."""
 _WHOLE = {pa.bool_(): pd.BooleanDtype()} | {
     getattr(pa, name.lower())(): getattr(pd, f"{name}Dtype")()
     for name in ("Int8", "Int16", "Int32", "Int64", "UInt8", "UInt16", "UInt32", "UInt64")
 }
+_MOST_SIGNS = 60  # of a value in a message
 _NO_NUMBERS = "cmMSV"
 """Kinds of arrays that are no real numbers: complex, durations, dates, bytes and records."""
 
@@ -57,25 +60,6 @@ def plain_array(values: Any, what: str) -> np.ndarray:
     return array
 
 
-def numbers_or_categories(values: np.ndarray, name: str) -> tuple[np.ndarray, tuple[str, ...] | None]:
-    """Read a covariate (step,): numbers as float64, text as numbers of its categories in alphabetical order."""
-    cells = values.tolist() if values.dtype.kind in "OUS" else []
-    texts = [cell for cell in cells if isinstance(cell, str)]
-    if not texts:
-        return to_floats(values, f"covariate {name!r}"), None
-    odd = next((cell for cell in cells if not isinstance(cell, str) and not is_missing(cell)), None)
-    if odd is not None:
-        raise InputError(
-            f"covariate {name!r} holds text ({texts[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
-            "which is categories"
-        )
-    missing = np.array([is_missing(value) for value in values])
-    names, numbers = np.unique(values[~missing].astype(str), return_inverse=True)
-    out = np.full(len(values), np.nan)
-    out[~missing] = numbers
-    return out, tuple(map(str, names))
-
-
 def is_missing(item: object) -> bool:
     """Return True for a missing value of a container of objects, False for a value that is not a number."""
     return item is None or item is pd.NA or item is np.ma.masked or (isinstance(item, float) and item != item)
@@ -111,7 +95,9 @@ def _number(item: object, position: int, what: str) -> float:
             return float(item)
     except (OverflowError, ValueError) as error:
         raise InputError(f"{what} holds a number beyond double precision at position {position}") from error
-    raise InputError(f"{what} holds {item!r} at position {position}, which is not a number")
+    shown = repr(item)
+    shown = shown if len(shown) <= _MOST_SIGNS else f"{shown[:_MOST_SIGNS]}…"
+    raise InputError(f"{what} holds {shown} at position {position}, which is not a number")
 
 
 def texts(values: Any, what: str) -> tuple[str, ...]:
@@ -121,6 +107,12 @@ def texts(values: Any, what: str) -> tuple[str, ...]:
     if not isinstance(values, Iterable):
         raise InputError(f"{what}={values!r} is neither a text nor a list of texts")
     return tuple(map(str, values))
+
+
+def name_lists(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options of reading, each list of columns as a tuple; a single name is one column."""
+    lists = {name: texts(options[name], name) for name in LISTS if options.get(name) is not None}
+    return {**options, **lists}
 
 
 def label(value: Any, what: str) -> str:
@@ -134,12 +126,24 @@ def label(value: Any, what: str) -> str:
     return str(value)
 
 
+def refuse_equal(values: Iterable[Any], names: Iterable[str], what: str) -> None:
+    """Refuse names of values that are equal and read differently, such as 1 and 1.0."""
+    seen: dict[Any, str] = {}
+    for value, name in zip(values, names, strict=True):
+        first = seen.setdefault(value, name) if isinstance(value, Hashable) else name
+        if first != name:
+            raise InputError(f"{what} are {first} and {name}, which are equal; write them as text to keep both")
+
+
 def id_texts(column: pd.Series, name: str) -> np.ndarray:
     """Convert the ids, or names of categories, of a column to text; refuse 1 beside 1.0 or "1", which read alike."""
     missing = column.isna().to_numpy()
     if missing.any():
         raise InputError(f"column {name!r} has no id in row {column.index[np.flatnonzero(missing)[0]]}")
     what = f"a value of column {name!r}"
+    if pd.api.types.is_float_dtype(column) and ((column % 1 == 0) & (column.abs() < 2**53)).all():
+        # pandas makes decimals of whole numbers that stand beside missing ones
+        column = column.astype(np.int64)
     if column.dtype == object:
         ids = np.array([cell if type(cell) is str else label(cell, what) for cell in column], dtype=object)
         codes, _ = pd.factorize(column.to_numpy())

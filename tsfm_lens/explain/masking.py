@@ -12,6 +12,7 @@ from torch import Tensor
 
 from tsfm_lens.data import SeriesBatch
 from tsfm_lens.data.batch import COLUMNS, ROLES
+from tsfm_lens.data.categories import TRUTHS
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.segments import Segment, item_rows, refuse_overlap
 from tsfm_lens.models.lens import Lens
@@ -70,7 +71,7 @@ def reference_values(
         if role not in by_role:
             raise InputError(f"the reference has no value for {role} series, such as {batch.ids[row]!r}; give one")
         values = with_future(batch, row, horizon)
-        if by_role[role] == "zero" and batch.categories[row]:
+        if by_role[role] == "zero" and batch.categories[row] not in (None, TRUTHS):
             raise InputError(
                 f"covariate {batch.ids[row]!r} is of categories, which have no zero; choose reference='missing', "
                 "'shuffled' or 'mean', its most frequent one"
@@ -101,6 +102,10 @@ def category_numbers(lens: Lens, batch: SeriesBatch) -> dict[str, np.ndarray]:
     tables: dict[str, np.ndarray] = {}
     for row, categories in enumerate(batch.categories if numbered is not batch else ()):
         if categories is not None:
+            kept = batch.level_numbers[row]
+            if kept is not None:
+                tables[batch.ids[row]] = kept[:-1]
+                continue
             codes, numbers = whole(batch, row), whole(numbered, row)
             is_there = np.isfinite(codes)
             table = tables[batch.ids[row]] = np.full(len(categories), np.nan)

@@ -15,6 +15,7 @@ import pandas as pd
 from tsfm_lens.ablation.notices import saying_once
 from tsfm_lens.ablation.points import Progress
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.categories import level_code
 from tsfm_lens.data.frequencies import offset_of
 from tsfm_lens.errors import InputError, unknown_name
 from tsfm_lens.explain.attribution import METHODS, attribute_inputs, shapley
@@ -227,10 +228,13 @@ def _stretch(run: Run, row: int, target: int, start: Any, stop: Any) -> Segment:
 def _edited(values: np.ndarray, edit: Edit, name: str, categories: Sequence[str] | None) -> np.ndarray:
     """Return new values of a stretch."""
     if categories is not None:
-        word = str(edit).removeprefix("=").strip()
-        if word not in categories:
-            raise unknown_name(f"category of {name!r}", word, categories)
-        return np.full(len(values), float(list(categories).index(word)))
+        words = np.ravel(np.asarray(edit, dtype=object)).tolist()
+        if len(words) not in (1, len(values)):
+            raise InputError(
+                f"{name} has {len(words)} new values, expected one, or one for each of {len(values)} steps"
+            )
+        codes = [level_code(str(word).removeprefix("=").strip(), categories, name) for word in words]
+        return np.broadcast_to(np.array(codes), values.shape)
     if isinstance(edit, str):
         if (match := _EDIT.fullmatch(edit)) is None:
             raise InputError(f"{name}={edit!r} is no change; expected such as '+5', '-5', '*1.1', '/2' or '=7'")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import LayerNorm
 
 from tsfm_lens.data import SeriesBatch
+from tsfm_lens.data.categories import TRUTHS
 from tsfm_lens.errors import InputError, WiringError
 from tsfm_lens.hooks.block import Block, Steps
 from tsfm_lens.hooks.native import put_output, rms_scale, without_gain
@@ -94,6 +95,10 @@ class Adapter(ABC):
         """Replace categories by the numbers that the model reads; here their codes, so the batch as it is."""
         return batch
 
+    def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
+        """Keep what the model reads for categories by the whole history, of which it sees the end."""
+        return batch
+
     @abstractmethod
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Run one differentiable native forward: logits, or quantiles in data units."""
@@ -156,6 +161,10 @@ class Adapter(ABC):
     def values(self, encoded: Encoded) -> Tensor:
         """Return the value of every output bin of a token model in data units, (batch, bin); others refuse."""
         raise InputError(f"{self.architecture} has no output bins: its head emits forecasts in data units")
+
+    def number_step(self, values: np.ndarray) -> float:
+        """Return the least difference that the model sees between values (time,) of the context, in data units."""
+        return float(np.spacing(np.float32(np.nanmax(np.abs(values)))))
 
     @property
     def longest_pass(self) -> int:
@@ -244,7 +253,8 @@ def frozen_layer_norm(norm: LayerNorm, x: Tensor, like: Tensor) -> Tensor:
 def refuse_covariates(adapter: Adapter | type[Adapter], batch: SeriesBatch) -> None:
     """Refuse covariates that a model does not take."""
     for name, role, categories in zip(batch.ids, batch.roles, batch.categories, strict=True):
-        for kind in (role, *(("categories",) if categories else ())):
+        # truth values are numbers, too
+        for kind in (role, *(("categories",) if categories not in (None, TRUTHS) else ())):
             if kind != "target" and kind not in adapter.covariates:
                 what = {"past": "past covariates", "known": "known covariates", "categories": "covariates of text"}
                 raise InputError(

@@ -38,7 +38,7 @@ HookList = Iterable[tuple[Any, Callable[..., Any]]]
 """(name, glob, predicate on names, or (short name, layer, …); function of an activation and ``hook=``)."""
 
 _OF_A_FORWARD = ("future", "horizon", "stop_at_layer", "tokens")
-_OF_A_FORECAST = ("batch_size", "horizon", "memory", "num_samples", "quantiles", "seed")
+OF_A_FORECAST = ("batch_size", "horizon", "memory", "num_samples", "quantiles", "seed")
 Lasting = list[tuple[str, str, LensHandle]]
 
 
@@ -407,7 +407,7 @@ def _in_stacks(lens: LensBase, name: str) -> str:
 
 def refuse_unknown(arguments: Iterable[str], what: str, allowed: Sequence[str] = ()) -> None:
     """Refuse arguments that a forward, a forecast or something else does not take."""
-    allowed = allowed or {"forecast": _OF_A_FORECAST, "forward": _OF_A_FORWARD}[what]
+    allowed = allowed or {"forecast": OF_A_FORECAST, "forward": _OF_A_FORWARD}[what]
     for name in arguments:
         if name in allowed:
             continue

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from inspect import signature
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -19,11 +21,15 @@ from tsfm_lens.hooks.interventions import PatchFrom, Rows
 from tsfm_lens.hooks.recorder import NamesFilter, Reducer, at_positions, by_row
 from tsfm_lens.models.ablating import knock_outs
 from tsfm_lens.models.architecture import Encoded
-from tsfm_lens.models.base import HookList, LensBase, refuse_unknown
+from tsfm_lens.models.base import OF_A_FORECAST, HookList, LensBase, refuse_unknown
 from tsfm_lens.models.batching import forecast_in_parts, request_of
 from tsfm_lens.models.devices import checked_device
 from tsfm_lens.models.forecast import Forecast, refuse_non_finite
 from tsfm_lens.models.recording import Capture, names_of, refuse_run
+from tsfm_lens.models.unread import unread_notes
+
+READING = [name for name in signature(as_series).parameters if name != "data"]
+"""Arguments of ``as_series`` beside the series, which ``forecast`` and ``run`` take, too."""
 
 
 @extensible
@@ -59,8 +65,12 @@ class Lens(LensBase):
         batch_size: int | None = None,
         memory: int | str | None = None,
         progress: Callable[[int, int], None] | None = None,
+        **columns: Any,
     ) -> Forecast:
         """Run the library's own forecast, in data units, with all hooks that are set.
+
+        The forecast has a row for every series of the batch, covariates too: what the model emits for them, NaN if
+        nothing. ``forecast.targets()`` has those of the targets alone.
 
         A batch that does not fit in the memory runs in parts, which moves results by rounding alone. Blocks of 64
         series draw their paths under seeds of their own.
@@ -76,14 +86,20 @@ class Lens(LensBase):
             memory: bytes for which parts are planned, or "2GB"; ``TSFM_LENS_MEMORY`` if None, else half of what is
                 free. At least one item runs at a time.
             progress: called with the series done and their number.
+            columns: further arguments of :func:`tsfm_lens.data.as_series`, such as ``targets``, ``known``, ``future``.
 
         Raises:
             InputError: a wrong argument, or a forecast that is not finite or runs out of memory.
         """
+        if columns:
+            refuse_unknown(columns.keys() - {*READING}, "forecast", [*OF_A_FORECAST, *READING])
+            series = as_series(series, **columns)
         request = request_of(self, series, horizon, quantiles, num_samples, seed, batch_size, memory)
         forecast = forecast_in_parts(request, progress)
         refuse_non_finite(forecast, self.wiring.architecture)
-        return forecast
+        known = set(request.batch.notes)
+        notes = [note for note in unread_notes(self.adapter, request.batch) if note not in known]
+        return replace(forecast, context=forecast.context.noted(notes)) if notes else forecast
 
     def run_with_hooks(
         self,

@@ -7,7 +7,6 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -30,15 +29,15 @@ from tsfm_lens.models.base import refuse_unknown
 from tsfm_lens.models.batching import limit_of
 from tsfm_lens.models.conditions import Conditions
 from tsfm_lens.models.forecast import Forecast, checked_request, checked_values, context_dataset, is_count, over_steps
-from tsfm_lens.models.lens import Lens
+from tsfm_lens.models.lens import READING, Lens
 from tsfm_lens.models.recording import Capture, names_of
 from tsfm_lens.models.twins import QUICK, twin_of
+from tsfm_lens.models.unread import unread_notes
 from tsfm_lens.places import replacing, writing_to
 
 # of the memory that a run may take, the share for its recordings
 _RECORD_SHARE = 0.25
 _SMALL = 2**26  # bytes of a model whose twins are kept
-_READING = signature(as_series).parameters
 
 
 @extensible
@@ -491,7 +490,7 @@ def run(
     Raises:
         InputError: a wrong argument, a series too short to hold its end out, or ends without any value.
     """
-    refuse_unknown(columns.keys() - _READING.keys(), "run", [*_READING, "holdout", "truth", "windows"])
+    refuse_unknown(columns.keys() - {*READING}, "run", [*READING, "holdout", "truth", "windows"])
     batch, whole = as_series(series, future=future, **columns), None
     adapter = lens.adapter
     refuse_covariates(adapter, batch)
@@ -514,7 +513,9 @@ def run(
         last = np.full((len(batch), steps), np.nan) if truth is None else checked_values(truth, (len(batch), steps))
         later = [batch.split(number * steps)[1][:, :steps] for number in range(1, windows)]
         batch, truth = batch.windows(windows, steps), np.concatenate([last, *later])
-    batch = batch.tail(adapter.context_length)
+    batch = batch.noted(unread_notes(adapter, batch))
+    if max(batch.lengths) > adapter.context_length:
+        batch = adapter.with_level_numbers(batch).tail(adapter.context_length)
     values = None if truth is None else checked_values(truth, (len(batch), steps))
     if values is not None and not np.isfinite(values[batch.is_target]).any():
         values = None

@@ -16,6 +16,7 @@ from tsfm_lens.errors import InputError
 from tsfm_lens.findings import corrected
 from tsfm_lens.registry import Measurement, find
 from tsfm_lens.report.build import build_report, page_at
+from tsfm_lens.viz.words import capital
 
 if TYPE_CHECKING:
     from tsfm_lens.models import Lens
@@ -190,10 +191,18 @@ def write_page(
     """Write the results of a run as one HTML file; missing sections are named above them."""
     notify = progress or (lambda *_: None)
     notify("report", 0, 1)
-    notes = [f"Left out: {section}, since {reason.partition('; ')[0]}." for section, reason in missing.items()]
+    notes = [
+        *remarks_of(run.batch),
+        *(f"Left out: {section}, since {reason.partition('; ')[0]}." for section, reason in missing.items()),
+    ]
     path = build_report(results, out, title=heading, provenance=provenance(run, sources), notes=notes)
     notify("report", 1, 1)
     return path
+
+
+def remarks_of(batch: SeriesBatch) -> list[str]:
+    """Return the notes of a batch as sentences."""
+    return [f"{capital(note)}." for note in batch.notes]
 
 
 def steps_of(lens: Lens, sections: Sequence[str] = SECTIONS) -> list[str]:

@@ -31,7 +31,7 @@ from tsfm_lens.zoo import checkpoint_names
 
 _BY_RULE = "found by rule"
 _ONE = {"id_column": "ids", "time_column": "time stamps"}
-_MANY = {"targets": "forecast", "known": "known covariates", "past": "past covariates"}
+_MANY = {"targets": "forecast", "known": "known covariates", "past": "past covariates", "categories": "categories"}
 _SCRIPT = """
 function render({ model, el }) {
   const zone = document.createElement("label");

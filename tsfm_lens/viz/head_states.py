@@ -120,7 +120,10 @@ def reading_of(ds: xr.Dataset, series: int, layer: int, head: int) -> Reading:
 
 def effects_of_heads(ds: xr.Dataset, name: str) -> xr.DataArray:
     """Return what components have, for the heads of the attention that is shown: (layer, head, …)."""
-    return ds[name].sel(component=ds["name"]).drop_vars("component", errors="ignore")
+    # by names, which a result that lacks them is refused for
+    labels = ds.coords["component"]
+    effects = ds[name].assign_coords(component=labels)
+    return effects.sel(component=ds["name"]).drop_vars("component", errors="ignore")
 
 
 def heads_table(ds: xr.Dataset) -> pd.DataFrame:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,6 +71,11 @@ class ChronosAdapter(t5.TokenAdapter):
     def tokens_of(self, values: Tensor, encoded: Encoded) -> Tensor:
         """Return the token ids of values (batch, step) under the scale of a batch."""
         return self.native.tokenizer._input_transform(values.float(), encoded.scale.cpu())[0]
+
+    def number_step(self, values: np.ndarray) -> float:
+        """Return the width of a bin, which grows with the mean absolute value of the context."""
+        low, high = self.native.tokenizer.centers[:2].tolist()
+        return float((high - low) * np.nanmean(np.abs(values)))
 
     @rows_apart
     def predict(self, batch: SeriesBatch, horizon: int, levels: Levels, num_samples: int | None) -> Prediction:

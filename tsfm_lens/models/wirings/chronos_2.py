@@ -109,6 +109,23 @@ class Chronos2Adapter(Adapter):
                 values[row], futures[row] = _numbers_of(batch, int(row), target)
         return replace(batch, values=tuple(values), futures=tuple(futures), categories=(None,) * len(batch))
 
+    def with_level_numbers(self, batch: SeriesBatch) -> SeriesBatch:
+        """Keep the numbers of the library's preparation, which reads the whole history."""
+        numbered = self.numbered(batch)
+        tables: list[np.ndarray | None] = []
+        for row, levels in enumerate(batch.categories):
+            if levels is None:
+                tables.append(None)
+                continue
+            table = np.full(len(levels) + 1, np.nan)
+            parts = ((batch.values, numbered.values), (batch.futures, numbered.futures))
+            for codes, numbers in parts:
+                own = codes[row]
+                if own is not None:
+                    table[_places(own, levels)] = numbers[row]
+            tables.append(table)
+        return replace(batch, level_numbers=tuple(tables))
+
     def run(self, inputs: Mapping[str, Any]) -> Tensor:
         """Compute quantiles in data units, (batch, quantile, step)."""
         return self.model(**inputs).quantile_preds
@@ -149,22 +166,42 @@ def _numbers_of(batch: SeriesBatch, row: int, target: np.ndarray) -> tuple[np.nd
     """Return past and future of one covariate of categories, as the library's own preparation gives them."""
     from chronos.chronos2.preprocess import from_list_of_dicts
 
-    names = np.array([*(batch.categories[row] or ()), None], dtype=object)
-    past = names[np.nan_to_num(batch.values[row], nan=-1).astype(int)]
-    item: dict[str, Any] = {"target": target, "past_covariates": {"it": past}}
-    future = batch.futures[row]
+    levels, past, future = batch.categories[row] or (), batch.values[row], batch.futures[row]
+    table = batch.level_numbers[row]
+    if table is not None:
+        return table[_places(past, levels)], None if future is None else table[_places(future, levels)]
+    if len(target) > 1:
+        _refuse_unseen(batch, row)
+        # codes themselves, and a missing value has one of its own
+        return np.nan_to_num(past, nan=len(levels)), future
+    names = np.array([*levels, None], dtype=object)
+    item: dict[str, Any] = {"target": target, "past_covariates": {"it": names[np.nan_to_num(past, nan=-1).astype(int)]}}
     if future is None or not len(future):
         result = from_list_of_dicts([item], prediction_length=1)[0]
         return result["context"][-1].double().numpy(), future
-    ahead = names[future.astype(int)]
-    novel = [name for name in ahead if name not in set(past)]
-    if novel:
-        raise InputError(
-            f"the future of known covariate {batch.ids[row]!r} has the category {novel[0]!r}, which does not occur in "
-            f"its context ({', '.join(sorted({name for name in past if name is not None}))})"
-        )
-    result = from_list_of_dicts([item | {"future_covariates": {"it": ahead}}], prediction_length=len(ahead))[0]
+    ahead = {"it": names[future.astype(int)]}
+    result = from_list_of_dicts([item | {"future_covariates": ahead}], prediction_length=len(future))[0]
     return result["context"][-1].double().numpy(), result["future_covariates"][-1].double().numpy()
+
+
+def _places(codes: np.ndarray, levels: Sequence[str]) -> np.ndarray:
+    """Return the places of codes in a table of levels, whose last row is of missing values."""
+    return np.nan_to_num(codes, nan=len(levels)).astype(int)
+
+
+def _refuse_unseen(batch: SeriesBatch, row: int) -> None:
+    """Refuse a category of the future that no past has: beside several targets there is no mean to stand for it."""
+    alike = [one for one, name in enumerate(batch.variates) if name == batch.variates[row]]
+    seen = np.unique(np.concatenate([batch.values[one] for one in alike]))
+    future, levels = batch.futures[row], batch.categories[row] or ()
+    novel = [] if future is None else [levels[int(code)] for code in future if code not in seen]
+    if novel:
+        past = ", ".join(levels[int(code)] for code in seen[np.isfinite(seen)])
+        raise InputError(
+            f"the future of known covariate {batch.ids[row]!r} has the category {novel[0]!r}, which no past has "
+            f"({past}); beside several targets the model has no number for it, so give one target, or a category of "
+            "the past"
+        )
 
 
 def _library() -> Any:

@@ -1,0 +1,382 @@
+"""What is declared a category stays one, from every carrier; quantities in text are never coded in silence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import tsfm_lens
+from refusals import expect_error
+from tiny_lenses import fresh
+from tsfm_lens import explain
+from tsfm_lens.data import SeriesBatch, as_series, read_series
+from tsfm_lens.models import Lens
+
+STEPS, AHEAD = 40, 6
+LEVELS = [0.1, 0.5, 0.9]
+KEYS = {"id_column": "id", "time_column": "timestamp"}
+KINDS: dict[str, list[Any]] = {
+    "digits": ["3", "1", "10", "2"],
+    "leading zeros": ["01", "1", "001"],
+    "decimals": ["1.5", "-2", "1e3"],
+    "words": ["tv", "none", "radio"],
+    "words beside digits": ["1", "2", "H"],
+    "truth values": [True, False, False],
+    "codes": [7, 3, 11],
+}
+
+
+@pytest.fixture(scope="module")
+def nano() -> Lens:
+    return tsfm_lens.load("chronos2-nano")
+
+
+def sales(kind: Sequence[Any], dtype: Any = None, gaps: bool = False) -> pd.DataFrame:
+    """Two items whose targets go down where the covariate goes up; the targets are empty over the future."""
+    rng = np.random.default_rng(len(kind))
+    parts = []
+    for name in ("north", "south"):
+        places = rng.integers(len(kind), size=STEPS + AHEAD)
+        # every level occurs in the past of each item
+        places[: len(kind)] = range(len(kind))
+        cells = np.array(kind, dtype=object)[places]
+        if gaps:
+            cells[[5, 17]] = None
+        target = 20 - 3.0 * places + rng.normal(size=len(places)) / 10
+        target[STEPS:] = np.nan
+        stamps = pd.date_range("2024-01-01", periods=len(places))
+        other = rng.normal(size=len(places)) + places
+        other[STEPS:] = np.nan
+        frame = pd.DataFrame({"id": name, "timestamp": stamps, "y": target, "z": other})
+        parts.append(frame.assign(kind=pd.Series(cells, dtype=object)))
+    whole = pd.concat(parts, ignore_index=True)
+    return whole if dtype is None else whole.astype({"kind": dtype})
+
+
+def of_library(lens: Lens, frame: pd.DataFrame, targets: Sequence[str] = ("y",)) -> np.ndarray:
+    """Forecasts (target of an item, quantile, step) of the library's own reading of frames."""
+    ahead = frame["y"].isna()
+    unused = [name for name in ("y", "z") if name not in targets]
+    past, future = frame[~ahead].drop(columns=unused), frame[ahead].drop(columns=["y", "z"])
+    found = lens.native.predict_df(
+        past.reset_index(drop=True),
+        future_df=future.reset_index(drop=True),
+        id_column="id",
+        target=list(targets) if len(targets) > 1 else targets[0],
+        prediction_length=AHEAD,
+        quantile_levels=LEVELS,
+    )
+    values = found[list(map(str, LEVELS))].to_numpy().reshape(-1, AHEAD, len(LEVELS))
+    return values.transpose(0, 2, 1)
+
+
+def of_lens(lens: Lens, batch: SeriesBatch) -> np.ndarray:
+    return lens.forecast(batch, AHEAD, quantiles=LEVELS).quantiles[batch.is_target]
+
+
+def read(data: Any, **options: Any) -> SeriesBatch:
+    names = options if "variates" in options else {"targets": ["y"], **options}
+    return as_series(data, known=["kind"], **KEYS, **names)
+
+
+def arrow(frame: pd.DataFrame) -> pa.Table:
+    return pa.Table.from_pandas(frame, preserve_index=False)
+
+
+def polars(frame: pd.DataFrame, kind: Callable[[Any], Any] | None = None) -> Any:
+    library = pytest.importorskip("polars")
+    table = library.from_arrow(arrow(frame))
+    return table if kind is None else table.with_columns(library.col("kind").cast(kind(library)))
+
+
+def dictionary(frame: pd.DataFrame) -> pa.Table:
+    table = arrow(frame)
+    place = table.schema.get_field_index("kind")
+    return table.set_column(place, "kind", table["kind"].dictionary_encode())
+
+
+def parquet(frame: pd.DataFrame, folder: Path) -> SeriesBatch:
+    pq.write_table(arrow(frame), folder / "sales.parquet")
+    return read_series(folder / "sales.parquet", targets="y", known="kind", **KEYS)
+
+
+def entries(frame: pd.DataFrame) -> list[dict[str, Any]]:
+    """Items as Chronos-2's dicts."""
+    items = []
+    for name, rows in frame.groupby("id", sort=False):
+        cells = rows["kind"].to_numpy()
+        past, future = {"kind": cells[:STEPS]}, {"kind": cells[STEPS:]}
+        target = rows["y"].to_numpy()[:STEPS]
+        items.append({"item_id": name, "target": target, "past_covariates": past, "future_covariates": future})
+    return items
+
+
+CARRIERS: dict[str, Callable[[pd.DataFrame], Any]] = {
+    "objects": lambda frame: frame,
+    "pandas strings": lambda frame: frame.astype({"kind": "string"}),
+    "pandas categories": lambda frame: frame.astype({"kind": "category"}),
+    "Arrow": arrow,
+    "Arrow dictionary": dictionary,
+    "pandas on Arrow": lambda frame: arrow(frame).to_pandas(types_mapper=pd.ArrowDtype),
+    "pandas dictionary on Arrow": lambda frame: dictionary(frame).to_pandas(types_mapper=pd.ArrowDtype),
+    "polars": polars,
+    "polars categories": lambda frame: polars(frame, lambda library: library.Categorical),
+    "polars enum": lambda frame: polars(frame, lambda library: library.Enum(sorted(frame["kind"].dropna().unique()))),
+}
+OF_TEXT = [name for name, kind in KINDS.items() if isinstance(kind[0], str)]
+
+
+@pytest.mark.parametrize("name", OF_TEXT)
+def test_text_stays_categories_in_every_carrier(nano: Lens, name: str, tmp_path: Path) -> None:
+    frame = sales(KINDS[name], gaps=True)
+    expected = of_library(nano, frame)
+    batches = {carrier: read(make(frame)) for carrier, make in CARRIERS.items()}
+    batches |= {"Parquet": parquet(frame, tmp_path), "entries": as_series(entries(frame))}
+    for carrier, batch in batches.items():
+        assert batch.categories[1] is not None, carrier
+        assert {*batch.categories[1]} == {*KINDS[name]}, carrier
+        np.testing.assert_allclose(of_lens(nano, batch), expected, rtol=1e-5, err_msg=carrier)
+        assert any("'kind'" in note and all(repr(level) in note for level in KINDS[name]) for note in batch.notes)
+
+
+@pytest.mark.parametrize("name", ["truth values", "codes"])
+@pytest.mark.parametrize("dtype", ["declared", "natural", "category", "nullable"])
+def test_truth_values_and_codes_are_read_as_their_type_says(nano: Lens, name: str, dtype: str) -> None:
+    is_truth = name == "truth values"
+    dtypes = {"category": "category", "nullable": "boolean" if is_truth else "Int64"}
+    frame = sales(KINDS[name], dtypes.get(dtype, bool if is_truth else int))
+    declared = {"categories": "kind"} if dtype == "declared" else {}
+    batch = read(frame, **declared)
+    if is_truth or dtype in ("declared", "category"):
+        levels = ("False", "True") if is_truth else ("3", "7", "11")
+        assert batch.categories[1] == levels
+    else:
+        assert batch.categories[1] is None
+    reference = frame.astype({"kind": "category"}) if declared else frame
+    np.testing.assert_allclose(of_lens(nano, batch), of_library(nano, reference), rtol=1e-5)
+    if is_truth:
+        # a model that knows no categories can read them
+        np.testing.assert_array_equal(
+            np.r_[batch.values[1], batch.futures[1]], frame["kind"].astype(float)[: STEPS + AHEAD]
+        )
+        np.testing.assert_allclose(of_lens(nano, as_series(entries(frame))), of_library(nano, frame), rtol=1e-5)
+
+
+@pytest.mark.parametrize("levels", [[11, 3, 7], ["b", "c", "a"], [2.0, 1.0]], ids=str)
+def test_several_targets_read_the_order_of_the_levels(nano: Lens, levels: list[Any]) -> None:
+    frame = sales(levels)
+    # the items have not the same levels, and the codes are those of all
+    frame.loc[(frame["id"] == "south") & (frame["kind"] == levels[-1]), "kind"] = levels[0]
+    for dtype in (pd.CategoricalDtype(levels), pd.CategoricalDtype([*levels, "spare"]), "category"):
+        declared = frame.astype({"kind": dtype})
+        batch = read(declared, variates=["y", "z"])
+        np.testing.assert_allclose(of_lens(nano, batch), of_library(nano, declared, ["y", "z"]), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["digits", "codes", "words"])
+@pytest.mark.parametrize("future", ["same", "fewer", "new", "plain"])
+def test_a_future_frame_keeps_the_declaration_of_the_past(nano: Lens, name: str, future: str) -> None:
+    frame = sales(KINDS[name])
+    ahead = frame["y"].isna()
+    past, later = frame[~ahead].astype({"kind": "category"}), frame[ahead].drop(columns=["y", "z"])
+    if future == "fewer":
+        later = later.assign(kind=KINDS[name][0])
+    if future == "new":
+        later.loc[later.index[0], "kind"] = 99 if name == "codes" else "99"
+    if future != "plain":
+        later = later.astype({"kind": "category"})
+    batch = as_series(past, future=later, targets=["y"], **KEYS)
+    found = nano.native.predict_df(
+        past.drop(columns="z"),
+        future_df=later,
+        target="y",
+        id_column="id",
+        prediction_length=AHEAD,
+        quantile_levels=LEVELS,
+    )
+    expected = found[list(map(str, LEVELS))].to_numpy().reshape(-1, AHEAD, len(LEVELS)).transpose(0, 2, 1)
+    np.testing.assert_allclose(of_lens(nano, batch), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("later_carrier", CARRIERS)
+def test_past_and_future_may_come_in_different_carriers(later_carrier: str) -> None:
+    frame = sales(KINDS["leading zeros"])
+    ahead = frame["y"].isna()
+    later = CARRIERS[later_carrier](frame[ahead].drop(columns=["y", "z"]).reset_index(drop=True))
+    for carrier, make in CARRIERS.items():
+        past = make(frame[~ahead].reset_index(drop=True))
+        batch = as_series(past, future=later, targets=["y"], **KEYS)
+        levels = batch.categories[1]
+        assert levels is not None, carrier
+        assert {*levels} == {*KINDS["leading zeros"]}, carrier
+        for place, name in ((1, "north"), (3, "south")):
+            codes = np.r_[batch.values[place], batch.futures[place]].astype(int)
+            assert [levels[code] for code in codes] == frame.loc[frame["id"] == name, "kind"].tolist(), carrier
+        assert any("'kind'" in note and "'001'" in note for note in batch.notes), carrier
+
+
+def test_timestral_reads_a_frame_as_entries_of_codes() -> None:
+    lens = fresh("timestral")
+    frame = sales(KINDS["digits"])
+    items = entries(frame)
+    targets = np.stack([item["target"] for item in items])[:, None]
+    whole = np.unique(frame["kind"], return_inverse=True)[1].reshape(2, 1, -1).astype(float)
+    theirs = lens.native.forecast(targets, AHEAD, categorical_known_covariates=whole, symmetric_averaging=False)
+    expected = theirs.quantiles.flatten(0, 1).transpose(1, 2)
+    for batch in (read(frame), as_series(items), read(frame.astype({"kind": int}), categories=["kind"])):
+        np.testing.assert_array_equal(lens.forecast(batch, AHEAD).quantiles[batch.is_target], expected)
+
+
+@pytest.mark.parametrize("name", ["digits", "decimals", "codes"])
+def test_text_files_have_numbers_unless_they_are_declared(nano: Lens, name: str, tmp_path: Path) -> None:
+    frame = sales(KINDS[name])
+    frame.to_csv(tmp_path / "sales.csv", index=False)
+    how: dict[str, Any] = {"targets": "y", "known": "kind", **KEYS}
+    plain = read_series(tmp_path / "sales.csv", **how)
+    np.testing.assert_array_equal(plain.values[1], frame["kind"].astype(float)[:STEPS])
+    assert plain.categories[1] is None
+    declared = read_series(tmp_path / "sales.csv", categories="kind", **how)
+    expected = of_library(nano, frame.astype({"kind": str}))
+    np.testing.assert_allclose(of_lens(nano, declared), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_truth_values_of_text_files_are_truth_values(nano: Lens, declared: bool, tmp_path: Path) -> None:
+    frame = sales(KINDS["truth values"])
+    frame.to_csv(tmp_path / "sales.csv", index=False)
+    how: dict[str, Any] = {"categories": "kind"} if declared else {}
+    batch = read_series(tmp_path / "sales.csv", targets="y", known="kind", **KEYS, **how)
+    np.testing.assert_allclose(of_lens(nano, batch), of_library(nano, pd.read_csv(tmp_path / "sales.csv")), rtol=1e-5)
+
+
+QUANTITIES = [
+    *(["$9.50", "$10.00"], ["9.50 EUR", "10 EUR"], ["12 %", "5%"], ["€ 3", "€ 4.5"], ["1 000 kg", "2 500 kg"]),
+    *(["(5.00)", "3.00"], ["-3°C", "4°C"], ["9,50 zł", "8,00 zł"], ["EUR 5", "EUR 7"], ["3 km/h", "10 km/h"]),
+    *(["US$5", "US$6"], ["1,5", "2,5"], ["1,234.50", "2.5"], ["300 g", "500 g"], ["£-3", "£4"], ["9.50 EUR", "8 USD"]),
+    *(["1 Stück", "2 Stück"], ["5", "7", "9 %"], ["none", "5 %", "10 %"], ["3-", "4-"]),
+]
+LABELS = [
+    *(["Q1", "Q2"], ["d0", "d1"], ["10:30", "11:30"], ["18-25", "26-40"], ["A12", "B7"], ["x", "9 %", "y", "z"]),
+    *(["Week 1", "Week 2"], ["2024-W05", "2024-W06"], ["a", "b"], ["low", "high"]),
+]
+
+
+def small(cells: Sequence[str], carrier: str, folder: Path) -> tuple[Callable[..., SeriesBatch], Any]:
+    """A reader and a table of a few rows in a carrier."""
+    frame = pd.DataFrame({"y": np.arange(12.0), "price": np.resize(np.array(cells, dtype=object), 12)})
+    how: dict[str, Any] = {"targets": ["y"], "past": ["price"]}
+    if carrier == "file":
+        frame.to_csv(folder / "prices.csv", index=False, sep=";")
+        return (lambda **more: read_series(folder / "prices.csv", delimiter=";", **how, **more)), frame
+    if carrier == "entry":
+        item = {"target": frame["y"], "past_covariates": {"price": frame["price"]}}
+        return (lambda **more: as_series([item], **more)), frame
+    table: Any = {"polars": polars, "Arrow": arrow}.get(carrier, lambda frame: frame)(frame)
+    return (lambda **more: as_series(table, **how, **more)), frame
+
+
+@pytest.mark.parametrize("carrier", ["pandas", "Arrow", "polars", "file", "entry"])
+def test_quantities_in_text_are_refused_and_the_advice_works(carrier: str, tmp_path: Path) -> None:
+    for cells in QUANTITIES:
+        call, frame = small(cells, carrier, tmp_path)
+        expect_error("'price'.* holds .*", call)
+        batch = call(categories=["price"])
+        levels = batch.categories[1]
+        assert levels == tuple(sorted(set(cells))), cells
+        assert [levels[int(code)] for code in batch.values[1]] == frame["price"].tolist()
+        if carrier == "pandas":
+            declared = frame.astype({"price": "category"})
+            assert as_series(declared, targets=["y"], past=["price"]).categories[1] == levels
+
+
+@pytest.mark.parametrize("carrier", ["pandas", "Arrow", "polars", "file", "entry"])
+def test_labels_with_digits_are_categories(carrier: str, tmp_path: Path) -> None:
+    for cells in LABELS:
+        call, _ = small(cells, carrier, tmp_path)
+        batch = call()
+        assert batch.categories[1] == tuple(sorted(set(cells)))
+        assert any(repr(cells[0]) in note for note in batch.notes)
+
+
+def test_words_beside_numbers_of_a_file_are_refused_and_the_advice_works(tmp_path: Path) -> None:
+    call, frame = small(["5", "closed", "7"], "file", tmp_path)
+    expect_error(r"'price' holds 'closed' in row 3 .*'5'.*categories=\['price'\]", call)
+    assert call(categories=["price"]).categories[1] == ("5", "7", "closed")
+    frame["price"] = frame["price"].replace({"closed": None})
+    frame.to_csv(tmp_path / "prices.csv", index=False, sep=";")
+    np.testing.assert_array_equal(call().values[1][:3], [5, np.nan, 7])
+
+
+def test_a_note_lists_few_of_many_levels_and_doubts_numbers_alone() -> None:
+    frame = pd.DataFrame({"y": np.arange(30.0), "code": [f"{place:02d}" for place in range(30)]})
+    (note,) = as_series(frame, targets=["y"], past=["code"]).notes
+    assert "30 levels" in note
+    assert "'29'" not in note
+    assert "quantities" in note
+    for declared in (frame.astype({"code": "category"}), frame):
+        (note,) = as_series(declared, targets=["y"], past=["code"], categories=["code"]).notes
+        assert "quantities" not in note
+
+
+def test_only_covariates_are_declared() -> None:
+    frame = pd.DataFrame({"y": np.arange(9.0), "code": [1, 2, 3] * 3})
+    expect_error(r"'code'.* no covariate.*past=", as_series, frame, targets=["y"], categories=["code"])
+    expect_error(r"'cod'.*'code'", as_series, frame, targets=["y"], past=["code"], categories=["cod"])
+    item = {"target": np.arange(9.0), "past_covariates": {"code": [1, 2, 3] * 3}}
+    expect_error(r"'cod'.*'code'", as_series, [item], categories=["cod"])
+    assert as_series([item], categories="code").categories[1] == ("1", "2", "3")
+    expect_error("categories=.*names columns", as_series, np.arange(9.0), categories=["code"])
+
+
+def test_levels_of_entries_are_those_of_all_of_them(nano: Lens) -> None:
+    rng = np.random.default_rng(3)
+    pools = (["a", "c"], ["b", "c", "d"], ["d", "a"])
+    items = [{"target": rng.normal(size=(2, 30)), "past_covariates": {"kind": np.resize(pool, 30)}} for pool in pools]
+    batch = as_series(items)
+    assert batch.categories[2::3] == (("a", "b", "c", "d"),) * 3
+    theirs = np.stack(nano.native.predict(items, prediction_length=AHEAD))
+    ours = nano.forecast(batch, AHEAD).quantiles[batch.is_target]
+    np.testing.assert_allclose(ours, theirs.reshape(ours.shape[0], -1, AHEAD)[:, -ours.shape[1] :], rtol=1e-5)
+
+
+def test_a_truth_value_is_named_as_word_or_number(nano: Lens) -> None:
+    run = nano.run(read(sales(KINDS["truth values"])), AHEAD).select("north")
+    effects = [
+        explain.what_if(run, {"kind": edit}, routes=False)["changed_forecast"].values
+        for edit in ("=True", "1", 1, True, "true", [1] * AHEAD)
+    ]
+    for effect in effects[1:]:
+        np.testing.assert_array_equal(effect, effects[0])
+    other = explain.what_if(run, {"kind": 0}, routes=False)["changed_forecast"].values
+    assert np.abs(other - effects[0]).max() > 1e-3
+
+
+@pytest.mark.parametrize("targets", [["y"], ["y", "z"]])
+@pytest.mark.parametrize("name", ["words", "truth values"])
+def test_a_run_numbers_categories_by_the_whole_history(name: str, targets: list[str]) -> None:
+    lens = fresh("chronos-2")
+    frame = sales(KINDS[name], gaps=name == "words")
+    early = frame.groupby("id").cumcount()
+    steps = STEPS - 10
+    # the categories were worth something else before the steps that the model sees
+    frame["y"] = np.where(early < STEPS - steps, 90 * pd.factorize(frame["kind"])[0], frame["y"])
+    lens.adapter.context_length = lens.adapter.settings.context_length = steps
+    expected = of_library(lens, frame, targets)
+    how = {"variates": targets} if len(targets) > 1 else {}
+    batch = read(frame, **how)
+    run = lens.run(batch, AHEAD)
+    assert max(run.batch.lengths) == steps
+    for found in (of_lens(lens, batch), of_lens(lens, run.batch)):
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(run.point[run.batch.is_target], expected[:, 1], rtol=1e-4)
+    for window in lens.run(batch, AHEAD, holdout=True, windows=2).batch, lens.run(batch.split(AHEAD)[0], AHEAD).batch:
+        earlier = batch.split(AHEAD)[0]
+        rows = range(len(batch))
+        np.testing.assert_allclose(of_lens(lens, window.select(rows)), of_lens(lens, earlier), rtol=1e-5)

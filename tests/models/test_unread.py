@@ -1,0 +1,92 @@
+"""What a model does not read of its series is noted: steps before its context, variation below its numbers' step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import tsfm_lens
+from tiny_lenses import lens_of
+from tsfm_lens.cli import app
+from tsfm_lens.data import as_series
+
+NAMES = ["chronos", "chronos-bolt", "chronos-2", "timestral"]
+
+
+def noisy(steps: int, level: float = 0.0, spread: float = 1.0) -> np.ndarray:
+    return level + spread * np.random.default_rng(steps).normal(size=steps)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("beyond", [-1, 0, 1, 300])
+def test_a_history_that_is_cut_is_noted_and_no_other(name: str, beyond: int) -> None:
+    lens = lens_of(name)
+    limit = lens.context_length
+    values = noisy(limit + beyond)
+    batch = as_series({"long": values, "short": noisy(9)})
+    found = lens.forecast(batch, 3)
+    run = lens.run(batch, 3)
+    for noted in (found.context, run.batch, run.forecast.context):
+        assert [f"{limit} of {limit + beyond} of 'long'" in note for note in noted.notes] == [True] * (beyond > 0)
+        assert not any("'short'" in note for note in noted.notes)
+    # the note is true: what comes before does not reach the forecast
+    changed = np.where(np.arange(len(values)) < beyond, values + 50, values)
+    other = lens.forecast(as_series({"long": changed, "short": noisy(9)}), 3)
+    np.testing.assert_array_equal(other.quantiles, found.quantiles)
+    held_out = lens.run(batch, 3, holdout=True)
+    assert any("'long'" in note for note in held_out.batch.notes) == (beyond > 3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("role", ["target", "past", "known"])
+@pytest.mark.parametrize("level", [0.0, -1e3, 1e6, -1e9, 1e12])
+def test_variation_below_the_step_of_what_a_model_reads_is_noted(name: str, role: str, level: float) -> None:
+    lens = lens_of(name)
+    if role != "target" and name not in ("chronos-2", "timestral"):
+        pytest.skip("it takes no covariates")
+    steps, ahead = 50, 3
+    values = noisy(steps + ahead, level, 3.0)
+    frame = pd.DataFrame({"y": values if role == "target" else noisy(steps + ahead), "x": values})
+    covariate = {} if role == "target" else {role: ["x"]}
+    if role == "known":
+        frame.loc[steps:, "y"] = np.nan
+    run = lens.run(as_series(frame, targets=["y"], **covariate), ahead)
+    row = 0 if role == "target" else 1
+    if name == "chronos":
+        read = np.unique(run.encoded.inputs["input_ids"][row].numpy())
+    else:
+        read = np.unique(np.float32(run.batch.values[row]))
+    noted = [note for note in run.batch.notes if "subtract" in note]
+    assert bool(noted) == (len(read) < 7)
+    if noted:
+        assert repr(run.batch.ids[row]) in noted[0]
+        assert lens.forecast(run.batch, ahead).context.notes.count(noted[0]) == 1
+        frame["y" if role == "target" else "x"] -= level
+        cured = lens.run(as_series(frame, targets=["y"], **covariate), ahead)
+        assert not any("subtract" in note for note in cured.batch.notes)
+
+
+def test_constant_and_missing_values_hide_nothing() -> None:
+    lens = tsfm_lens.load("bolt-nano")
+    series = {"flat": np.full(20, 1e9), "late": np.r_[np.full(600, 1.0), np.full(520, np.nan), 2.0]}
+    notes = lens.forecast(as_series(series), 2).context.notes
+    assert not any("subtract" in note for note in notes)
+
+
+def test_the_command_line_and_pages_say_what_is_not_read(tmp_path: Path) -> None:
+    limit = tsfm_lens.load("bolt-nano").context_length
+    pd.DataFrame({"load": noisy(limit + 40, 1e9)}).to_csv(tmp_path / "load.csv", index=False)
+    command = ["bolt-nano", "--data", str(tmp_path / "load.csv"), "--horizon", "4"]
+    pages = {"forecast": ("--plot", str(tmp_path / "plot.html")), "report": ("--out", str(tmp_path / "report"))}
+    for name, out in pages.items():
+        more = ("--sections", "forecast") if name == "report" else ()
+        found = CliRunner().invoke(app, [name, *command, *out, *more])
+        assert found.exit_code == 0, found.output
+        page = Path(out[1]) if name == "forecast" else Path(out[1]) / "index.html"
+        for text in (" ".join(found.stderr.split()), page.read_text(encoding="utf-8")):
+            assert f"{limit} of {limit + 40 - 4 * (name == 'report')} of" in text
+            assert "subtract" in text

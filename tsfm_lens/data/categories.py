@@ -1,0 +1,144 @@
+"""Reading of covariates: text, truth values and what is declared so are categories, everything else is numbers.
+
+A category keeps its level as a code from 0, in the order of a pandas category, else sorted. What text means cannot be
+seen from its look: a file of text has no types, so there numbers are numbers; a typed table or entry has declared it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from tsfm_lens.data.text import NUMBER
+from tsfm_lens.data.values import id_texts, is_missing, plain_array, to_floats
+from tsfm_lens.errors import InputError, unknown_name
+
+Coded = tuple[np.ndarray, tuple[str, ...] | None]
+"""Numbers (step,), and the levels whose places they are; None of a covariate of numbers."""
+TRUTHS = ("False", "True")
+"""Levels of truth values, which are numbers, too: 0 and 1."""
+_MOST_LEVELS = 8  # that a note lists
+_BEFORE = r"(?:[A-Z]{3}\s+|[A-Z]{0,3}[^\w\s(),.'-]{1,2}\s*)"  # EUR, US$
+_UNIT = r"(?:[^\w\s(),.'-]{0,2}\s*[^\W\d_]{0,12}(?:/\s*[^\W\d_]{1,8}[²³23]?)?\.?)"
+_QUANTITY = re.compile(rf"\(?\s*[-+−]?\s*{_BEFORE}?[-+−]?\s*\d[\d.,'’\s]*{_UNIT}\s*\)?-?")
+
+
+def read_covariate(column: pd.Series, name: str, declared: bool = False) -> Coded:
+    """Read a covariate (step,) of a frame.
+
+    Args:
+        column: of any type.
+        name: for messages.
+        declared: whether the values are categories, whatever they look like.
+
+    Raises:
+        InputError: text beside numbers, or quantities with a sign or unit that are not declared.
+    """
+    kind = column.dtype
+    if isinstance(kind, pd.CategoricalDtype):
+        return _coded(column.cat.codes.to_numpy(), kind.categories, name)
+    if pd.api.types.is_bool_dtype(kind):
+        return to_floats(column.to_numpy(), f"column {name!r}"), TRUTHS
+    if pd.api.types.is_numeric_dtype(kind):
+        if declared:
+            return _coded(*pd.factorize(column, sort=True), name)
+        return to_floats(column.to_numpy(), f"column {name!r}"), None
+    return read_cells(plain_array(column, f"covariate {name!r}"), name, declared)
+
+
+def read_cells(cells: np.ndarray, name: str, declared: bool = False) -> Coded:
+    """Read a covariate (step,) whose cells are of any type; see :func:`read_covariate`."""
+    listed = cells.tolist() if cells.dtype.kind in "OUS" else []
+    objects = [None if is_missing(cell) else cell for cell in listed]
+    present = [cell for cell in objects if cell is not None]
+    words = [cell for cell in present if isinstance(cell, str)]
+    if not words:
+        is_truth = cells.dtype.kind == "b" or (present and all(isinstance(cell, bool | np.bool_) for cell in present))
+        numbers = to_floats(cells, f"covariate {name!r}")
+        if declared and not is_truth:
+            return _coded(*pd.factorize(pd.Series(numbers), sort=True), name)
+        return numbers, TRUTHS if is_truth else None
+    odd = next((cell for cell in present if not isinstance(cell, str)), None)
+    if odd is not None:
+        raise InputError(
+            f"covariate {name!r} holds text ({words[0]!r}) beside {odd!r}; make numbers of all values, or text of all, "
+            "which is categories"
+        )
+    codes, levels = pd.factorize(pd.Series(objects, dtype=object), sort=True)
+    folded = [level.strip().lower() for level in levels]
+    if {*folded} <= {"false", "true"}:
+        truths = np.array([*(word == "true" for word in folded), np.nan])
+        return truths[codes], TRUTHS
+    if not declared:
+        refuse_quantities(levels, name)
+    return _coded(codes, levels, name)
+
+
+def _coded(codes: np.ndarray, levels: pd.Index, name: str) -> Coded:
+    """Return codes (step,), -1 where missing, as numbers, and the names of their levels."""
+    numbers = np.where(codes < 0, np.nan, codes.astype(np.float64))
+    return numbers, tuple(map(str, id_texts(levels.to_series(), name)))
+
+
+def refuse_quantities(levels: Collection[str], name: str) -> None:
+    """Refuse text of which most are numbers with a sign, a unit or a percent: their order would be lost."""
+    plain = {level for level in levels if re.fullmatch(NUMBER, level.strip())}
+    quantities = [level for level in levels if level not in plain and _QUANTITY.fullmatch(level.strip())]
+    if quantities and 2 * (len(quantities) + len(plain)) > len(levels):
+        raise InputError(
+            f"covariate {name!r} holds {quantities[0]!r}, a number with a sign or a unit; write the numbers alone, or "
+            f"give categories={[name]!r} to read its {len(levels)} texts as categories"
+        )
+
+
+def category_notes(covariates: Mapping[str, Coded], declared: Collection[str]) -> list[str]:
+    """Tell which covariates are read as categories, and their levels; truth values need no word."""
+    notes = []
+    for name, (_, levels) in covariates.items():
+        if levels is None or levels == TRUTHS:
+            continue
+        listing = ", ".join(map(repr, levels[:_MOST_LEVELS]))
+        more = f", … ({len(levels)} levels)" if len(levels) > _MOST_LEVELS else ""
+        doubtful = name not in declared and all(re.fullmatch(NUMBER, level.strip()) for level in levels)
+        cure = "; make them numbers if they are quantities" if doubtful else ""
+        notes.append(f"covariate {name!r} is read as categories: {listing}{more}{cure}")
+    return notes
+
+
+def alike(past: pd.DataFrame, ahead: pd.DataFrame) -> list[pd.DataFrame]:
+    """Give columns of a future the categories of their past, which joining the two frames would lose.
+
+    Levels that only the future has come last.
+    """
+    kinds: dict[Any, pd.CategoricalDtype] = {}
+    for name in past.columns.intersection(ahead.columns):
+        kind = past[name].dtype
+        if isinstance(kind, pd.CategoricalDtype):
+            levels = kind.categories.tolist()
+            known, present = set(levels), ahead[name].dropna().unique().tolist()
+            kinds[name] = pd.CategoricalDtype([*levels, *(level for level in present if level not in known)])
+    return [past.astype(kinds), ahead.astype(kinds)]
+
+
+def declared_names(categories: Sequence[str], covariates: Collection[str]) -> set[str]:
+    """Return the covariates that are declared as categories; refuse one that is no covariate."""
+    for name in categories:
+        if name not in covariates:
+            others = f"; covariates are {', '.join(map(repr, covariates))}" if covariates else ""
+            raise InputError(
+                f"categories names {name!r}, which is no covariate; name it in known=[…] or past=[…], too{others}"
+            )
+    return {*categories}
+
+
+def level_code(word: str, levels: Sequence[str], name: str) -> float:
+    """Return the code of a level that is named in words; of truth values 0 and 1 do, too."""
+    if levels == TRUTHS:
+        word = {"0": "False", "1": "True"}.get(word, word.capitalize())
+    if word not in levels:
+        raise unknown_name(f"category of {name!r}", word, levels)
+    return float(list(levels).index(word))

@@ -1,0 +1,41 @@
+"""What a model does not read of its series: steps before its context, and variation below the step of its numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tsfm_lens.data import SeriesBatch
+from tsfm_lens.models.adapter import Adapter
+
+_MOST_NAMES = 3  # series that a note lists
+
+
+def unread_notes(adapter: Adapter, batch: SeriesBatch) -> list[str]:
+    """Tell which histories are longer than the model's context, and which variation its numbers are too coarse for."""
+    limit = adapter.context_length
+    cut, hidden = [], []
+    for name, values, levels in zip(batch.ids, batch.values, batch.categories, strict=True):
+        if len(values) > limit:
+            cut.append(f"{limit} of {len(values)} of {name!r}")
+        if levels is not None:
+            continue
+        read = values[-limit:]
+        spread = 0.0 if np.isnan(read).all() else float(np.nanstd(read))
+        step = adapter.number_step(read) if spread else 0.0
+        if 0.0 < spread < step:
+            hidden.append(f"{name!r} by {spread:.3g} in steps of {step:.3g}")
+    notes = []
+    if cut:
+        notes.append(f"{adapter.architecture} reads the last steps of a longer history: {_listed(cut)}")
+    if hidden:
+        notes.append(
+            f"the level hides how series vary from {adapter.architecture}: {_listed(hidden)}; subtract the level"
+        )
+    return notes
+
+
+def _listed(words: Sequence[str]) -> str:
+    more = f", … ({len(words)} series)" if len(words) > _MOST_NAMES else ""
+    return ", ".join(words[:_MOST_NAMES]) + more
