@@ -44,7 +44,7 @@ def drawn_run(model: str, case: int, seed: int) -> Run:
 def wrong_explanations(true: xr.Dataset, rng: np.random.Generator) -> dict[str, xr.Dataset]:
     """Change effects of the true explanation; the covariate and the exchanged segments are drawn."""
     effects = true["attribution"].transpose("segment", ...)
-    order = np.argsort(-np.abs(effects).mean(effects.dims[1:]).values)
+    order = np.argsort(-np.abs(effects.values).mean(axis=tuple(range(1, effects.ndim))))
     covariate = int(rng.choice(np.flatnonzero(true["kind"].values == "known covariate")))
     one, other = rng.choice(len(order), 2, replace=False)
 
