@@ -274,7 +274,7 @@ def test_a_series_that_all_nodes_hardly_change_has_no_verdict_and_no_say() -> No
 
 def test_below_the_difference_between_seeds_there_is_no_circuit() -> None:
     """A sampling model's rollouts: with few paths, all that the corruption does is less than another seed does."""
-    lens, clean = lens_of("chronos"), bundled("co2", "elnino").tail(40)
+    lens, clean = lens_of("chronos"), bundled("nile", "sunspots").tail(40)
     runs = [lens.run(each, 4, rollout=True, num_samples=2) for each in (clean, nearly(clean, 0, 0.05))]
     apart = [np.sqrt(np.square(run.redraw().forecast.median - run.point).mean(-1)) for run in runs]
     whole = lens.run(clean, 4, rollout=True, num_samples=2)
