@@ -109,7 +109,7 @@ ASKED = {
         "tsfm-lens compare chronos2-nano ./tuned --data people.csv --target people --known weekend",
     ),
     "what_if": (
-        'viz.what_if_lines(run.what_if(weekend="=1"))',
+        'viz.what_if_lines(run.what_if(item=0, weekend="=1"))',
         "tsfm-lens explain chronos2-nano --data people.csv --target people --known weekend --set weekend=1",
     ),
     "forecast_change": (
