@@ -35,6 +35,7 @@ PACKAGES = (
     "errors",
     "studies.experiments",
     "studies.method_scores.leaderboard",
+    "studies.queue",
     "studies.experiments.figures",
     "studies.rank_theory",
     "studies.rank_theory.figures",

@@ -18,6 +18,7 @@ from tiny_lenses import fresh
 from tsfm_lens import explain
 from tsfm_lens.data import SeriesBatch, as_series, read_series
 from tsfm_lens.models import Lens
+from tsfm_lens.testing import assert_close
 
 STEPS, AHEAD = 40, 6
 LEVELS = [0.1, 0.5, 0.9]
@@ -142,7 +143,7 @@ def test_text_stays_categories_in_every_carrier(nano: Lens, name: str, tmp_path:
     for carrier, batch in batches.items():
         assert batch.categories[1] is not None, carrier
         assert {*batch.categories[1]} == {*KINDS[name]}, carrier
-        np.testing.assert_allclose(of_lens(nano, batch), expected, rtol=1e-5, err_msg=carrier)
+        assert_close(of_lens(nano, batch), expected, depth=1000, dtype=np.float32)
         assert any("'kind'" in note and all(repr(level) in note for level in KINDS[name]) for note in batch.notes)
 
 
@@ -160,13 +161,13 @@ def test_truth_values_and_codes_are_read_as_their_type_says(nano: Lens, name: st
     else:
         assert batch.categories[1] is None
     reference = frame.astype({"kind": "category"}) if declared else frame
-    np.testing.assert_allclose(of_lens(nano, batch), of_library(nano, reference), rtol=1e-5)
+    assert_close(of_lens(nano, batch), of_library(nano, reference), depth=1000, dtype=np.float32)
     if is_truth:
         # a model that knows no categories can read them
         np.testing.assert_array_equal(
             np.r_[batch.values[1], batch.futures[1]], frame["kind"].astype(float)[: STEPS + AHEAD]
         )
-        np.testing.assert_allclose(of_lens(nano, as_series(entries(frame))), of_library(nano, frame), rtol=1e-5)
+        assert_close(of_lens(nano, as_series(entries(frame))), of_library(nano, frame), depth=1000, dtype=np.float32)
 
 
 @pytest.mark.parametrize("levels", [[11, 3, 7], ["b", "c", "a"], [2.0, 1.0]], ids=str)
@@ -177,7 +178,7 @@ def test_several_targets_read_the_order_of_the_levels(nano: Lens, levels: list[A
     for dtype in (pd.CategoricalDtype(levels), pd.CategoricalDtype([*levels, "spare"]), "category"):
         declared = frame.astype({"kind": dtype})
         batch = read(declared, variates=["y", "z"])
-        np.testing.assert_allclose(of_lens(nano, batch), of_library(nano, declared, ["y", "z"]), rtol=1e-5)
+        assert_close(of_lens(nano, batch), of_library(nano, declared, ["y", "z"]), depth=1000, dtype=np.float32)
 
 
 @pytest.mark.parametrize("name", ["digits", "codes", "words"])
@@ -202,7 +203,7 @@ def test_a_future_frame_keeps_the_declaration_of_the_past(nano: Lens, name: str,
         quantile_levels=LEVELS,
     )
     expected = found[list(map(str, LEVELS))].to_numpy().reshape(-1, AHEAD, len(LEVELS)).transpose(0, 2, 1)
-    np.testing.assert_allclose(of_lens(nano, batch), expected, rtol=1e-5)
+    assert_close(of_lens(nano, batch), expected, depth=1000, dtype=np.float32)
 
 
 @pytest.mark.parametrize("later_carrier", CARRIERS)
@@ -244,7 +245,7 @@ def test_text_files_have_numbers_unless_they_are_declared(nano: Lens, name: str,
     assert plain.categories[1] is None
     declared = read_series(tmp_path / "sales.csv", categories="kind", **how)
     expected = of_library(nano, frame.astype({"kind": str}))
-    np.testing.assert_allclose(of_lens(nano, declared), expected, rtol=1e-5)
+    assert_close(of_lens(nano, declared), expected, depth=1000, dtype=np.float32)
 
 
 @pytest.mark.parametrize("declared", [True, False])
@@ -253,7 +254,9 @@ def test_truth_values_of_text_files_are_truth_values(nano: Lens, declared: bool,
     frame.to_csv(tmp_path / "sales.csv", index=False)
     how: dict[str, Any] = {"categories": "kind"} if declared else {}
     batch = read_series(tmp_path / "sales.csv", targets="y", known="kind", **KEYS, **how)
-    np.testing.assert_allclose(of_lens(nano, batch), of_library(nano, pd.read_csv(tmp_path / "sales.csv")), rtol=1e-5)
+    assert_close(
+        of_lens(nano, batch), of_library(nano, pd.read_csv(tmp_path / "sales.csv")), depth=1000, dtype=np.float32
+    )
 
 
 QUANTITIES = [
@@ -343,7 +346,7 @@ def test_levels_of_entries_are_those_of_all_of_them(nano: Lens) -> None:
     assert batch.categories[2::3] == (("a", "b", "c", "d"),) * 3
     theirs = np.stack(nano.native.predict(items, prediction_length=AHEAD))
     ours = nano.forecast(batch, AHEAD).quantiles[batch.is_target]
-    np.testing.assert_allclose(ours, theirs.reshape(ours.shape[0], -1, AHEAD)[:, -ours.shape[1] :], rtol=1e-5)
+    assert_close(ours, theirs.reshape(ours.shape[0], -1, AHEAD)[:, -ours.shape[1] :], depth=1000, dtype=np.float32)
 
 
 def test_a_truth_value_is_named_as_word_or_number(nano: Lens) -> None:
@@ -374,9 +377,9 @@ def test_a_run_numbers_categories_by_the_whole_history(name: str, targets: list[
     run = lens.run(batch, AHEAD)
     assert max(run.batch.lengths) == steps
     for found in (of_lens(lens, batch), of_lens(lens, run.batch)):
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-    np.testing.assert_allclose(run.point[run.batch.is_target], expected[:, 1], rtol=1e-4)
+        assert_close(found, expected, depth=1000, dtype=np.float32)
+    assert_close(run.point[run.batch.is_target], expected[:, 1], depth=1000, dtype=np.float32)
     for window in lens.run(batch, AHEAD, holdout=True, windows=2).batch, lens.run(batch.split(AHEAD)[0], AHEAD).batch:
         earlier = batch.split(AHEAD)[0]
         rows = range(len(batch))
-        np.testing.assert_allclose(of_lens(lens, window.select(rows)), of_lens(lens, earlier), rtol=1e-5)
+        assert_close(of_lens(lens, window.select(rows)), of_lens(lens, earlier), depth=1000, dtype=np.float32)

@@ -21,6 +21,7 @@ from transformer_lens.utilities import Slice
 import tsfm_lens
 from tsfm_lens.errors import HookError, InputError
 from tsfm_lens.models import Lens, Run
+from tsfm_lens.testing import assert_close
 
 MODELS = ("chronos-nano", "bolt-nano", "chronos2-nano")
 SERIES = [10 + np.sin(np.arange(60) / 2.0), 12 + np.cos(np.arange(60) / 3.0)]
@@ -246,7 +247,7 @@ def test_a_hook_that_a_hook_sets_acts_further_down(run: Run, first: str, second:
     for block in blocks:
         block.__exit__(None, None, None)
     assert torch.equal(found, expected)
-    assert not torch.allclose(found, plain_of(lens.model_id), rtol=1e-4)
+    assert not torch.equal(found, plain_of(lens.model_id))
     lens.reset_hooks()
     assert is_plain(run)
 
@@ -294,7 +295,7 @@ def test_a_value_keeps_its_gradient(run: Run, returned: bool) -> None:
         expected = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1][f"{name}_grad"]
         found = kept[name].grad
         assert found is not None
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+        assert_close(found, expected, depth=1000)
         assert bool(expected.any())
 
 
@@ -303,7 +304,7 @@ def test_gradients_to_a_value_that_a_hook_kept(run: Run) -> None:
     output = lens.run_with_hooks(run.encoded, [(name, lambda value, hook: kept.append(value))])
     (found,) = torch.autograd.grad(loss_of(output), kept)
     expected = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1][f"{name}_grad"]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert_close(found, expected, depth=1000)
 
 
 def test_a_value_may_become_a_leaf(run: Run) -> None:
@@ -338,7 +339,7 @@ def test_backward_hooks(run: Run) -> None:
     )
     loss_of(lens(run.encoded)).backward()
     expected = lens.run_with_cache(run.encoded, names_filter=name, incl_bwd=True, loss=loss_of)[1][f"{name}_grad"]
-    torch.testing.assert_close(seen[0], expected, rtol=1e-4, atol=1e-5 * float(expected.abs().max()))
+    assert_close(seen[0], expected, depth=1000)
 
 
 # --- the module -------------------------------------------------------------------------------------------------
@@ -497,7 +498,7 @@ def test_names_filters(run: Run, chosen: str) -> None:
         wanted = [names_filter] if isinstance(names_filter, str) else list(names_filter)
         assert sorted(acts) == sorted(wanted)
     assert not lens.list_hooks()
-    torch.testing.assert_close(output.detach(), plain(run), rtol=1e-4, atol=1e-4)
+    assert_close(output.detach(), plain(run), depth=1000)
 
 
 def test_options_of_caching(run: Run) -> None:
@@ -532,7 +533,7 @@ def test_slices_are_taken_everywhere(run: Run, which: Slice) -> None:
         assert torch.equal(found, expected.squeeze(-2) if which.mode == "int" else expected), method
     name = at(run, 1, "hook_resid_pre")
     cut = lens.run_with_cache(run.encoded, names_filter=name, pos_slice=which)[1][name]
-    torch.testing.assert_close(cut, which.apply(acts[name], dim=1), rtol=1e-4, atol=1e-4)
+    assert_close(cut, which.apply(acts[name], dim=1), depth=1000)
 
     def ablated(rows: Any, positions: Any) -> Tensor:
         with torch.no_grad(), lens.ablate("**.mlp", rows=rows, positions=positions):
@@ -550,16 +551,16 @@ def test_streams_are_taken_apart(run: Run) -> None:
     scale = float(last.abs().max())
     writes, labels = acts.decompose_resid(return_labels=True)
     assert len(writes) == len(labels)
-    torch.testing.assert_close(writes.sum(0), last, rtol=1e-4, atol=1e-5 * scale)
+    assert_close(writes.sum(0), last, depth=1000)
     streams, labels = acts.accumulated_resid(return_labels=True)
     assert len(streams) == len(labels) == layers + 1
     assert torch.equal(streams[-1], last)
     parts = acts.get_full_resid_decomposition()
-    torch.testing.assert_close(parts.sum(0), last, rtol=1e-4, atol=1e-4 * scale)
+    assert_close(parts.sum(0), last, depth=1000)
     heads = acts.stack_head_results(layer=1)
     assert acts.apply_ln_to_stack(heads).shape == heads.shape
     whole = acts.apply_ln_to_stack(writes).sum(0)
-    torch.testing.assert_close(whole, acts.apply_ln_to_stack(last[None])[0], rtol=1e-4, atol=1e-4)
+    assert_close(whole, acts.apply_ln_to_stack(last[None])[0], depth=1000)
 
 
 def test_parts_are_read_out_where_they_sum(run: Run) -> None:
@@ -568,7 +569,7 @@ def test_parts_are_read_out_where_they_sum(run: Run) -> None:
     writes = acts.decompose_resid()
     if run.lens.emits == "token":
         parts = run.lens.readout(writes, run.encoded, like=last)
-        torch.testing.assert_close(parts.sum(0), plain(run), rtol=1e-3, atol=1e-3)
+        assert_close(parts.sum(0), plain(run), depth=1000)
         return
     with pytest.raises(InputError, match=r"no linear map.*probes.attribute\(run\)"):
         run.lens.readout(writes, run.encoded, like=last)

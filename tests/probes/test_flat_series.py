@@ -28,6 +28,7 @@ from tsfm_lens.probes import (
 )
 from tsfm_lens.report.cards import cards_of
 from tsfm_lens.sweep.statistics.scores import forecast_distances
+from tsfm_lens.testing import assert_close
 from tsfm_lens.viz import ablation_forecasts
 from tsfm_lens.viz.findings import judged
 from tsfm_lens.viz.zero_ablation import ablation_table, read_ablation
@@ -251,7 +252,7 @@ def test_distances_of_sweeps_leave_out_plain_forecasts_that_are_flat(level: floa
     point = np.stack([wave, wave, wave[::-1], flat, wave[::-1]])
     found = forecast_distances(point, plain, flat=np.array([False, False, False, False, True]))
     for name in ("spearman_distance", "pearson_distance", "shape_distance", "spectral_distance"):
-        np.testing.assert_allclose(found[name], [0, np.nan, np.nan, 1, np.nan], atol=1e-12, err_msg=name)
+        assert_close(found[name], [0, np.nan, np.nan, 1, np.nan], depth=100, what=name)
     assert np.isfinite(found["mean_shift"]).all()
 
 

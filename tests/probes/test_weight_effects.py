@@ -176,10 +176,12 @@ def test_units_of_a_series_change_neither_order_nor_verdict(name: str, seed: int
     for other in others:
         assert other["component"].values.tolist() == first["component"].values.tolist()
         for variable in ("share_size", "error_change_size", "base_error_change_size", "cumulative_error_change_size"):
-            np.testing.assert_allclose(other[variable], first[variable], atol=1e-6)
+            assert_close(other[variable], first[variable], depth=2000, magnitude=1.0, dtype=np.float32)
         assert read_weight_effects(other) == read_weight_effects(first)
         for mine, its in zip(other.plot().data, first.plot().data, strict=True):
-            np.testing.assert_allclose(np.asarray(mine.x, float), np.asarray(its.x, float), atol=1e-4)
+            assert_close(
+                np.asarray(mine.x, float), np.asarray(its.x, float), depth=2000, magnitude=1.0, dtype=np.float32
+            )
 
 
 def test_a_model_in_half_precision_is_compared_with_its_base() -> None:

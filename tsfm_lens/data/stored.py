@@ -54,8 +54,13 @@ def gluonts_rows(file: Path) -> Iterator[dict[str, Any]]:
                 holds = f"entries with {', '.join(map(str, entry))}" if isinstance(entry, dict) else repr(entry)[:80]
                 raise InputError(f"{file} holds {holds}, expected 'start' and 'target'")
             yield entry | {"target": np.asarray(entry["target"], dtype=np.float32)}
-    except (InputError, MissingExtraError):
+    except MissingExtraError:
         raise
+    except InputError as error:
+        message = str(error)
+        raise InputError(
+            message if str(file) in message else f"{file} is not a dataset of gluonts: {message}"
+        ) from error
     except (ValueError, TypeError, KeyError, OSError, EOFError) as error:
         # a line of JSON may be long
         raise InputError(f"{file} is not a dataset of gluonts: {str(error)[:200]}") from error

@@ -248,7 +248,9 @@ class Before:
         return f"{self.stack.prefix}.{layer}.{row.kind}"
 
     def _cut(self, tensor: Tensor, axis: int = -2) -> Tensor:
-        part: Tensor = Slice.unwrap(self._positions).apply(tensor, dim=axis)
+        # as in TransformerLens, one position takes its axis away
+        chosen = self._positions if isinstance(self._positions, Slice) else Slice(self._positions)
+        part: Tensor = chosen.apply(tensor, dim=axis)
         return part
 
     def _results(self, layer: int, row: Attention) -> Tensor:
