@@ -13,10 +13,13 @@ from tsfm_lens.stats import CONFIDENCE
 __all__ = ["RULES", "verdict"]
 
 HALF = 0.5
-"""Least share of a segment's effect that routes must remove, or bring back."""
-EXPLAINED, SIGNED, SLOPES, MARGIN = 0.7, 0.8, (2 / 3, 1.5), 0.05
-"""Least R² of predicted effects and share of effect with the right sign, bounds of the slope, and how much better an
-exchange of two segments' effects may predict. Chosen on drawn cases, see ``docs/howto/verdict.md``."""
+"""Of a segment's effect: how far what routes remove, or bring back, may be from all of it."""
+BEYOND = 0.25
+"""Of a segment's effect: how much nearer to all of it named routes must come than the median of random sets."""
+EXPLAINED, SIGNED, SLOPES, MARGIN, ALIKE = 0.7, 0.8, (2 / 3, 1.5), 0.05, 0.3
+"""Least R² of predicted effects and share of effect with the right sign, bounds of the slope, how much better an
+exchange of two segments' effects may predict, and least agreement of sets on what a segment does. Chosen on drawn
+cases, see ``docs/howto/verdict.md``."""
 RULES = (
     "Inputs: one or two segments at a time are masked, and also revealed with all others masked, in a copy of the "
     "series with 5 % noise that the explanation has not seen. The mean of both changes counts. The inputs hold if the "
@@ -24,9 +27,14 @@ RULES = (
     f"{SLOPES[1]:.2g} and the right sign for at least {100 * SIGNED:.0f} % of the change. Every control must predict "
     "worse: this explanation with flipped signs, with equal sizes or with two segments exchanged (which may be better "
     f"by {MARGIN:g}), and those of shuffled values and of the untrained twin. The inputs fail otherwise.",
+    "Each segment has two more controls: the explanation with this segment's effect at 0, and with its sign flipped. "
+    "Both must predict worse, or the inputs fail. A segment is left out if the sets that mask it do not agree on what "
+    f"it does (intraclass correlation below {ALIKE:g}), or if it moves the forecast by less than 1 % of what all "
+    "segments do. Its effect cannot be told from zero, and the verdict says so.",
     "Routes state a segment's effect and the components that carry it. They are necessary if cutting these together "
-    "removes at least half of that effect, and more than 95 % of random sets of the same kinds. They are sufficient if "
-    "restoring them brings back at least half of it, and more than 95 % of such sets.",
+    f"removes {100 * (1 - HALF):.0f} to {100 * (1 + HALF):.0f} % of that effect. They are sufficient if restoring them "
+    "brings back as much. Both must come nearer to all of the effect than 95 % of random sets of the same kinds, and "
+    f"nearer than the median of these sets by {100 * BEYOND:.0f} % of the effect.",
     "Routes hold if they are necessary and sufficient and predict the forecast without the segment: the effect they "
     "state differs from that of cutting them by less than half of the latter. They hold in part if they are necessary "
     "or sufficient, and fail otherwise.",
@@ -34,15 +42,26 @@ RULES = (
 )
 """The rules, as a report states them."""
 
+SEGMENT_CONTROLS = ("effect 0", "sign flipped")
 EXCHANGED = "two segments exchanged"
 """Name of the control that may do better by a margin: two equal segments can change places."""
 
 Word = Literal["holds", "holds in part", "fails"]
 
-# what routes do with a share of the segment's effect, and with one below 0: then they work against it
+# what routes do with a share of the segment's effect, with one below 0, which works against it, and with too much
 _SHARES = {
-    "necessity": ("necessary", "removes {} of its effect", "removes none of its effect but adds {} to it"),
-    "sufficiency": ("sufficient", "brings {} of it back", "brings none of it back but removes {} more"),
+    "necessity": (
+        "necessary",
+        "removes {} of its effect",
+        "removes none of its effect but adds {} to it",
+        "removes {} of its effect, far more than all of it",
+    ),
+    "sufficiency": (
+        "sufficient",
+        "brings {} of it back",
+        "brings none of it back but removes {} more",
+        "brings back {} of it, far more than all",
+    ),
 }
 
 
@@ -97,11 +116,13 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         str(n): float(v) for n, v in zip(first["control"].values, first["control_r2"].values, strict=True) if v == v
     }
     better = [name for name, value in tried.items() if value >= explained + MARGIN * (name == EXCHANGED)]
+    untold, no_better = _by_segment(first)
     short = {
         f"R² is below {EXPLAINED:g}": explained < EXPLAINED,
         f"the slope is not between {SLOPES[0]:.2g} and {SLOPES[1]:.2g}": not SLOPES[0] <= slope <= SLOPES[1],
         f"less than {100 * SIGNED:.0f} % of the change has the right sign": signed < SIGNED,
-        f"{_few(better)} predict{'s' * (len(better) == 1)} as well or better": bool(better),
+        f"{_few(better)} predict{'s' if len(better) == 1 else ''} as well or better": bool(better),
+        f"with an effect of 0 or the other sign for {_few(no_better)}, it predicts as well or better": bool(no_better),
     }
     reasons = [reason for reason, true in short.items() if true]
     best = max((name for name in tried if name != EXCHANGED), key=lambda name: tried[name])
@@ -112,7 +133,20 @@ def _of_curves(curves: xr.Dataset) -> tuple[list[Word], list[str]]:
         f"{100 * _floored(signed):.0f} % of the "
         f"change: {end}."
     )
+    if untold:
+        sentence += f" The test cannot tell from zero the effect{'s' if len(untold) > 1 else ''} of {_few(untold, 6)}."
     return ["fails" if reasons else "holds"], [sentence]
+
+
+def _by_segment(test: xr.Dataset) -> tuple[list[str], list[str]]:
+    """Return the segments whose effects the test cannot tell from zero, and those with a control that is no worse."""
+    if "segment_control_r2" not in test:
+        return [], []
+    names = [str(name) for name in test["segment"].values]
+    told = test["segment_agreement"].values >= ALIKE
+    as_good = test["segment_control_r2"].max("segment_control").values >= float(test["r2"])
+    untold = [name for name, clear in zip(names, told, strict=True) if not clear]
+    return untold, [name for name, clear, good in zip(names, told, as_good, strict=True) if clear and good]
 
 
 def _floored(value: float) -> float:
@@ -128,10 +162,15 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
         one = test.isel(segment=place)
         names = [str(name) for name in one["cut_name"].values[:-1] if name]
         good, parts = [], []
-        for name, (word, *ways) in _SHARES.items():
-            value, chance = float(one[name]), 100 * float(np.median(one[f"random_{name}"].values))
-            good += [word] * (value >= HALF and float(one[f"{name}_p"]) <= max(1 - CONFIDENCE, smallest))
-            parts.append(f"{ways[value < 0].format(f'{100 * abs(value):.0f} %')} (random components {chance:.0f} %)")
+        for name, (word, *phrases) in _SHARES.items():
+            value, random = float(one[name]), one[f"random_{name}"].values
+            if _is_carried(value, random, float(one[f"{name}_p"]), smallest):
+                good.append(word)
+            phrase = phrases[1] if value < 0 else phrases[0]
+            if value > 1 + HALF:
+                phrase = phrases[2]
+            chance = 100 * float(np.median(random))
+            parts.append(f"{phrase.format(f'{100 * abs(value):.0f} %')} (random components {chance:.0f} %)")
         error = float(one["prediction_error"])
         words.append("holds" if len(good) == 2 and error < HALF else "holds in part" if good else "fails")
         end = f"the routes are {' and '.join(good) or 'neither necessary nor sufficient'}"
@@ -144,10 +183,16 @@ def _of_routes(test: xr.Dataset) -> tuple[list[Word], list[str]]:
     return words, reasons
 
 
+def _is_carried(share: float, random: np.ndarray, p: float, smallest: float) -> bool:
+    """Test whether routes carry a segment's effect: about all of it, and clearly nearer to all than random sets."""
+    away, away_random = abs(1 - share), float(np.median(np.abs(1 - random)))
+    return away <= HALF and away_random - away >= BEYOND and p <= max(1 - CONFIDENCE, smallest)
+
+
 def _few(names: list[str], most: int = 3) -> str:
     first = names[:most]
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return (", ".join(first) if more or len(first) < 2 else f"{', '.join(first[:-1])} and {first[-1]}") + more
 
 
-_JUDGES = {"deletion_curves": (_of_curves, RULES[:1]), "route_faithfulness": (_of_routes, RULES[1:3])}
+_JUDGES = {"deletion_curves": (_of_curves, RULES[:2]), "route_faithfulness": (_of_routes, RULES[2:4])}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from functools import cache
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import xarray as xr
 
+from benchmarks.verdict import REFERENCE, accepted, drawn_run
 from tsfm_lens import explain
 from tsfm_lens.data import as_series
 from tsfm_lens.errors import InputError
@@ -136,6 +138,40 @@ def test_routes_of_a_trained_model_hold_and_those_of_its_untrained_twins_do_not(
 
     assert word(run) == "holds"
     assert word(run.twin(0)) != "holds"
+
+
+def test_one_wrong_input_is_found_out() -> None:
+    """The covariate's own controls see what all inputs together hide: it moves a small part of the forecast."""
+    cases = 4
+    counts = accepted("planted", cases)
+    assert counts.pop("true") == cases
+    assert len(counts) == 5
+    assert set(counts.values()) == {0}
+
+
+def test_what_the_test_cannot_tell_from_zero_is_named() -> None:
+    """A covariate that the model does not read: whatever is stated of it, the test says that it cannot tell."""
+    run = drawn_run("planted", 0, 0)
+    segments_read = attribute_inputs(run, parts=3, reference=REFERENCE)
+    sizes = np.abs(segments_read["attribution"]).mean(["step", "quantile"])
+    name = str(sizes.idxmin().item())
+    curves = deletion_curves(run, segments_read, orders=1, reference=REFERENCE)
+    assert re.search(f"cannot tell from zero the effects? of .*{name}", verdict(curves)[1][0])
+
+
+def test_controls_by_segment_are_explanations_with_one_effect_changed(bolt_run: Run) -> None:
+    parts = segments(bolt_run, parts=4)
+    found = attribute_inputs(bolt_run, parts=parts, reference="mean")
+    effects = found["attribution"].transpose("segment", ...)
+    tried = {"mine": found}
+    for factor, label in ((0.0, "effect 0"), (-1.0, "sign flipped")):
+        factors = xr.DataArray(np.where(np.arange(len(parts)) == 1, factor, 1.0), dims="segment")
+        tried[label] = found.assign(attribution=effects * factors)
+    curves = deletion_curves(bolt_run, tried, parts=parts, reference="mean", orders=1, twin=False)
+    controls = curves["segment_control_r2"].isel(explanation=0, segment=1)
+    for label in ("effect 0", "sign flipped"):
+        assert_close(float(controls.sel(segment_control=label)), float(curves["r2"].sel(explanation=label)), depth=64)
+    assert ((curves["segment_agreement"] >= 0) & (curves["segment_agreement"] <= 1 + 1e-9)).all()
 
 
 def test_areas_bands_and_chances_are_those_of_the_curves(bolt_run: Run) -> None:

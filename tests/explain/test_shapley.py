@@ -105,6 +105,7 @@ def test_intervals_hold_the_exact_value_and_are_no_wider_than_they_must(
         value, exact = game(players, seed)
         found = sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
         assert found.masks == budget
+        assert np.isfinite(found.half_width).all()
         away = np.abs(found.attribution - exact)
         held.append((away <= found.half_width).mean())
         error.append(np.square(away).mean())
@@ -114,6 +115,65 @@ def test_intervals_hold_the_exact_value_and_are_no_wider_than_they_must(
     # two standard errors of the share, whose runs are independent
     assert np.mean(held) > 0.93 - 2 * np.std(held, ddof=1) / np.sqrt(len(held))
     assert np.sqrt(np.mean(width) / np.mean(error)) < 2 * 1.96
+
+
+def all_of_either(players: int, seed: int) -> Planted:
+    """All of one group or all of another must be shown."""
+    one, other = np.random.default_rng(seed).permutation(players)[:4].reshape(2, 2)
+    exact = np.zeros((players, 1))
+    exact[one] = exact[other] = 1 / 2 - 1 / 4
+    return Planted(lambda masks: (masks[:, one].all(1) | masks[:, other].all(1))[:, None].astype(float), exact)
+
+
+def one_of_either(players: int, seed: int) -> Planted:
+    """One of the first group and one of the second must be shown."""
+    one, other = np.random.default_rng(seed).permutation(players)[:4].reshape(2, 2)
+    exact = np.zeros((players, 1))
+    exact[one] = exact[other] = 1 / 4
+    return Planted(lambda masks: (masks[:, one].any(1) & masks[:, other].any(1))[:, None].astype(float), exact)
+
+
+def product(players: int, seed: int) -> Planted:
+    """Each player multiplies the value by a factor of its own; exact by integration along the diagonal."""
+    factors = np.exp(0.5 * np.random.default_rng(seed).normal(size=players))
+    nodes, weights = np.polynomial.legendre.leggauss(players // 2 + 1)
+    shown = 1 + np.outer((nodes + 1) / 2, factors - 1)
+    exact = (factors - 1) * (weights / 2 @ (shown.prod(1, keepdims=True) / shown))
+    return Planted(lambda masks: np.where(masks, factors, 1.0).prod(1)[:, None], exact[:, None])
+
+
+@pytest.mark.parametrize(("players", "budget"), [(6, 24), (6, 60), (8, 200), (13, 100)])
+@pytest.mark.parametrize("game", [all_of_either, one_of_either, product])
+def test_intervals_hold_in_games_of_products_and_of_alternatives(
+    game: Callable[[int, int], Planted], players: int, budget: int
+) -> None:
+    held = []
+    for seed in range(30):
+        value, exact = game(players, seed)
+        if players < 9:
+            assert_close(exact_shapley(value(all_masks(players)), players), exact, depth=10_000)
+        found = sampled_shapley(value, players, budget=budget, tolerance=0, seed=seed)
+        held.append((np.abs(found.attribution - exact) <= found.half_width).mean())
+        assert not found.settled
+        assert (found.half_width > 0).all()
+    assert np.mean(held) > 0.9 - 2 * np.std(held, ddof=1) / np.sqrt(len(held))
+
+
+def test_what_no_pair_of_complements_shows_is_not_certain() -> None:
+    """Either of two large groups, with opposite signs: the whole changes nothing, and no mask drawn holds one alone."""
+    players, certain = 30, 0
+    for seed in range(10):
+        one, other = np.random.default_rng(seed).permutation(players).reshape(2, -1)
+
+        def value(masks: np.ndarray, one: np.ndarray = one, other: np.ndarray = other) -> np.ndarray:
+            # what all and none share changes no player's value, but shows that masks matter
+            ends = masks.sum(1) % players == 0
+            return (masks[:, one].all(1).astype(float) - masks[:, other].all(1) + ends)[:, None]
+
+        found = sampled_shapley(value, players, budget=200, seed=seed)
+        assert found.settled == bool((found.half_width == 0).all())
+        certain += found.settled
+    assert certain == 0
 
 
 @pytest.mark.parametrize("players", [5, 12, 40])

@@ -8,7 +8,7 @@ import xarray as xr
 
 from tsfm_lens.explain import verdict
 from tsfm_lens.explain.faithfulness import CONTROLS
-from tsfm_lens.verdict import EXCHANGED, EXPLAINED, MARGIN, SIGNED, SLOPES, rules_of
+from tsfm_lens.verdict import ALIKE, BEYOND, EXCHANGED, EXPLAINED, MARGIN, SEGMENT_CONTROLS, SIGNED, SLOPES, rules_of
 from tsfm_lens.viz.input_attribution import read_tests
 
 DRAWS = 39
@@ -28,6 +28,19 @@ def curves(r2: float = 0.9, slope: float = 1.0, sign: float = 0.95, **tried: flo
     )
 
 
+def by_segment(zero: tuple[float, float], agreement: tuple[float, float] = (1.0, 1.0)) -> xr.Dataset:
+    """Of two segments, without whose effects, or with the other signs, it predicts so well, and how clear each is."""
+    controls = np.stack([zero, np.array(zero) - 1], axis=-1)
+    return (
+        curves(r2=0.9)
+        .assign(
+            segment_control_r2=(("explanation", "segment", "segment_control"), controls[None]),
+            segment_agreement=(("explanation", "segment"), np.array(agreement)[None]),
+        )
+        .assign_coords(segment=["x1, future", "x2, future"], segment_control=list(SEGMENT_CONTROLS))
+    )
+
+
 def routes(*segments: dict[str, float]) -> xr.Dataset:
     """Of segments in the order of their effects; what is not given is of routes that hold."""
     given = {name: ("segment", [each.get(name, value) for each in segments]) for name, value in HOLD.items()}
@@ -38,6 +51,11 @@ def routes(*segments: dict[str, float]) -> xr.Dataset:
         coords={"segment": [f"part {number}" for number in range(len(segments))]},
         attrs={"kind": "route_faithfulness"},
     )
+
+
+def beside_random(proof: xr.Dataset, name: str, share: float) -> xr.Dataset:
+    """With random sets that remove, or bring back, such a share of the effect."""
+    return proof.assign({f"random_{name}": xr.full_like(proof[f"random_{name}"], share)})
 
 
 NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
@@ -57,6 +75,12 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
         ([curves(**{EXCHANGED: 0.9 + MARGIN + 0.01})], "fails"),
         ([curves(the_untrained_twin=np.nan)], "holds"),
         ([curves(r2=np.nan)], "fails"),
+        # an effect of 0 must predict worse for each segment whose effect is clear
+        ([by_segment((0.89, 0.2))], "holds"),
+        ([by_segment((0.9, 0.2))], "fails"),
+        ([by_segment((0.2, 0.95))], "fails"),
+        ([by_segment((0.95, 0.2), (ALIKE - 0.01, 1.0))], "holds"),
+        ([by_segment((0.95, 0.2), (ALIKE, 1.0))], "fails"),
         ([routes({})], "holds"),
         # half or more, and more than all but 5 % of random sets
         ([routes({"necessity": 0.5, "sufficiency": 0.5})], "holds"),
@@ -64,6 +88,20 @@ NONE = {"necessity": 0.1, "sufficiency": 0.1, "prediction_error": 2.0}
             ([routes({name: value})], "holds in part")
             for name, value in (("necessity", 0.49), ("sufficiency", 0.49), ("prediction_error", 0.5))
         ),
+        # what overturns the effect does not carry it
+        *(([routes({name: 1.5})], "holds") for name in ("necessity", "sufficiency")),
+        *(
+            ([routes({name: value})], "holds in part")
+            for name in ("necessity", "sufficiency")
+            for value in (1.51, 2.55)
+        ),
+        ([routes({"necessity": 2.55, "sufficiency": 2.55})], "fails"),
+        # random sets that come as near carry as much, whether they fall short or overturn
+        *(([routes({}).pipe(beside_random, name, 0.97)], "holds in part") for name in ("necessity", "sufficiency")),
+        ([routes({"sufficiency": 1.0}).pipe(beside_random, "sufficiency", 1.03)], "holds in part"),
+        ([routes({"sufficiency": 1.0}).pipe(beside_random, "sufficiency", 1 - BEYOND)], "holds"),
+        ([routes({"sufficiency": 1.0}).pipe(beside_random, "sufficiency", 1 + BEYOND)], "holds"),
+        ([routes({"sufficiency": 1.0}).pipe(beside_random, "sufficiency", 1.01 - BEYOND)], "holds in part"),
         *(([routes({f"{name}_p": 0.08})], "holds in part") for name in ("necessity", "sufficiency")),
         ([routes(NONE)], "fails"),
         # random sets, too, may predict
@@ -107,6 +145,12 @@ def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
         (curves(sign=0.7996), "the right sign for 79 % of the change"),
         (curves(equal_sizes=0.95), "(0.95 with equal sizes)"),
         (curves(equal_sizes=0.95), "the inputs fail, since equal sizes predicts as well or better."),
+        (by_segment((0.5, 0.95)), "effect of 0 or the other sign for x2, future, it predicts as well"),
+        (
+            by_segment((0.5, 0.95), (1.0, 0.0)),
+            "the inputs hold. The test cannot tell from zero the effect of x2, future.",
+        ),
+        (by_segment((0.5, 0.5), (0.0, 0.0)), "the effects of x1, future and x2, future."),
         (curves(r2=np.nan), "Scores without signs and sizes predict no effect"),
         (
             routes({}),
@@ -114,6 +158,9 @@ def test_a_section_begins_with_the_verdict(proof: xr.Dataset) -> None:
             "them brings 90 % of it back (random components 0 %). So the routes are necessary and sufficient.",
         ),
         (routes({"necessity": 0.2}), "the routes are sufficient."),
+        (routes({"necessity": 2.55}), "removes 255 % of its effect, far more than all of it"),
+        (routes({"necessity": 2.55}), "So the routes are sufficient."),
+        (routes({"sufficiency": 2.55}), "brings back 255 % of it, far more than all"),
         (routes({**NONE, "sufficiency": -0.2}), "brings none of it back but removes 20 % more"),
         (
             routes(NONE),

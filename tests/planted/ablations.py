@@ -99,11 +99,14 @@ def effects(
 def circuit(on: xr.Dataset = THREE) -> xr.Dataset:
     """Two heads and an MLP of eight are kept; without any the forecast is 10 higher, with them alone 1."""
     ds = described(on.drop_vars("truth"), "circuit", how="zero", ranking="greedy", tolerance=0.1)
-    ds = with_components(ds.assign_attrs(behaviour="forecast", smallest=0.01), components(whole=False))
+    ds = with_components(
+        ds.assign_attrs(behaviour="forecast", smallest=0.01, minimal="up to pairs"), components(whole=False)
+    )
     n = ds.sizes["component"]
     ds = ds.assign_coords(size=range(n + 1), part=["model", "circuit", "complement", "nothing"])
     taken = np.where(np.arange(n) < n - 3, np.arange(n), -1)
     ds["in_circuit"], ds["taken"] = ("component", taken < 0), ("component", taken)
+    ds["cost"] = ("component", np.where(taken < 0, np.nan, np.where(taken == 1, 0.08, 0.005)))
     curve = np.full(n + 1, np.nan)
     curve[[n - 5, n - 4, n - 3, n]] = [0.9, 0.9, 0.9, 1.0]
     curve[:3] = np.nan

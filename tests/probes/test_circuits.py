@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -18,11 +19,12 @@ from tsfm_lens import probes
 from tsfm_lens.ablation.points import point_forecasts
 from tsfm_lens.data import SeriesBatch, bundled, shift_phase
 from tsfm_lens.errors import InputError
-from tsfm_lens.hooks.component import writers
+from tsfm_lens.hooks.component import Component, writers
 from tsfm_lens.models import Lens, architectures, load
 from tsfm_lens.probes import causal_effects, component_writes, minimal_circuit, zero_ablation
 from tsfm_lens.probes.effects import self_repair
 from tsfm_lens.testing import assert_close
+from tsfm_lens.zoo.planted import add_cancelling_pair, draw_contexts, mechanisms, plant
 
 NAMES = sorted(architectures())
 TWO = ("co2", "elnino")
@@ -145,6 +147,52 @@ def test_a_circuit_holds_nothing_that_writes_nothing(
     assert np.isfinite(effects["self_repair"].sel(component="decoder.1.mlp")).all()
 
 
+def kept_in(circuit: Any) -> set[str]:
+    return set(circuit["component"].values[circuit["in_circuit"].values].tolist())
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "name", "ranking"),
+    [
+        *((*pair, "greedy") for pair in mechanisms() if pair[0] != "covariate"),
+        ("trend", "chronos-bolt", "effects"),
+        ("seasonal-copy", "chronos-2", "effects"),
+    ],
+)
+def test_heads_that_cancel_each_other_leave_the_circuit_together(mechanism: str, name: str, ranking: str) -> None:
+    """With a pair that does nothing together, the circuit is that of the model without the pair."""
+    lens_of(name)  # skips where the library is missing
+    planted = plant(mechanism, name)
+    try:
+        with_pair = add_cancelling_pair(planted)
+    except InputError:
+        pytest.skip("every head of these layers has a task")
+    card = with_pair.card
+    one, other = map(Component.parse, card.components("cancelling"))
+    same_attention = replace(one, head=None)
+    beside = [f"{same_attention}.{head}" for head in range(4)]
+    nodes = sorted({*(part.component for part in card.parts), *beside})
+    series = draw_contexts(card.rule, 2, card.context, seed=1)
+    run, plain = with_pair.lens().run(series, card.horizon), planted.lens().run(series, card.horizon)
+
+    def faithful_without(*heads: str) -> bool:
+        with run.lens.ablate(*heads):
+            without = run.lens.run(series, card.horizon).point
+        return bool(np.sqrt(np.square(without - run.point).mean(-1)).max() < 0.1 * np.std(run.point))
+
+    assert faithful_without(str(one), str(other))
+    mechanism_heads = card.components("mechanism")
+    copied = [head for head in mechanism_heads if replace(Component.parse(head), head=None) == same_attention]
+    if any(faithful_without(head, str(member)) for head in copied for member in (one, other)):
+        pytest.skip("one of the pair can take the place of the head that it copies")
+    assert not faithful_without(str(one))
+    found, before = (minimal_circuit(each, nodes=nodes, ranking=ranking) for each in (run, plain))
+    assert kept_in(found) == kept_in(before)
+    assert found.attrs["minimal"] == "up to pairs"
+    # what never goes one by one is what the pairs are for
+    assert {str(one), str(other)} <= kept_in(minimal_circuit(run, nodes=nodes, ranking=ranking, pairs=False))
+
+
 @pytest.mark.parametrize("how", ["zero", "mean"])
 def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
     lens = lens_of("chronos-bolt")
@@ -165,6 +213,13 @@ def test_greedy_stops_where_nothing_more_can_go(how: str) -> None:
 
     assert_close(faithfulness(*gone), float(found["faithfulness"].mean()), depth=100, magnitude=1.0, dtype=np.float32)
     assert all(faithfulness(*gone, each) < 0.7 + 1e-6 for each in kept)
+    assert all(faithfulness(*gone, *pair) < 0.7 + 1e-6 for pair in combinations(kept, 2))
+    # what each component cost adds up to what is lost, and nothing that stays has a cost
+    lost = found["cost"].to_series()
+    assert lost[kept].isna().all()
+    assert_close(float(lost[gone].sum()), 1 - faithfulness(*gone), depth=100, magnitude=1.0, dtype=np.float32)
+    first = gone[int(np.argmin(found["taken"].sel(component=gone).values))]
+    assert_close(float(lost[first]), 1 - faithfulness(first), depth=100, magnitude=1.0, dtype=np.float32)
     assert_close(found["curve"][len(kept)], found["faithfulness"].mean(), depth=100, magnitude=1.0, dtype=np.float32)
     order = found["taken"].values
     assert sorted(order[order >= 0]) == list(range(len(gone)))

@@ -91,11 +91,54 @@ def test_a_branch_of_a_continuous_line_is_continuous() -> None:
     assert int(off["spurious_count"][0, 0]) == 2
 
 
-def test_lines_follow_the_nearest_mode_over_all() -> None:
-    """The upper ridge goes further in a step than the two are apart; greedy linking would cut across."""
-    low, high = (lambda step: 50 + 2 * step, 1.0, range(STEPS)), (lambda step: 53 + 2 * step, 1.0, range(STEPS))
-    found = trace_lines(drawn([low, high]), jump=1.6, **SHARP)
-    np.testing.assert_array_equal(found["path"], [50 + 2 * np.arange(STEPS), 53 + 2 * np.arange(STEPS)])
+def nearest_first(before: list[float], after: list[float], reach: float) -> set[tuple[float, float]]:
+    """The two nearest modes of two steps are a pair, and so on among the rest, as long as they are within reach."""
+    pairs = set()
+    while before and after:
+        one, other = min(((a, b) for a in before for b in after), key=lambda pair: abs(pair[0] - pair[1]))
+        if abs(one - other) > reach:
+            break
+        pairs.add((one, other))
+        before, after = [a for a in before if a != one], [b for b in after if b != other]
+    return pairs
+
+
+def joined(before: list[float], after: list[float], largest: float) -> set[tuple[float, float]]:
+    """The modes of two successive steps that lines join."""
+    ridges = [level(value, 1.0, range(1)) for value in before] + [level(value, 1.0, range(1, 2)) for value in after]
+    found = trace_lines(drawn(ridges, context=[50.0, 50.0 + largest]), min_steps=1, **SHARP)
+    paths = found["path"].values[:, :2]
+    return {(float(a), float(b)) for a, b in paths if np.isfinite([a, b]).all()}
+
+
+def test_a_mode_goes_on_at_the_nearest_one() -> None:
+    """Joining as many as possible would lead both modes astray: 70 goes on at 69, and 50 ends."""
+    assert joined([50.0, 70.0], [69.0, 92.0], 24.0) == {(70.0, 69.0)}
+    # the same within one step on the way up, where a line is taken over by the one below
+    low, high = (lambda step: 50 + 2 * step, 1.0, range(2)), (lambda step: 53 + 2 * step, 1.0, range(2))
+    found = trace_lines(drawn([low, high]), jump=1.6, min_steps=1, **SHARP)
+    np.testing.assert_array_equal(found["path"].values[:, :2], [[50, np.nan], [53, 52], [np.nan, 55]])
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_all_modes_are_joined_nearest_first(seed: int) -> None:
+    """Against pairs drawn one by one; distances that are equal would leave the choice open."""
+    rng = np.random.default_rng(seed)
+    while True:
+        before, after = (np.sort(rng.choice(np.arange(2.0, 99, 2), rng.integers(1, 6), replace=False)) for _ in "ab")
+        after = after + 1
+        distances = np.abs(before[:, None] - after).ravel()
+        if len(np.unique(distances)) == len(distances):
+            break
+    largest = float(rng.integers(4, 40))
+    expected = nearest_first(before.tolist(), after.tolist(), largest + 0.5)
+    assert joined(before.tolist(), after.tolist(), largest) == expected
+
+
+def test_threads_join_the_nearest_lines_of_two_layers_first() -> None:
+    found = trace_lines(drawn([level(50), level(70)], [level(69), level(92)], context=[50.0, 74.0]), **SHARP)
+    assert table(found, "mean_value") == [50, 70, 69, 92]
+    assert table(found, "thread") == [0, 1, 1, 2]
 
 
 def test_gaps_and_short_lines() -> None:

@@ -18,7 +18,8 @@ from tsfm_lens.models import load
 from tsfm_lens.probes import context_parroting, head_parroting, lag_attention, seasonality_bias
 from tsfm_lens.probes.parroting import amplitude_at, best_lag, dominant_period, naive_parrot
 from tsfm_lens.testing import assert_close
-from tsfm_lens.viz import lag_attention_map
+from tsfm_lens.viz import lag_attention_map, parroting_forecast
+from tsfm_lens.viz.parroting import read_parroting
 
 SEASON = np.array([0.0, 2.0, 1.0, 5.0, 3.0, 4.0, -1.0])
 WAVES = {
@@ -66,6 +67,63 @@ def test_missing_values_are_left_out() -> None:
     assert best_lag(context, values[256:]) == 16
     assert best_lag(np.ones(20), np.ones(4)) == 0
     assert best_lag(np.full(20, np.nan), np.ones(4)) == 0
+
+
+SHAPES = {
+    "sine": lambda rng, steps, period: np.sin(2 * np.pi * (np.arange(steps) / period + rng.random())),
+    "random motif": lambda rng, steps, period: np.resize(rng.standard_normal(period), steps),
+}
+
+
+@pytest.mark.parametrize("slope", [0.1, -0.4, 2.0])
+@pytest.mark.parametrize("period", [7, 24])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_season_that_rides_on_a_trend_is_found(shape: str, period: int, slope: float) -> None:
+    """A perfect forecast goes on with both; a parrot repeats the values as they are."""
+    rng = np.random.default_rng([period, sorted(SHAPES).index(shape)])
+    found, repeated = [], []
+    for _ in range(6):
+        clean = SHAPES[shape](rng, 284, period) + slope * np.arange(284)
+        values = clean + 0.1 * rng.standard_normal(284)
+        found.append(best_lag(values[:260], clean[260:]))
+        repeated.append(best_lag(values[:260], np.resize(values[260 - period : 260], 24)))
+    assert np.mean(np.equal(found, period)) >= 5 / 6, found
+    assert repeated == [period] * 6
+
+
+@pytest.mark.parametrize("horizon", [8, 24])
+@pytest.mark.parametrize("slope", [0.0, 0.1])
+@pytest.mark.parametrize("forecast", ["noise", "mean"])
+def test_noise_is_copied_at_no_lag(forecast: str, slope: float, horizon: int) -> None:
+    """Of many lags one is always nearest; it is none unless it is nearer than chance brings it."""
+    draws, found = 20, []
+    for seed in range(draws):
+        noise = np.random.default_rng(seed).standard_normal(200 + horizon)
+        if forecast == "mean":
+            noise[200:] = noise[:200].mean()
+        values = noise + slope * np.arange(len(noise))
+        found.append(best_lag(values[:200], values[200:]))
+    # at a level of 1 %
+    assert np.count_nonzero(found) <= 2, found
+
+
+def test_the_last_value_is_a_copy_at_lag_1() -> None:
+    context = np.random.default_rng(0).standard_normal(200)
+    assert best_lag(context, np.full(12, context[-1])) == 1
+
+
+def test_a_forecast_that_copies_nothing_has_no_lag_in_results_and_sentences(monkeypatch: pytest.MonkeyPatch) -> None:
+    lens = fresh("chronos-bolt")
+    noise = np.random.default_rng(0).standard_normal((2, 100))
+    forecast_instead(monkeypatch, lens, noise[1])
+    run = lens.run(noise[0], 12)
+    parroting, heads = context_parroting(run), head_parroting(run)
+    for name in (parroting["best_lag"], parroting["copy_error"], heads["lag"], heads["copy_error"], heads["mass"]):
+        assert np.isnan(name).all()
+    assert np.isfinite(parroting["lag_error"]).all()
+    assert "at no lag" in read_parroting(parroting, 0)[0]
+    assert "at no lag" in parroting_forecast(parroting).layout.meta["subtitle"]
+    assert np.isfinite(head_parroting(run, lag=7)["mass"]).all()
 
 
 def test_the_parrot_finds_a_motif_that_came_once_before() -> None:
@@ -135,7 +193,7 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
     batch, draws = as_series(series_for(lens, "nile")), few_draws(lens)
     truth = np.tile(batch.values[0][:horizon], (len(batch), 1))
     run = lens.run(batch, horizon, truth=truth, **draws)
-    found = head_parroting(run, motif=5)
+    found = head_parroting(run, motif=5, lag=3)
     context = batch.values[0]
     assert found.sizes["layer"] * found.sizes["head"] > 1
     lag, spread = int(found["lag"][0]), context.std()
@@ -160,9 +218,10 @@ def test_changes_are_those_of_forecasts_without_the_head(name: str) -> None:
 
 
 def test_the_lag_is_that_of_the_whole_forecast() -> None:
-    lens, batch = lens_of("chronos-bolt"), bundled("co2", "elnino").tail(60)
+    lens, batch = load("bolt-nano"), bundled("electricity").tail(120)
     found, whole = head_parroting(lens.run(batch, 8)), context_parroting(lens.run(batch, 8))
     np.testing.assert_array_equal(found["lag"], whole["best_lag"])
+    assert (found["lag"] == 24).all()
     np.testing.assert_allclose(found["parrot"], whole["parrot"])
     assert_close(found["parrot_error"], whole["parrot_error"], depth=100, dtype=np.float32)
     # the lag curve's own minimum, up to the 1 % by which a shorter lag is preferred
@@ -173,8 +232,8 @@ def test_the_lag_is_that_of_the_whole_forecast() -> None:
 
 
 def test_what_cannot_be_parroted_is_unknown_or_refused() -> None:
-    lens = lens_of("chronos-bolt")
-    flat = head_parroting(lens.run([np.ones(40), bundled("co2").tail(40).values[0]], 8))
+    lens = load("bolt-nano")
+    flat = head_parroting(lens.run([np.ones(120), bundled("electricity").tail(120).values[0]], 8))
     for name in ("lag", "chance", "copy_error", "mass", "copy_error_change"):
         assert np.isnan(flat[name].isel(series=0)).all()
         assert np.isfinite(flat[name].isel(series=1)).all()

@@ -150,7 +150,10 @@ READINGS: list[tuple[Reader, str, tuple[Any, ...], tuple[str, ...]]] = [
     (read_paths, "paths", (), ("decoder.0.cross_attn.0 (+0.5)", "decoder.0.cross_attn.0 to decoder.1.mlp (−0.25)")),
     (
         *(read_circuit, "circuit", ()),
-        ("3 of 8 components are kept: 2 of 6 cross-attention heads and 1 of 2 MLPs", "90 %", "80 %"),
+        (
+            *("3 of 8 components are kept: 2 of 6 cross-attention heads and 1 of 2 MLPs", "90 %", "80 %"),
+            *("minimal up to pairs", "decoder.0.cross_attn.1 (8 %)."),
+        ),
     ),
     (read_circuit_forecasts, "circuit", (0,), ("circuit alone 1 m", "all but the circuit 8 m")),
     (read_curve, "circuit", (), ("tried with a faithfulness of at least 0.9 has 3 components", "between 5 and 8 comp")),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import tiny_lenses
 from refusals import expect_error
 from tsfm_lens.errors import UnknownNameError
 from tsfm_lens.testing.suite import check_lens
-from tsfm_lens.zoo.planted import Planted, bolt, mechanisms, open_planted, plant
+from tsfm_lens.zoo.planted import Planted, add_cancelling_pair, bolt, draw_contexts, mechanisms, open_planted, plant
 from tsfm_lens.zoo.planted.__main__ import main
 from tsfm_lens.zoo.planted.chronos import NAME
 from tsfm_lens.zoo.planted.patches import deviates
@@ -90,6 +91,37 @@ def test_a_seed_is_one_model_and_another_seed_another() -> None:
     np.testing.assert_array_equal(weights[0], weights[1])
     assert one.card == again.card
     assert not np.array_equal(weights[0], weights[2])
+
+
+@pytest.mark.parametrize(("mechanism", "name"), [("trend", bolt.NAME), ("trend", NAME), ("seasonal-copy", "chronos-2")])
+def test_a_pair_that_cancels_acts_alone_and_not_together(mechanism: str, name: str, tmp_path: Path) -> None:
+    planted = planted_as(mechanism, name, seed=3)
+    with_pair = add_cancelling_pair(planted)
+    with_pair.save(tmp_path)
+    lens, card = open_planted(tmp_path)
+    one, other = (part for part in card.parts if part.role == "cancelling")
+    assert (one.cancels, other.cancels) == (other.component, one.component)
+    series = draw_contexts(card.rule, 3, card.context, seed=1)
+
+    def shift(*heads: str) -> float:
+        with lens.ablate(*heads) if heads else nullcontext():
+            forecast = lens.run(series, card.horizon).point
+        return float(np.abs(forecast - plain).max() / np.std(plain))
+
+    plain = planted.lens().run(series, card.horizon).point
+    assert (
+        max(shift(), shift(one.component, other.component))
+        < 0.02
+        < 0.2
+        < min(shift(one.component), shift(other.component))
+    )
+
+
+def test_no_pair_goes_where_every_head_has_a_task() -> None:
+    pair = add_cancelling_pair(planted_as("trend", bolt.NAME))
+    twice = add_cancelling_pair(pair)
+    assert len(twice.card.components("cancelling")) == 4
+    expect_error("without a task", add_cancelling_pair, twice)
 
 
 def test_all_oracles_pass() -> None:

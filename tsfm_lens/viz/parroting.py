@@ -36,13 +36,17 @@ def read_parroting(ds: xr.Dataset, series: int) -> list[str]:
     """Compare how near the forecast is to its copies and to the truth."""
     name = names(ds, "series")[series]
     best, copy, parrot = (float(ds[v].values[series]) for v in ("best_lag", "copy_error", "parrot_error"))
-    if not np.isfinite(best):
-        return [f"The context of {name} is too short or constant, so there is nothing to copy."]
     errors = array(ds, "lag_error", "lag", series=series)
+    if not np.isfinite(errors).any():
+        return [f"The context of {name} is too short or constant, so there is nothing to copy."]
+    if not np.isfinite(best):
+        return [
+            f"The forecast of {name} copies its context at no lag: the context's values in random order come as near."
+        ]
     least, lag = num(np.nanmin(errors)), int(ds["lag"].values[np.nanargmin(errors)])
     others = ", less than at any other lag"
     if least != num(copy):
-        others = f" (the minimum is {least} at lag {lag}; this is the shortest lag not significantly worse)"
+        others = f" (the minimum is {least} at lag {lag}; without the trend, or within chance, this is the nearest)"
     out = [
         f"The forecast of {name} is {num(copy)} standard deviations of the context away from its context repeated at "
         f"lag {int(best)}{others}."
@@ -112,7 +116,7 @@ def parroting_forecast(ds: xr.Dataset, *, series: str | int = 0, context_steps: 
         f"Context parroting by {model_of(ds)}: {view.id}",
         f"distance from its copy at lag {int(best)}: {number(float(ds['copy_error'].values[at]))}"
         if has_lag
-        else "no lag can be copied",
+        else "copies its context at no lag",
         f"from the naive parrot: {number(parrot)} standard deviations of the context" if np.isfinite(parrot) else "",
         "below: distance at every lag (line), at the best (dot), of the naive parrot (dashed)" if has_lag else "",
         view.remark,

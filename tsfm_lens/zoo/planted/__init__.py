@@ -2,6 +2,7 @@
 
 # ruff: noqa: F403
 from tsfm_lens.extensions import public_names as _public_names
+from tsfm_lens.zoo.planted.cancelling import *
 from tsfm_lens.zoo.planted.card import *
 from tsfm_lens.zoo.planted.draft import *
 from tsfm_lens.zoo.planted.planting import *

@@ -20,7 +20,7 @@ __all__ = ["Attends", "Card", "PlantedPart", "read_card", "write_card"]
 CARD, SEAL = "mechanism.json", "seal"
 """File of the card, in the folder of the checkpoint, and its entry that only these fields and these weights have."""
 
-Role = Literal["mechanism", "backup", "decoy"]
+Role = Literal["mechanism", "backup", "decoy", "cancelling"]
 Query = Literal[
     "every token", "last token", "last value", "forecast token", "first forecast token", "later forecast tokens"
 ]
@@ -32,13 +32,16 @@ class PlantedPart(Strict):
     Attributes:
         component: as :class:`tsfm_lens.hooks.Component` prints it, like "encoder.0.self_attn.2".
         role: "mechanism": the forecast changes without it, or without it and what stands in for it; "backup": only
-            without the part that it stands in for too; "decoy": never.
+            without the part that it stands in for too; "decoy": never; "cancelling": unless its partner goes too.
+        stands_in_for: of a backup, the component whose task it takes over.
+        cancels: of a cancelling part, the partner that takes away what it writes.
     """
 
     component: str
     role: Role
     does: str
     stands_in_for: str | None = None
+    cancels: str | None = None
 
 
 class Attends(Strict):

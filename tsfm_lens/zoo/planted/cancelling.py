@@ -1,0 +1,94 @@
+"""Pair of heads that cancel each other: either moves the forecast, both together do nothing."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import nn
+
+from tsfm_lens.errors import InputError
+from tsfm_lens.hooks.component import Component, writers
+from tsfm_lens.hooks.weights import head_output_weights
+from tsfm_lens.models import Lens, load
+from tsfm_lens.zoo.planted.card import PlantedPart
+from tsfm_lens.zoo.planted.planting import Planted
+
+__all__ = ["add_cancelling_pair"]
+
+GAIN = 3.0
+"""Of the pair's writes: so large that neither can take the place of the head that they copy."""
+
+
+def add_cancelling_pair(planted: Planted) -> Planted:
+    """Let two heads without a task write 3 times and -3 times what a head of the mechanism writes.
+
+    The forecast stays as it is. Without either of the two it changes more than without the head that they copy.
+
+    Args:
+        planted: a model, which is not changed; the pair goes beside the first head of its mechanism that has two heads
+            without a task in its layer.
+
+    Returns:
+        The new model, with the pair on its card, in the role "cancelling".
+
+    Raises:
+        InputError: no head of the mechanism has two heads without a task beside it.
+    """
+    model = copy.deepcopy(planted.model)
+    lens = load(model, check=False)
+    for component in map(Component.parse, planted.card.components("mechanism")):
+        idle = list(_idle_heads(lens, planted, component))
+        if len(idle) >= 2:
+            break
+    else:
+        raise InputError(f"no head of {planted.card.name} has two heads without a task beside it in its layer")
+    names = [str(replace(component, head=head)) for head in idle[:2]]
+    parts = []
+    for head, name, partner, gain in zip(idle, names, reversed(names), (GAIN, -GAIN), strict=False):
+        _copy_head(lens, component, head, gain)
+        does = f"writes {gain:g} times what {component} writes"
+        parts.append(PlantedPart(component=name, role="cancelling", does=does, cancels=partner))
+    card = planted.card
+    all_parts = tuple(sorted([*card.parts, *parts], key=lambda part: part.component))
+    return Planted(model, card.model_copy(update={"name": f"{card.name}-cancelling", "parts": all_parts}))
+
+
+def _idle_heads(lens: Lens, planted: Planted, component: Component) -> Iterator[int]:
+    """Yield heads of the same attention that have no task, here or where the same position bias acts."""
+    if component.head is None:
+        return
+    named = [Component.parse(part.component) for part in planted.card.parts]
+    attention = [other for other in named if (other.stack, other.kind) == (component.stack, component.kind)]
+    if _position_bias(lens, component) is None:
+        attention = [other for other in attention if other.layer == component.layer]
+    busy = {other.head for other in attention}
+    for writer in writers(lens.wiring, component.stack):
+        if replace(writer, head=None) == replace(component, head=None) and writer.head not in busy:
+            assert writer.head is not None
+            yield writer.head
+
+
+def _position_bias(lens: Lens, component: Component) -> nn.Embedding | None:
+    """Return the table of a stack's position biases, (bucket, head), which its first layer holds for all layers."""
+    stack = lens.wiring.stack(component.stack)
+    attention = stack.attention(component.kind, 0)
+    module = lens.adapter.model.get_submodule(f"{stack.block(0)}.{attention.module}")
+    return getattr(module, "relative_attention_bias", None)
+
+
+def _copy_head(lens: Lens, component: Component, head: int, gain: float) -> None:
+    """Give another head of the layer the weights of a component, its output times the gain, in place."""
+    layer, kind, stack = component.layer, component.kind, component.stack
+    assert kind is not None
+    with torch.no_grad():
+        for letter in ("q", "k", "v"):
+            weights, _ = lens.weights.projection(layer, kind, letter, stack)
+            weights[head] = weights[component.head]
+        out = head_output_weights(lens.adapter.model, lens.wiring.stack(stack), layer, kind)
+        out[head] = gain * out[component.head]
+        table = _position_bias(lens, component)
+        if table is not None:
+            table.weight[:, head] = table.weight[:, component.head]
